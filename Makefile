@@ -69,7 +69,7 @@ fuzz: $(VENV)/.dev
 
 # The table of every field that a client can send.
 fields: $(VENV)/.dev
-	$(BIN)/python -m gateway.wire.field_table > docs/fields.md
+	$(BIN)/python -m gateway.wire.fields.table > docs/fields.md
 
 setup: $(VENV)/.dev
 

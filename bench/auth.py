@@ -34,22 +34,22 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from bench.record import record
-from gateway import embedded
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.client_metadata import ClientMetadata
-from gateway.auth.clients import SECRET_PEPPER_PURPOSE, create_client
-from gateway.auth.guards import authenticate
+from gateway.auth.oauth.clients.metadata import ClientMetadata
+from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, create_client
 from gateway.auth.peppers import Peppers
-from gateway.credentials import Credentials
-from gateway.database import prepare
 from gateway.db import tenant
 from gateway.home import Home
 from gateway.principal import SCOPE_INFERENCE
-from gateway.routes.access import PUBLIC, needs
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.credentials_file import Credentials
+from gateway.processes.database import prepare
+from gateway.routes.shared.access import PUBLIC, needs
+from gateway.routes.shared.guards import authenticate
+from gateway.routes.shared.services import Services
 from gateway.secret import Secret
-from gateway.services import Services
-from gateway.settings import Settings, load
+from gateway.settings.load import Settings, load
 from gateway.tenancy.tables import api_keys
 
 BATCH = 2000

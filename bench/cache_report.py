@@ -27,19 +27,19 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from bench.record import record
 from billing.events import Attempt
 from engine.protocol import SeenPrefix
-from gateway.cache_notes import CacheNote, note_of
-from gateway.cache_report import CacheReport
-from gateway.fleet.cache_outcome import (
+from gateway.cache_report.notes import CacheNote, note_of
+from gateway.cache_report.report import CacheReport
+from gateway.fleet.engine.cache_outcome import (
     CacheCause,
     CacheOutcome,
     Circumstances,
     outcome_of,
     prefix_digest,
 )
-from gateway.fleet.prefix_memory import SentBefore
+from gateway.fleet.engine.prefix_memory import SentBefore
 from gateway.fleet.replica import MeteredUsage, PreparedRequest
+from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.lanes import Turn
-from gateway.wire.request import ChatPrompt, GenerateRequest
 
 BATCH = 5_000
 """Calls of one turn, after which what was counted is dropped, as a flush does."""

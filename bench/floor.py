@@ -5,7 +5,7 @@ upstream as it came, and the answer comes back as it is read. On the gateway's o
 loop and HTTP client, as bare ASGI or as the one route of a bare Litestar application. What the
 gateway costs beyond that is its own.
 
-Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.http1`.
+Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.upstream.http1`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import uvicorn
 from litestar import Litestar, Request, post
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.connection import Connection
-from gateway.fleet.http1 import Pool
-from gateway.fleet.upstream import CHAT_PATH, request_headers, url_of
+from gateway.app.connection import Connection
+from gateway.fleet.upstream.http1 import Pool
+from gateway.fleet.upstream.replica import CHAT_PATH, request_headers, url_of
 
 TIMEOUT_S = 60.0
 PATH = "/v1/chat/completions"

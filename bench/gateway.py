@@ -45,8 +45,8 @@ from bench.kit import Kit, Load, OwnLoad
 from bench.load import Target, percentiles_ms
 from bench.ports import free_port
 from bench.record import record
-from gateway.embedded import postgres_url, redis_url
 from gateway.home import Home
+from gateway.processes.embedded_databases import postgres_url, redis_url
 
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTIONS = 32

@@ -38,9 +38,9 @@ from bench.workload import SMOLLM2_135M, build_checkpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import EngineRequest, Grammar, SamplingParams
-from engine.runner.grammar import Vocabulary
-from engine.runner.grammar_compiler import GrammarCompiler
-from engine.tokenizer import Tokenizer
+from engine.runner.grammar.compiler import GrammarCompiler
+from engine.runner.grammar.constraint import Vocabulary
+from engine.text.tokenizer import Tokenizer
 
 BATCH = 32
 LARGE_VOCABULARY = 131_072

@@ -1,7 +1,7 @@
 """Two libraries that say what a JSON schema lets a model say next, behind the calls that the engine
 makes: llguidance, which it uses, and xgrammar, where it is installed.
 
-Above: `bench.grammar`. Below: `engine.runner.grammar`. A vocabulary is a tokenizer.json.
+Above: `bench.grammar`. Below: `engine.runner.grammar.constraint`. A vocabulary is a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from engine.protocol import Grammar
-from engine.runner.grammar import (
+from engine.runner.grammar.constraint import (
     GrammarConstraint,
     MatcherTokenizer,
     Vocabulary,
     compile_grammar,
 )
 from engine.sequence import Constraint
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 PENNY = Path(__file__).resolve().parents[1] / "models" / "penny"
 EOS = (2, 0)

@@ -1,7 +1,7 @@
 """What the Triton kernels take of a GPU, compiled ahead of time: no GPU is needed.
 
     python -m bench.kernel_resources                     # all kernels, recorded in bench/results/
-    python -m bench.kernel_resources --module engine.kernels.swiglu_triton --capability 90
+    python -m bench.kernel_resources --module engine.kernels.pointwise.swiglu_triton --capability 90
 
 With --module nothing is recorded; the JSON goes to standard output. Above: nobody; the kernels'
 tests run it in a child. Below: `engine.kernels.aot`. Knows no kernel by name.

@@ -56,8 +56,8 @@ from bench.mcp_load import ACCEPT, TIMEOUT_S, Place, Requests, call_of, check, l
 from bench.mcp_upstream import LEGACY, MODERN, NUM_MANY, TOOL
 from bench.ports import free_port
 from bench.record import record
-from gateway.embedded import postgres_url, redis_url
 from gateway.home import Home
+from gateway.processes.embedded_databases import postgres_url, redis_url
 from mcp_bridge.protocol.eras import SESSION_HEADER, VERSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -40,18 +40,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from bench.record import record
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
-from billing.ingest import MAX_BATCH, ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.invoices.closing import close, finalize
-from billing.ledger import check
-from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.invoices.lines.accounts import Terms, set_account
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook
+from billing.reports.usage import usage_completions
+from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, REQUESTS
-from billing.usage_report import usage_completions
-from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.ids import uuid7
+from gateway.processes import embedded_databases as embedded
 from migrations.runner import migrate
 
 ORGS, KEYS_OF_ORG, MODELS = 50, 4, ("penny", "another")

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 SAMPLE_S = 0.001
 LOOP = "event loop and system calls"

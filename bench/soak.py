@@ -53,9 +53,9 @@ from bench.soak_load import (
     kinds,
     read_slowly,
 )
-from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTIONS = 16

@@ -31,16 +31,16 @@ from openai.types.responses import ResponseTextDeltaEvent
 
 from bench.record import record
 from gateway.fleet.replica import TextDelta
-from gateway.wire.from_anthropic import from_anthropic
-from gateway.wire.from_openai import from_openai
-from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.openai_completions import from_completions
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.responses_answer import begun
-from gateway.wire.to_anthropic import to_anthropic
-from gateway.wire.to_completions import to_completions
-from gateway.wire.to_openai import to_openai
-from gateway.wire.to_responses import ResponseEncoder
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.wire.anthropic.from_anthropic import from_anthropic
+from gateway.wire.anthropic.to_anthropic import to_anthropic
+from gateway.wire.openai.completions import from_completions
+from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai.to_chat import to_openai
+from gateway.wire.openai.to_completions import to_completions
+from gateway.wire.openai_responses.answer import begun
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 TEXTS = (" the", " gate", "way", " says", " “yes”", "\n", " to", " 42")
 HEADING = Heading(id="id-0192f0c1", created=1_790_000_000)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
-from engine.frames import parse_address
-from engine.hub import fetch, names_a_repository
-from engine.server import EngineServer
-from engine.startup import Startup
-from engine.usage_record import UsageRecord
+from engine.text.hub import fetch, names_a_repository
+from engine.transport.frames import parse_address
+from engine.transport.server import EngineServer
+from engine.transport.startup import Startup
+from engine.transport.usage_record import UsageRecord
 
 if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
     from engine.core import EngineCore

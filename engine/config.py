@@ -83,7 +83,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     agentic_max_share: float = 0.9
     batch_max_share: float = 0.75
     """Of `max_num_seqs`, and of a step's tokens while a lane above has requests: what the lane has
-    at most (`engine.lanes`)."""
+    at most (`engine.scheduling.lanes`)."""
     agentic_kv_headroom: float = 0.05
     batch_kv_headroom: float = 0.1
     """Of all blocks: what the lane leaves free, for the lanes above, when it starts something."""

@@ -18,48 +18,48 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.block_pool import BlockPool
-from engine.cache_leases import CacheLeases
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.errors import ConfigError, InvalidRequest
-from engine.keeping import LeaseEvent
+from engine.kernels.attention.dispatch import AttentionShape, KVLayer
 from engine.kernels.backend import uses_triton
-from engine.kernels.paged_attention import AttentionShape, KVLayer
-from engine.lanes import limits_of, queues_of
+from engine.kv_cache.block_leases import CacheLeases
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache
+from engine.kv_cache.prefix_leases import LeaseEvent
 from engine.models.decoder import Decoder
 from engine.models.encoder import Encoder
-from engine.pace import Pace
-from engine.prefix_cache import PrefixCache
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
-from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
-from engine.runner.draft_model import Drafter
+from engine.runner.device.device_runner import DeviceRunner, StepLimits, graph_backend
+from engine.runner.device.step_timeout import derive_step_timeout_s
 from engine.runner.encoder_runner import EncoderRunner
-from engine.runner.kv_cache import (
+from engine.runner.memory.free_memory import used_bytes
+from engine.runner.memory.kv_cache import (
     allocate_kv_cache,
     attention_shape,
     kv_bytes_per_token,
     poison_block,
 )
-from engine.runner.memory import used_bytes
+from engine.runner.memory.step_memory import largest_step_bytes, warm_up
 from engine.runner.model_runner import ModelRunner
-from engine.runner.speculative import GrammarProposer, Guesser, NgramProposer
-from engine.runner.step_memory import largest_step_bytes, warm_up
-from engine.runner.step_timeout import derive_step_timeout_s
-from engine.scheduler import Scheduler
-from engine.sizing import (
+from engine.runner.sizing import (
     max_model_len_of,
     max_steps_in_flight_of,
     num_blocks_of,
     num_unkept_blocks_of,
 )
-from engine.startup import GIB, Startup
-from engine.stepping import Stepper
-from engine.validation import check_adapter, check_head, check_request
+from engine.runner.speculative.draft_model import Drafter
+from engine.runner.speculative.guesser import GrammarProposer, Guesser, NgramProposer
+from engine.runner.stepper import Stepper
+from engine.scheduling.lanes import limits_of, queues_of
+from engine.scheduling.pace import Pace
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import check_adapter, check_head, check_request
+from engine.transport.startup import GIB, Startup
 from engine.weights.loader import load_model
 from engine.weights.registry import load_model_config
 
 if TYPE_CHECKING:
-    from engine.runner.grammar_compiler import GrammarCompiler
+    from engine.runner.grammar.compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -236,8 +236,8 @@ class EngineCore:
     def _grammars(self) -> GrammarCompiler:
         # Where only torch and triton are, the engine starts all the same.
         try:
-            from engine.runner.grammar import Vocabulary
-            from engine.runner.grammar_compiler import GrammarCompiler
+            from engine.runner.grammar.compiler import GrammarCompiler
+            from engine.runner.grammar.constraint import Vocabulary
         except ImportError as error:
             message = f"grammar cannot be kept to: {error.name} is not installed"
             raise InvalidRequest(message, param="grammar") from error

@@ -1,5 +1,5 @@
 """`python -m gateway` is `tollgate`. Above: the shell, the supervisor's children. Below: `cli`."""
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 main()

@@ -52,11 +52,11 @@ import msgspec
 
 from billing.errors import InvoicingConflict, InvoicingError, NoInvoice, ReportQueryError
 from billing.money import format_usd
-from billing.spool import SpoolError
+from billing.spool.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
-from gateway.auth.signing_keys import TooSoon
+from gateway.auth.oauth.tokens.signing_keys import TooSoon
 from gateway.conflicts import RequestConflict
 from gateway.credential_forms import without_credentials
 from gateway.files.errors import ContentLost, FilesError
@@ -71,14 +71,14 @@ from gateway.fleet.errors import (
     UnsupportedField,
     UpstreamRefused,
 )
-from gateway.inference import NotAccepting, RateLimited
+from gateway.inference.generate import NotAccepting, RateLimited
 from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
-from gateway.limits.scripts import ScriptFailed
+from gateway.limits.outcomes import LimitKind, ScopeName
+from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
-from gateway.limits.verdicts import LimitKind, ScopeName
 from gateway.principal import Suspended
 from gateway.responses.errors import TooManyAtOnce
 from gateway.tenancy.errors import (

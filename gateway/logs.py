@@ -48,7 +48,7 @@ def configure(level: str, *, json_lines: bool) -> None:
     if not json_lines:
         # The supervisor says which models are ready, and then an example that ends the output:
         # its watchdogs connect after that.
-        logging.getLogger("engine.client").setLevel(logging.WARNING)
+        logging.getLogger("engine.transport.client").setLevel(logging.WARNING)
 
 
 def last_error(path: Path, start: int) -> str:

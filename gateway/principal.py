@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from billing.price_entries import DEFAULT_LIST
+from billing.pricing.entries import DEFAULT_LIST
 from engine.protocol import Lane
 from gateway.networks import Networks
 

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any
 
-from billing.rounds import Unforeseen
-from mcp_bridge.ending import end
+from billing.loops import Unforeseen
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from typing import Literal
 
 import msgspec
 
-from mcp_bridge.canonical import canonical_bytes, digest_of_bytes, pointer
+from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer
 from mcp_bridge.errors import NotCanonical, NotPinnable
-from mcp_bridge.hidden_text import visible
+from mcp_bridge.text_safety.hidden_text import visible
 
 Kind = Literal["tool", "prompt", "resource", "resource_template", "instructions", "launch"]
 State = Literal["unchanged", "new", "changed", "renamed", "removed"]

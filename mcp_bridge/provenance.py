@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge.canonical import written_shortly
+from mcp_bridge.canonical_json import written_shortly
 from mcp_bridge.errors import NotCanonical
-from mcp_bridge.hidden_text import SUSPECT, stripped
-from mcp_bridge.instruction_text import instructions
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
+from mcp_bridge.text_safety.hidden_text import SUSPECT, stripped
+from mcp_bridge.text_safety.instruction_text import instructions
 
 META_KEY = "tollgate/provenance"
 OURS = "tollgate/"

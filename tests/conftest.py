@@ -3,7 +3,7 @@ worker).
 
 `postgres_url`: a migrated database without rows (`databases`). `db`: an engine on it. `redis_url`:
 flushed before the test. `redis`: a client on it. Both servers die with the session, killed or not
-(`gateway.children`).
+(`gateway.processes.child_processes`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from argon2.profiles import CHEAPEST
 from hypothesis import HealthCheck, settings
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import embedded
-from gateway.auth import passwords
+from gateway.auth.login import passwords
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from tests.databases import Databases
 
 # A busy machine is slow to draw and to run; that says nothing of a strategy or of a test.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncpg
 import msgspec
 
-from gateway import embedded
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from migrations.runner import migrate
 
 TEMPLATE = "template_migrated"

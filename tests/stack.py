@@ -26,10 +26,10 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
-from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
-from gateway.services import OBSERVE_INTERVAL_S
+from gateway.processes import embedded_databases as embedded
+from gateway.routes.shared.services import OBSERVE_INTERVAL_S
 from migrations.runner import migrate
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,7 +33,7 @@ from bench.gpu.place import Place
 from engine import core as engine_core
 from engine.kernels import backend
 from engine.protocol import EngineRequest, Grammar, SamplingParams
-from engine.runner import step_memory
+from engine.runner.memory import step_memory
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -224,7 +224,7 @@ def grammar(place: Place, folder: Path) -> Iterator[Finding]:
     """What is said behind a grammar is of it, alone and behind guesses, at any temperature."""
     if find_spec("llguidance") is None:
         raise Lacking("llguidance is not installed")
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
 
     shutil.copy(PENNY / "tokenizer.json", folder / "tokenizer.json")
     vocab_size = json.loads((PENNY / "config.json").read_text())["vocab_size"]

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from bench.gpu.findings import LIMITS, Finding, poisoned, relative
 from bench.gpu.place import Place
-from engine.kernels import moe
-from engine.kernels.fp8_linear import quantise_tokens_reference
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import (
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.fp8 import quantise_tokens_reference
+from engine.kernels.linear.weights import (
     DenseWeight,
     Fp8Weight,
     GroupedWeight,
@@ -28,7 +27,8 @@ from engine.kernels.linear_weights import (
     quantise_fp8,
     quantise_int8,
 )
-from engine.kernels.lora import NOBODY, LoraRows, add_lora, stack_adapters
+from engine.kernels.mixture import moe
+from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapters
 
 Make = Callable[[Place, int, int, int], LinearWeight]
 """(place, outputs, inputs, seed)"""

@@ -1,6 +1,6 @@
 """Drawing on the device: against float64 of the same definition and the same uniforms.
 
-Above: `bench.gpu_check`. Below: `engine.runner.device_sampler`. Knows no model.
+Above: `bench.gpu_check`. Below: `engine.runner.sampling.device_sampler`. Knows no model.
 
 A draw is right when moving every sum and threshold by ROUNDING of a row's mass allows it.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 from bench.gpu.findings import Finding, poisoned
 from bench.gpu.place import Place
 from engine.protocol import SamplingParams
-from engine.runner.adjust import adjust_logits
 from engine.runner.batch import SampleRow
-from engine.runner.device_sampler import DeviceSampler
-from engine.runner.philox import uniforms
+from engine.runner.sampling.device_sampler import DeviceSampler
+from engine.runner.sampling.logit_adjustments import adjust_logits
+from engine.runner.sampling.philox import uniforms
 from engine.sequence import Sequence
 
 EOS = frozenset({2})

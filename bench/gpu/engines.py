@@ -20,8 +20,8 @@ from bench.gpu.place import Place
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.runner.device_runner import DeviceRunner
-from engine.startup import Startup
+from engine.runner.device.device_runner import DeviceRunner
+from engine.transport.startup import Startup
 
 OPTIONAL = {"deterministic": "deterministic", "fp8_kv": "kv_cache_dtype"}
 """What may be asked of an engine, and the field of `EngineConfig` it goes by."""

@@ -22,7 +22,7 @@ def main() -> None:
     from bench.gpu.engine_rows import add
     from engine.config import EngineConfig
     from engine.core import EngineCore
-    from engine.startup import Startup
+    from engine.transport.startup import Startup
 
     imported, startup = time.perf_counter(), Startup()
     config = EngineConfig(

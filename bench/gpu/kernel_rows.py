@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.gpu.ground import Ground
 from bench.gpu.paged_steps import PagedStep, shape_of
 from bench.gpu.place import Place
-from engine.kernels.paged_attention import (
+from engine.kernels.attention.dispatch import (
     AttentionShape,
     attention_bytes,
     attention_flops,
@@ -63,7 +63,7 @@ def _fp8_s(place: Place, size: int) -> float:
 
 
 def _attend_s(place: Place, step: PagedStep) -> float:
-    from engine.kernels.paged_attention_triton import TritonAttentionPlan
+    from engine.kernels.attention.triton import TritonAttentionPlan
 
     shape = step.shape
     out = torch.empty(

@@ -1,7 +1,7 @@
 """Random steps of paged attention on the device, and their exact result.
 
 Above: `check_attention.py`, the attention rows, the tuner; the kernels' tests take its shapes.
-Below: `engine.kernels.paged_attention`.
+Below: `engine.kernels.attention.dispatch`.
 
 Blocks lie in random order. What no token owns is not a number, and so is the block that table
 entries point to which must not be read: reading it shows, and does not end the process.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.gpu.findings import poison
 from bench.gpu.place import Place
-from engine.kernels.paged_attention import (
+from engine.kernels.attention.dispatch import (
     AttentionMetadata,
     AttentionShape,
     DeviceMetadata,
@@ -116,7 +116,7 @@ class PagedStep:
     def run(self, metadata: DeviceMetadata | None = None, rows: Tensor | None = None) -> Tensor:
         """What the kernels write over poison; all rows, or those of another step over this one's
         cache."""
-        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+        from engine.kernels.attention.triton import TritonAttentionPlan
 
         shape, q = self.shape, self.q if rows is None else self.q[rows]
         size = (len(q), shape.num_heads * shape.head_dim)

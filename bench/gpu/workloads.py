@@ -15,11 +15,11 @@ from torch import Tensor
 from bench.gpu import check_linear
 from bench.gpu.paged_steps import PagedStep, shape_of
 from bench.gpu.place import Place
-from engine.kernels import moe
-from engine.kernels.linear import pack_linear
-from engine.kernels.lora import LoraRows, add_lora, stack_adapters
-from engine.kernels.rms_norm import add_rms_norm
-from engine.kernels.swiglu import swiglu
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.mixture import moe
+from engine.kernels.mixture.lora import LoraRows, add_lora, stack_adapters
+from engine.kernels.pointwise.rms_norm import add_rms_norm
+from engine.kernels.pointwise.swiglu import swiglu
 
 Call = Callable[[], Tensor]
 
@@ -108,8 +108,8 @@ def workloads(place: Place) -> list[Workload]:
 
 
 def _attend(place: Place, step: PagedStep) -> Call:
-    from engine.kernels.paged_attention import to_device
-    from engine.kernels.paged_attention_triton import TritonAttentionPlan
+    from engine.kernels.attention.dispatch import to_device
+    from engine.kernels.attention.triton import TritonAttentionPlan
 
     plan = TritonAttentionPlan(to_device(step.metadata, step.shape), step.shape, None)
     return lambda: plan.attend(step.q, step.cache)

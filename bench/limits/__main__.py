@@ -21,8 +21,8 @@ import msgspec
 from bench.limits import gateways, processes
 from bench.limits.processes import Scenario
 from bench.record import record
-from gateway import embedded
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 
 STOP_TIMEOUT_S = 10.0
 CONCURRENCIES = (64, 512)

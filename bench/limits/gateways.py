@@ -32,11 +32,11 @@ from bench.gateway import process, share_cores, wait_until_ready
 from bench.limits.windows import worst_ratio
 from bench.load import Connection, Target
 from bench.ports import free_port
-from gateway import embedded
 from gateway.home import Home
 from gateway.limits.limiter import MAX_AHEAD_TOKENS
-from gateway.limits.scripts import script_text
-from gateway.limits.verdicts import MINUTE_US
+from gateway.limits.outcomes import MINUTE_US
+from gateway.limits.redis.scripts import script_text
+from gateway.processes import embedded_databases as embedded
 
 NUM_WORKERS = 4
 CONFIG = """

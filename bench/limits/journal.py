@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
 
 
 class Entry(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

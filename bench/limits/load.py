@@ -21,11 +21,11 @@ from redis.asyncio import from_url
 
 from bench.limits.journal import Admitted, Counted, Ends, Journal, Ready, Wrote
 from bench.limits.tenant import MODELS, NARROW, callers
-from gateway.limits import expected_output
 from gateway.limits import limiter as limits
+from gateway.limits import output_forecast as expected_output
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
 from gateway.principal import Principal
 from gateway.tasks import TaskSet
 

@@ -18,15 +18,15 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import Lane, LaneStatus
+from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import ReplicaOverloaded
-from gateway.fleet.prefix_memory import PrefixMemory
-from gateway.inference import refuse_what_comes_too_late
+from gateway.inference.generate import refuse_what_comes_too_late
 from gateway.lanes import LaneDeadlines, Turn, first_token_s
-from gateway.limits.expected_output import ExpectedOutput
-from gateway.limits.keys import scope_keys
-from gateway.limits.local import LocalBuckets
+from gateway.limits.outcomes import ScopeLimits, UnitKind, Units, scopes_of
+from gateway.limits.output_forecast import ExpectedOutput
+from gateway.limits.redis.keys import scope_keys
+from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.reservation import reservation
-from gateway.limits.verdicts import ScopeLimits, UnitKind, Units, scopes_of
 from gateway.principal import Plan, Principal
 
 MODEL = "model"

@@ -21,7 +21,7 @@ import msgspec
 
 from bench.gpu.floors import H200, Roofline, Shape
 from bench.gpu.models import LLAMA_8B, shape_of
-from engine.schedule import ScheduledSequence
+from engine.scheduling.step_plan import ScheduledSequence
 
 FOLDER = Path(__file__).parent
 

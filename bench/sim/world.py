@@ -1,6 +1,6 @@
 """A scheduler, a clock that jumps from step to step, and those who ask.
 
-Above: `__main__.py`, `fit.py`. Below: `engine.scheduler`, `cost.py`, `orderings.py`. Knows no
+Above: `__main__.py`, `fit.py`. Below: `engine.scheduling.scheduler`, `cost.py`, `orderings.py`. Knows no
 scenario and judges nothing.
 
 All tokens are the same token; what may be found in the prefix cache is said by the salt, one for
@@ -22,15 +22,15 @@ from pathlib import Path
 from bench.sim.admission import Door, Rules
 from bench.sim.cost import Cost, Parts
 from bench.sim.orderings import Ordering
-from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import EngineOverloaded
 from engine.fairness import LANE_WEIGHTS
-from engine.lanes import limits_of
-from engine.pace import Pace
-from engine.prefix_cache import PrefixCache
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, Lane, LaneStatus, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduling.lanes import limits_of
+from engine.scheduling.pace import Pace
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import SampledTokens
 
 _SERVED = EngineConfig(model=Path("."))

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.credits import paid_pico
+from billing.credits.grants_admin import paid_pico
 from billing.currency import round_half_up
 from billing.invoices.invoice import Invoice, amounts_of, pay
 from billing.invoices.tables import invoice_payments, invoices

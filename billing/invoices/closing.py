@@ -27,10 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.currency import round_half_up
 from billing.errors import InvoicingConflict
 from billing.invoices import calendar
-from billing.invoices.accounts import Account, Rate, account_of, rate_at
 from billing.invoices.balance import take_from_balance
 from billing.invoices.calendar import Period
-from billing.invoices.charges import Charge, Window, charges_of, take_cutoff
 from billing.invoices.invoice import (
     Invoice,
     get_invoice,
@@ -38,11 +36,13 @@ from billing.invoices.invoice import (
     note,
     settle,
 )
+from billing.invoices.lines.accounts import Account, Rate, account_of, rate_at
+from billing.invoices.lines.charges import Charge, Window, charges_of, take_cutoff
+from billing.invoices.lines.terms import with_terms
 from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
 from billing.invoices.states import DRAFT, FINALIZED
 from billing.invoices.tables import invoice_lines, invoices
-from billing.invoices.terms import with_terms
 from billing.money import Pico
 from billing.tables import usage_events
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import NoInvoice
 from billing.invoices.calendar import Period
-from billing.invoices.charges import Kind
+from billing.invoices.lines.charges import Kind
 from billing.invoices.states import DRAFT, Amounts, State, settled_state
 from billing.invoices.tables import (
     credit_notes,

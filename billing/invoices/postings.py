@@ -21,7 +21,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger import CASH, POST_LEGS, account_of
+from billing.ledger.accounts import CASH, POST_LEGS, account_of
 from billing.money import Pico
 
 Kind = Literal["rounding", "adjustment", "credit_note", "payment"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from billing.complaints import complaints
-from billing.invoices.charges import CHARGED, CHARGES
+from billing.checks import complaints
+from billing.invoices.lines.charges import CHARGED, CHARGES
 
 ACCOUNT = "('receivable:' || i.org_id)"
 FINAL = "i.state <> 'draft'"

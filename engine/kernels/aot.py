@@ -75,7 +75,7 @@ def modules() -> list[str]:
     """Names of all modules that hold Triton kernels."""
     return sorted(
         f"engine.kernels.{path.stem}"
-        for path in Path(__file__).parent.glob("*_triton.py")
+        for path in Path(__file__).parent.rglob("*triton*.py")
         # A plan of kernels that stand elsewhere has none itself.
         if "@triton.jit" in path.read_text()
     )

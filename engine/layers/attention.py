@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.paged_attention import AttentionPlan, KVLayer
-from engine.kernels.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
+from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
+from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.embedding import gather_rows
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import LinearWeight
-from engine.kernels.sampling import combine_argmax, shard_argmax
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import LinearWeight
+from engine.kernels.pointwise.embedding import gather_rows
+from engine.kernels.sampling.dispatch import combine_argmax, shard_argmax
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
 

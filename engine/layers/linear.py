@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.linear import pack_linear, pack_parts
+from engine.kernels.linear.dispatch import pack_linear, pack_parts
 from engine.layers.parallel import ParallelGroup
 from engine.layers.weight_source import WeightSource
 

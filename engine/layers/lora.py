@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.lora import NOBODY, LoraRows, LoraStack, add_lora
+from engine.kernels.mixture.lora import NOBODY, LoraRows, LoraStack, add_lora
 
 
 class AdapterBatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.swiglu import swiglu
+from engine.kernels.pointwise.swiglu import swiglu
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import DenseWeight, LinearWeight, dequantise, join
-from engine.kernels.moe import pack_experts, route
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import DenseWeight, LinearWeight, dequantise, join
+from engine.kernels.mixture.moe import pack_experts, route
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource
 

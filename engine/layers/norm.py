@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
 from engine.layers.weight_source import WeightSource
 
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.kernels.linear_weights import LinearWeight
-from engine.kernels.paged_attention import KVScales
+from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.linear.weights import LinearWeight
 from engine.layers.lora import AdapterBatch, LoraLinear
 
 

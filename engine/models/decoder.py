@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu_attention import CpuAttentionPlan
-from engine.kernels.cpu_program import MAX_TOKENS, LayerPrograms, Varying, do_nothing
-from engine.kernels.paged_attention import AttentionPlan, KVLayer
-from engine.kernels.rotary_cache import Rotation
+from engine.kernels.attention.cpu import CpuAttentionPlan
+from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
+from engine.kernels.cpu.layer_program import MAX_TOKENS, LayerPrograms, Varying, do_nothing
+from engine.kernels.pointwise.rotary_cache import Rotation
 from engine.layers.attention import Attention
 from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from engine.layers.mlp import GatedMLP

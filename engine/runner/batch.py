@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.paged_attention import AttentionMetadata
+from engine.kernels.attention.dispatch import AttentionMetadata
 from engine.protocol import SamplingParams
-from engine.schedule import ScheduledSequence, SchedulerOutput
+from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import Key, Sequence
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.paged_attention import AttentionShape
+from engine.kernels.attention.dispatch import AttentionShape
 from engine.models.encoder import Encoder
 from engine.runner.batch import build_batch
 from engine.runner.model_runner import Launched, Sampled
-from engine.runner.pooling import Pooler
-from engine.schedule import NOTHING, Embedded, SchedulerOutput, Scored
+from engine.runner.sampling.pooling import Pooler
+from engine.scheduling.step_plan import NOTHING, Embedded, SchedulerOutput, Scored
 
 
 class EncoderRunner:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.paged_attention import AttentionShape, KVLayer, attention_planner
+from engine.kernels.attention.dispatch import AttentionShape, KVLayer, attention_planner
 from engine.models.decoder import Decoder, States
 from engine.runner.batch import Batch, SampleRow, build_batch
-from engine.runner.pooling import Pooled, Pooler
-from engine.runner.prompt_scores import PromptScorer, PromptScores
-from engine.runner.sampler import Drawing, Sampler, TorchDrawing, is_plain
-from engine.schedule import Embedded, SchedulerOutput, Scored
+from engine.runner.sampling.pooling import Pooled, Pooler
+from engine.runner.sampling.prompt_scores import PromptScorer, PromptScores
+from engine.runner.sampling.sampler import Drawing, Sampler, TorchDrawing, is_plain
+from engine.scheduling.step_plan import Embedded, SchedulerOutput, Scored
 from engine.sequence import Key, SampledTokens
 
 Sampled = dict[Key, SampledTokens]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.linear_weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
-from engine.kernels.lora import deterministic, stack_adapters
-from engine.kernels.paged_attention import KVScales
+from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.linear.weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
+from engine.kernels.mixture.lora import deterministic, stack_adapters
 from engine.layers.lora import AdapterBatch, LoraLinear
 from engine.weights.adapters import Adapter
 from engine.weights.kv_scales import read_kv_scales

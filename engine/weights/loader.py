@@ -19,7 +19,7 @@ from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.encoder import NOT_READ, Encoder
-from engine.startup import GIB, Startup
+from engine.transport.startup import GIB, Startup
 from engine.weights.adapters import Adapter
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
 from engine.weights.dummy import DummyWeights

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.kernels.linear_weights import Fp8Weight, GroupedWeight, Int8Weight, LinearWeight
+from engine.kernels.linear.weights import Fp8Weight, GroupedWeight, Int8Weight, LinearWeight
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 FP8 = ("F8_E4M3",)

@@ -15,7 +15,7 @@ import msgspec
 from engine.errors import ConfigError, UnsupportedModel
 from engine.models import bert, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import HFConfig, ModelConfig, parse, token_ids
-from engine.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
+from engine.text.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
 from engine.weights.embedding_head import read_embedding_head
 
 log = logging.getLogger(__name__)

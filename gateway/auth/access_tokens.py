@@ -21,11 +21,11 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth import rfc9068_access_token
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, RevokedToken
+from gateway.auth.oauth.tokens import rfc9068_access_token
+from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.revocations import Denylist, Revocation
-from gateway.auth.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
-from gateway.auth.signing_keys import KeyRing
 from gateway.auth.subjects import find_principal, within_role
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru

@@ -34,20 +34,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
-from gateway.auth.external_issuers import ExternalIssuers
+from gateway.auth.federation.external_issuers import ExternalIssuers
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
-from gateway.tenancy.key_records import KeyRecord, find_key, read_key
-from gateway.tenancy.keys import (
+from gateway.tenancy.keys.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
     PREFIX,
     RANDOM_LENGTH,
     hash_key,
 )
+from gateway.tenancy.keys.records import KeyRecord, find_key, read_key
 
 log = logging.getLogger(__name__)
 

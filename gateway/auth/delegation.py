@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from gateway.auth.client_metadata import CLIENT_CREDENTIALS
-from gateway.auth.policy import ADMIN, OPERATOR, is_bound
+from gateway.auth.oauth.clients.metadata import CLIENT_CREDENTIALS
 from gateway.networks import Networks
+from gateway.permissions import ADMIN, OPERATOR, is_bound
 from gateway.principal import Principal
 from gateway.tenancy.errors import NotAllowed
 

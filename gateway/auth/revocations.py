@@ -40,16 +40,16 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.grants import revoke_grant
-from gateway.auth.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
-from gateway.auth.token_tables import revocations
+from gateway.auth.oauth.tokens.grants import revoke_grant
+from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
+from gateway.auth.oauth.tokens.token_tables import revocations
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

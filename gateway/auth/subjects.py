@@ -14,18 +14,18 @@ from msgspec.structs import replace
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoices.suspension import suspended_by
-from gateway.auth import policy
+from gateway import permissions as policy
 from gateway.auth.errors import RevokedToken
-from gateway.auth.policy import SERVICE_SCOPES
-from gateway.auth.rfc9068_access_token import AccessClaims
+from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
+from gateway.permissions import SERVICE_SCOPES
 from gateway.principal import Principal
-from gateway.tenancy.key_owners import EVERYWHERE, owned_projects
+from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
+from gateway.tenancy.keys.owners import EVERYWHERE, owned_projects
+from gateway.tenancy.keys.restrictions import ModelPermissions
 from gateway.tenancy.member_tables import project_members, service_accounts, users
-from gateway.tenancy.model_limits import limits_by_model, to_plans
-from gateway.tenancy.plans import plan_columns, plan_of
-from gateway.tenancy.restrictions import ModelPermissions
-from gateway.tenancy.spend_caps import hard_caps, to_spend_caps
+from gateway.tenancy.money.plans import plan_columns, plan_of
+from gateway.tenancy.money.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import orgs, plans, projects
 
 OWNERS = {"client": oauth_clients, "project": projects, "org": orgs}

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import UsageEvent
-from billing.reconcile import settle_late
-from billing.spool import Spool
-from billing.worker import OnBooked, is_refusal
+from billing.ingestion.settle_late import settle_late
+from billing.ingestion.shipper import OnBooked, is_refusal
+from billing.spool.spool import Spool
 from gateway.batches import lines
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine

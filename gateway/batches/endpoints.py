@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.calls import Asker, Surface, to_call
 from gateway.errors import Face, to_face
 from gateway.fleet.errors import UnsupportedField
-from gateway.inference import Call, Desk
+from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.generate import Call, Desk
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
-from gateway.tool_servers import refuse_servers
-from gateway.wire.anthropic_admin import to_anthropic_error, to_status
-from gateway.wire.from_openai import peek
-from gateway.wire.from_responses import read_response
+from gateway.tools.servers import refuse_servers
+from gateway.wire.anthropic.reports import to_anthropic_error, to_status
+from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai_responses.from_responses import read_response
 
 NOT_OF_A_RESPONSE = {
     "background": "a batch runs there anyway",

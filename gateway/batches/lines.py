@@ -1,6 +1,6 @@
 """Lines that are run: leased, put off, and ended together with what they used.
 
-Above: `runner`. Below: `tables`, `billing.ingest`. A lease is a bounded time in which one gateway
+Above: `runner`. Below: `tables`, `billing.ingestion.ingest`. A lease is a bounded time in which one gateway
 may work on a line; it is renewed while that lives. `end` is the one place where a line ends and
 where its usage comes to the books: one transaction, in which the line must still be its holder's.
 So a line is answered and billed once, or neither; what an attempt used that lost its lease, or
@@ -18,10 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import UsageEvent
-from billing.ingest import ingest_within
+from billing.ingestion.ingest import ingest_within
 from gateway.batches.states import LineState
-from gateway.calls import REQUEST_PREFIX
 from gateway.ids import uuid7_hex
+from gateway.inference.calls import REQUEST_PREFIX
 
 MAX_ENDED_AT_ONCE = 200
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway.wire import batched_requests
+from gateway.wire.anthropic import batched_requests
 
 MAX_CUSTOM_ID_CHARS = 512
 MAX_ERRORS = 100

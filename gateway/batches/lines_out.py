@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.batches.states import WHY, LineCode
-from gateway.wire.anthropic_batches import (
+from gateway.wire.anthropic.batches import (
     Canceled,
     Errored,
     Expired,

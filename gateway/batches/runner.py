@@ -19,11 +19,10 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolError
-from billing.rounds import Unforeseen
-from billing.worker import OnBooked
+from billing.ingestion.shipper import OnBooked
+from billing.loops import Unforeseen
 from gateway.auth.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
-from gateway.auth.policy import may
 from gateway.batches import lines, steward
 from gateway.batches.absences import Absences
 from gateway.batches.batches import Batch, forget_deleted
@@ -36,11 +35,12 @@ from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
 from gateway.fleet.errors import UnknownModel
 from gateway.ids import uuid7_hex
-from gateway.inference import Desk
+from gateway.inference.generate import Desk
 from gateway.lru import Lru
+from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.telemetry import Telemetry
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()

@@ -16,14 +16,14 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.calls import Asker
-from gateway.delivery import Delivery
 from gateway.errors import Face
 from gateway.fleet.errors import BadField
-from gateway.inference import Desk, RateLimited, generate
+from gateway.inference.calls import Asker
+from gateway.inference.delivery import Delivery
+from gateway.inference.generate import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
 from gateway.telemetry import RequestMeter, Telemetry
-from gateway.wire.from_openai import peek
+from gateway.wire.openai.from_chat import peek
 
 MAX_LOSSES = 3
 """Attempts of a line that we began and lost; then it fails."""

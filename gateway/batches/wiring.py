@@ -9,7 +9,7 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.worker import OnBooked
+from billing.ingestion.shipper import OnBooked
 from gateway.batches.endpoints import (
     Endpoint,
     ask_response,
@@ -20,12 +20,12 @@ from gateway.batches.runner import BatchRunner
 from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.batches.validation import InputBounds
 from gateway.files.store import FileStore
-from gateway.inference import Desk
+from gateway.inference.generate import Desk
 from gateway.responses.wiring import Responses
-from gateway.routes.batches import SURFACES
-from gateway.routes.messages import MESSAGES
-from gateway.routes.responses import RESPONSES, to_own_face
-from gateway.settings import Settings
+from gateway.routes.anthropic.messages import MESSAGES
+from gateway.routes.openai.batches import SURFACES
+from gateway.routes.openai.responses import RESPONSES, to_own_face
+from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 
 

@@ -32,7 +32,7 @@ from cryptography.exceptions import InvalidTag
 from gateway.auth.encrypted_at_rest import Cipher, Sealed
 from gateway.files.contents import CHUNK_BYTES, Writer
 from gateway.files.errors import ContentLost, FileStoreAway
-from gateway.settings_file import FileStoreConfig
+from gateway.settings.file import FileStoreConfig
 
 if TYPE_CHECKING:
     from obstore.store import S3Config, S3Store

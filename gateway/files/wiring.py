@@ -11,7 +11,7 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.files.contents import Contents, PostgresContents
 from gateway.files.store import FileStore
 from gateway.secret import Secret
-from gateway.settings import Settings, read_secret
+from gateway.settings.load import Settings, read_secret
 
 
 def open_files(

@@ -1,6 +1,6 @@
 """The one protocol behind which an in-repo engine and an OpenAI-compatible upstream look alike.
 
-Above: `gateway.inference` and the router. Below: `engine_replica` and `upstream`. Knows no tenant
+Above: `gateway.inference.generate` and the router. Below: `engine_replica` and `upstream`. Knows no tenant
 and no price.
 """
 
@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from gateway.fleet.cache_outcome import CacheOutcome, MessagePlace
+from gateway.fleet.engine.cache_outcome import CacheOutcome, MessagePlace
+from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest, ToTokenize
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
-from gateway.limits.scripts import LimiterUnavailable
-from gateway.limits.verdicts import Admission, Units
-from gateway.rests import Rest
+from gateway.limits.outcomes import Admission, Units
+from gateway.limits.redis.scripts import LimiterUnavailable
+from gateway.pauses import Rest
 from gateway.tasks import TaskSet
 
 AHEAD_TOKENS = STEP_TOKENS // 2

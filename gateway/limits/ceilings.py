@@ -1,7 +1,7 @@
 """How much of their tokens per minute scopes use: noted in memory where the limiter admits and
 settles, told to Postgres now and then, which raises the alerts.
 
-Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts`. A scope's use of a
+Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts.alerts`. A scope's use of a
 minute is what was reserved in it, put right at the end of each request by what was used; over all
 gateways it adds up in Postgres. Noting is one entry in a bounded dict for each limit. So as not to
 write what nobody will be told of, a gateway keeps to itself what is below a twentieth of its share
@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
+from billing.alerts.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
 from gateway.db import DATABASE_ERRORS
-from gateway.limits.verdicts import BucketKind, ScopeLimits, Units
+from gateway.limits.outcomes import BucketKind, ScopeLimits, Units
 from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)

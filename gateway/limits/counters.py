@@ -35,13 +35,13 @@ from redis.exceptions import RedisError
 
 from billing.events import UsageEvent
 from gateway.ids import uuid7
-from gateway.limits.epochs import EverUsed
-from gateway.limits.keys import org_keys
-from gateway.limits.pipeline import QueueFull
-from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
+from gateway.limits.outcomes import ScopeName
+from gateway.limits.redis.data_loss import EverUsed
+from gateway.limits.redis.keys import org_keys
+from gateway.limits.redis.pipeline import QueueFull
+from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
-from gateway.limits.verdicts import ScopeName
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from redis.exceptions import RedisError
 
 from gateway.limits.counters import Books
-from gateway.limits.pipeline import Pipeline, QueueFull
-from gateway.limits.scripts import LimiterUnavailable
-from gateway.limits.verdicts import DAY_US, BucketLimit, ScopeLimits
+from gateway.limits.outcomes import DAY_US, BucketLimit, ScopeLimits
+from gateway.limits.redis.pipeline import Pipeline, QueueFull
+from gateway.limits.redis.scripts import LimiterUnavailable
 
 LOOK_BACK_S = 2 * 86_400
 """A full bucket lasts for a day; what was in debt before is paid for by then."""

@@ -28,13 +28,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.limits.counters import SpentUnknown
-from gateway.limits.keys import org_keys
-from gateway.limits.scripts import LimiterUnavailable, Scripts
+from gateway.limits.redis.keys import org_keys
+from gateway.limits.redis.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import MAX_NANO
 from gateway.lru import Lru
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

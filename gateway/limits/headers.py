@@ -9,7 +9,7 @@ import math
 import time
 from functools import lru_cache
 
-from gateway.limits.verdicts import RateState
+from gateway.limits.outcomes import RateState
 
 NAMES = tuple(
     (

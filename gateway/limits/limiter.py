@@ -59,22 +59,12 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import PriceSet
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from engine.protocol import Lane
-from gateway.limits.comfort import Comfort
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
 from gateway.limits.day_buckets import DayBuckets
-from gateway.limits.epochs import Epochs, EverUsed, never
-from gateway.limits.expected_output import ExpectedOutput
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
-from gateway.limits.gateways import Gateways
-from gateway.limits.keys import epoch_key, org_keys, scope_keys
-from gateway.limits.local import LocalBuckets
-from gateway.limits.outage import Call, Outage
-from gateway.limits.reservation import bounded, reservation, to_charges, to_script
-from gateway.limits.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from gateway.limits.spending import Cap, counter_keys, spending_of
-from gateway.limits.verdicts import (
+from gateway.limits.outcomes import (
     Admission,
     RateState,
     Refusal,
@@ -88,8 +78,18 @@ from gateway.limits.verdicts import (
     scopes_of,
     without_streams,
 )
+from gateway.limits.output_forecast import ExpectedOutput
+from gateway.limits.redis.data_loss import Epochs, EverUsed, never
+from gateway.limits.redis.gateway_count import Gateways
+from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
+from gateway.limits.redis.local_buckets import LocalBuckets
+from gateway.limits.redis.outage import Call, Outage
+from gateway.limits.redis.outage_spending import Comfort
+from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
+from gateway.limits.reservation import bounded, reservation, to_charges, to_script
+from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
 

@@ -1,7 +1,7 @@
 """Hard caps that have refused: noted in memory where the limiter refuses, told to Postgres a moment
 later, which raises the alerts.
 
-Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts`. A hard cap holds the
+Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts.alerts`. A hard cap holds the
 most that a request may cost, so it refuses before all of it is spent, and what is booked alone
 would tell nobody. Noting is one look into bounded mappings. What is noted and not yet written is
 lost by a kill -9; the next refusal notes it again.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import CapRefusal, raise_for_refusals
+from billing.alerts.alerts import CapRefusal, raise_for_refusals
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.spending import PICO_PER_NANO, Cap
 from gateway.lru import Lru

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.limits.keys import scope_keys
-from gateway.limits.verdicts import Admission, BucketLimit, ScopeLimits, Units
+from gateway.limits.outcomes import Admission, BucketLimit, ScopeLimits, Units
+from gateway.limits.redis.keys import scope_keys
 
 MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which

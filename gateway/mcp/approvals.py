@@ -1,6 +1,6 @@
 """Calls that wait for a person, in Postgres: each change with its entry of the audit log.
 
-Above: `wiring`, the command line. Below: `mcp_bridge.approvals`, which says what may become of
+Above: `wiring`, the command line. Below: `mcp_bridge.trust.approvals`, which says what may become of
 which; Postgres.
 """
 
@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
-from gateway.mcp.asked_arguments import FORGOTTEN, AskedArguments
+from gateway.mcp.admin.call_arguments import FORGOTTEN, AskedArguments
 from gateway.mcp.tables import approvals as table
-from mcp_bridge.approvals import Approval, ApprovalEvent, Decider, Moved
+from mcp_bridge.trust.approvals import Approval, ApprovalEvent, Decider, Moved
 
 OPEN = ("pending", "approved")
 _ONE_AT_A_TIME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")

@@ -17,9 +17,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from gateway.limits.spending import PICO_PER_NANO, to_nano
-from mcp_bridge.call_records import Taken
 from mcp_bridge.caller import Caller
-from mcp_bridge.policy import CallState, ToolRule
+from mcp_bridge.trust.call_records import Taken
+from mcp_bridge.trust.policy import CallState, ToolRule
 
 TAINT_S = 3600
 """Since something that taints was said last."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.mcp_servers import EXCHANGE
-from gateway.settings import read_secret
-from gateway.settings_file import WrittenMcpOauth, WrittenMcpServer
+from gateway.settings.file import WrittenMcpOauth, WrittenMcpServer
+from gateway.settings.load import read_secret
+from gateway.settings.mcp_servers import EXCHANGE
 
 
 def is_signed_in_at(server: WrittenMcpServer) -> bool:

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.external_login import digest
+from gateway.auth.federation.external_login import digest
 from gateway.db import tenant
 from gateway.lru import Lru
 from gateway.mcp.exchanges import Exchanges
@@ -28,8 +28,8 @@ from gateway.vault.credentials import OpenCredential, open_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import VaultError
 from gateway.vault.oauth import UpstreamToken, UpstreamTokens
-from mcp_bridge.carrier import NotSent
-from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.transport import NotSent
 
 KNOWN_S = 5.0
 """So long a credential is shown without looking whether it is there still."""

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.rfc9068_access_token import encode, token_id
-from gateway.auth.signing_keys import KeyRing
+from gateway.auth.oauth.tokens.rfc9068_access_token import encode, token_id
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.db import tenant
 from gateway.mcp.clients import client_fields
-from gateway.mcp_servers import EXCHANGE
-from gateway.settings import Settings
+from gateway.settings.load import Settings
+from gateway.settings.mcp_servers import EXCHANGE
 from gateway.tenancy.member_tables import users
 from gateway.vault.errors import ConsentNeeded, IssuerUnavailable
 from gateway.vault.oauth import UpstreamToken, UpstreamTokens

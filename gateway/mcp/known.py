@@ -22,8 +22,8 @@ from gateway.mcp.pins import read_pins
 from gateway.mcp.rules import read_rules
 from gateway.tenancy.changes import ANNOUNCE_TIMEOUT_S, EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.call_records import Rules
 from mcp_bridge.pinning import Approved
+from mcp_bridge.trust.call_records import Rules
 
 CHANNEL = "tollgate:mcp"
 MAX_STALENESS_S = 0.9

@@ -1,6 +1,6 @@
 """Calls of MCP servers as requests that are limited and billed, each for itself.
 
-Above: `wiring`. Below: `limits`, `metering`, `billing.spool`. A call is admitted by the limits of
+Above: `wiring`. Below: `limits`, `metering`, `billing.spool.spool`. A call is admitted by the limits of
 whoever makes it, as a request that writes nothing; it is written with its price before it goes out,
 and on disk before anybody is told the result. So a gateway that is killed during a call has it on
 the bill once, by its next start. What a server fails to answer costs nothing.
@@ -20,23 +20,23 @@ from prometheus_client import Counter
 from billing.errors import SpoolError
 from billing.events import Attempt, Finish
 from billing.money import Pico
-from billing.price_book import PriceBook
-from billing.rating import rate
-from billing.spool import Spool
+from billing.pricing.price_book import PriceBook
+from billing.pricing.rating import rate
+from billing.spool.spool import Spool
+from gateway.inference.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.scripts import ScriptFailed
+from gateway.limits.outcomes import Units
+from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import to_nano
-from gateway.limits.verdicts import Units
 from gateway.lru import Lru
-from gateway.mcp_servers import priced_as
-from gateway.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
 from gateway.principal import Principal, Suspended
+from gateway.settings.mcp_servers import priced_as
 from gateway.tasks import TaskSet
-from mcp_bridge.call_records import CallRecord, ReadRecord, Ticket
 from mcp_bridge.caller import Caller
-from mcp_bridge.guard import Outcome
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, LIMITED, RpcError
+from mcp_bridge.routing.guard import Outcome
+from mcp_bridge.trust.call_records import CallRecord, ReadRecord, Ticket
 
 log = logging.getLogger(__name__)
 

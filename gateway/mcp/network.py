@@ -1,6 +1,6 @@
 """Where MCP servers may be dialled: checked addresses alone, by what the operator allows of each.
 
-Above: `mcp_door`, the command line. Below: `gateway.egress`. A server's name is looked up once for
+Above: `mcp_door`, the command line. Below: `gateway.net.egress`. A server's name is looked up once for
 a connection, and one forbidden address among what is found forbids it; a name that means another
 address a moment later is not asked again. For the bridge a forbidden address is a connection that
 does not come about.
@@ -16,7 +16,7 @@ from typing import Any
 
 import httpcore
 
-from gateway.egress import (
+from gateway.net.egress import (
     RESOLVER_THREADS,
     Checked,
     EgressError,
@@ -25,8 +25,8 @@ from gateway.egress import (
     lookup_on,
     public_trust,
 )
-from mcp_bridge.asyncio_network import AsyncioNetwork
-from mcp_bridge.upstream import Addresses
+from mcp_bridge.upstream.transports.network import AsyncioNetwork
+from mcp_bridge.upstream.upstream import Addresses
 
 
 class ForbiddenAddress(httpcore.ConnectError):

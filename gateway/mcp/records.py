@@ -16,14 +16,14 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.audit.log import Actor, Event, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
-from mcp_bridge.call_records import CallRecord, Denial, ReadRecord
 from mcp_bridge.caller import Caller
-from mcp_bridge.ending import end
-from mcp_bridge.guard import Outcome
+from mcp_bridge.routing.guard import Outcome
+from mcp_bridge.task_ending import end
+from mcp_bridge.trust.call_records import CallRecord, Denial, ReadRecord
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """An org's rules for tool calls, as one document: what holds is always one version of all of them.
 
 Above: routes and the command line; `known`, which keeps it in each worker. Below: Postgres, the
-audit log, `mcp_bridge.policy`.
+audit log, `mcp_bridge.trust.policy`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.mcp.tables import rules as table
 from gateway.tenancy.errors import InvalidField
-from mcp_bridge.call_records import Rules
 from mcp_bridge.errors import PolicyRefused
-from mcp_bridge.policy import ToolRule
+from mcp_bridge.trust.call_records import Rules
+from mcp_bridge.trust.policy import ToolRule
 
 MAX_BYTES = 200 * 1024
 

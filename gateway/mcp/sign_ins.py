@@ -17,9 +17,9 @@ from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.mcp.clients import client_fields, is_signed_in_at
 from gateway.mcp.credentials import Challenges
-from gateway.mcp_servers import to_audience
-from gateway.settings import Settings
-from gateway.settings_file import WrittenMcpServer
+from gateway.settings.file import WrittenMcpServer
+from gateway.settings.load import Settings
+from gateway.settings.mcp_servers import to_audience
 from gateway.tenancy.errors import NotFound
 from gateway.vault.challenge import Challenge
 from gateway.vault.credentials import open_credential
@@ -30,8 +30,8 @@ from gateway.vault.oauth import Consent, Consents
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import UpstreamClient
-from mcp_bridge.audience import EVERYBODY, Audience
-from mcp_bridge.credentials import CredentialOf, Whose
+from mcp_bridge.upstream.audience import EVERYBODY, Audience
+from mcp_bridge.upstream.credentials import CredentialOf, Whose
 
 ROOT = "/oauth/upstream"
 CALLBACK = ROOT + "/callback"

@@ -1,6 +1,6 @@
 """How this gateway reaches the servers of its settings: over checked addresses, as processes.
 
-Above: `mcp_door`, the command line. Below: `network`, `mcp_bridge.carriers`.
+Above: `mcp_door`, the command line. Below: `network`, `mcp_bridge.upstream.transports.factory`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 
 from gateway.home import Home
 from gateway.mcp.network import open_networks
-from gateway.settings import Settings
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import Credentials
-from mcp_bridge.stdio.isolation import OwnUid, chosen
-from mcp_bridge.stdio.last_words import LastWords
-from mcp_bridge.stdio.process import Launcher
+from gateway.settings.load import Settings
+from mcp_bridge.upstream.credentials import Credentials
+from mcp_bridge.upstream.stdio.isolation import OwnUid, chosen
+from mcp_bridge.upstream.stdio.process import Launcher
+from mcp_bridge.upstream.stdio.stderr_tail import LastWords
+from mcp_bridge.upstream.transports.factory import Carriers
 
 
 @contextmanager

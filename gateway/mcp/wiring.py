@@ -1,6 +1,6 @@
 """The guard of this gateway's bridge: pins and rules from Postgres, counts in Redis, the audit log.
 
-Above: `mcp_door`. Below: the modules beside it, `mcp_bridge.trust`. Loaded where servers are
+Above: `mcp_door`. Below: the modules beside it, `mcp_bridge.trust.trust`. Loaded where servers are
 configured.
 """
 
@@ -15,17 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.ids import uuid7_text
+from gateway.mcp.admin.call_arguments import AskedArguments
 from gateway.mcp.approvals import PostgresApprovals
-from gateway.mcp.asked_arguments import AskedArguments
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import Feed, KnownTrust
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
 from gateway.tenancy.changes import EVERYTHING
-from mcp_bridge.approvals import Approvals
-from mcp_bridge.catalog import Catalog
-from mcp_bridge.list_watch import Watches
-from mcp_bridge.trust import Trust
+from mcp_bridge.server.list_watch import Watches
+from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.trust.catalog import Catalog
+from mcp_bridge.trust.trust import Trust
 
 
 async def open_records(stack: AsyncExitStack, db: AsyncEngine) -> AuditRecords:

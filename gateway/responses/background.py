@@ -20,17 +20,17 @@ from collections.abc import AsyncIterator
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.db import DATABASE_ERRORS
-from gateway.delivery import Delivery
 from gateway.errors import to_face
-from gateway.inference import Desk, NotAccepting
+from gateway.inference.delivery import Delivery
+from gateway.inference.generate import Desk, NotAccepting
 from gateway.responses.created import Created
 from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from gateway.responses.tables import conversations as table
 from gateway.responses.tables import owned
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.pages import Order
-from gateway.wire.conversations import Conversation
-from gateway.wire.responses_items import MAX_ITEMS, Item
+from gateway.wire.openai_responses.conversations import Conversation
+from gateway.wire.openai_responses.items import MAX_ITEMS, Item
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.delivery import Delivery
-from gateway.inference import Call, Desk, start
+from gateway.inference.delivery import Delivery
+from gateway.inference.generate import Call, Desk, start
 from gateway.responses.kept import Owner
-from gateway.tool_loop import LoopCall, start_loop
-from gateway.wire.responses_items import Item
-from gateway.wire.to_responses import ResponseEncoder
+from gateway.tools.loop import LoopCall, start_loop
+from gateway.wire.openai_responses.items import Item
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):

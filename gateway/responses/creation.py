@@ -12,27 +12,27 @@ from functools import partial
 
 import msgspec
 
-from gateway.calls import Asker, Voice, to_call
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.errors import BadField
-from gateway.inference import Desk
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.inference.calls import Asker, Voice, to_call
+from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
 from gateway.responses.created import Created
 from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
 from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound
-from gateway.tool_loop import LoopCall, ToolLoops
-from gateway.tool_servers import answered_requests, known_servers, labels_of, refuse_servers
-from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.looped_responses import LoopedResponse, ResponseSteps
-from gateway.wire.refusals import unsupported
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.responses import ResponseRequest
-from gateway.wire.responses_answer import begun, id_of
-from gateway.wire.responses_context import to_messages
-from gateway.wire.responses_items import Item
-from gateway.wire.to_responses import ResponseEncoder
+from gateway.tools.loop import LoopCall, ToolLoops
+from gateway.tools.servers import answered_requests, known_servers, labels_of, refuse_servers
+from gateway.wire.openai_responses.answer import begun, id_of
+from gateway.wire.openai_responses.context import to_messages
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
+from gateway.wire.openai_responses.items import Item
+from gateway.wire.openai_responses.looped_responses import LoopedResponse, ResponseSteps
+from gateway.wire.openai_responses.request import ResponseRequest
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from gateway.wire.shared.refusals import unsupported
 
 log = logging.getLogger(__name__)
 

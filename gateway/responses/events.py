@@ -27,9 +27,9 @@ from gateway.responses.running import RUNS
 from gateway.responses.store import KeptRows, alive, missing, opened
 from gateway.responses.tables import response_events as table
 from gateway.responses.tables import responses
-from gateway.wire import responses_events as events
-from gateway.wire import sse
-from gateway.wire.responses_answer import Response
+from gateway.wire.openai_responses import events
+from gateway.wire.openai_responses.answer import Response
+from gateway.wire.shared import sse
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the events of one response."""

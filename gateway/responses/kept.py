@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from gateway.principal import Principal
-from gateway.wire.responses_answer import Response
-from gateway.wire.responses_items import Item
+from gateway.wire.openai_responses.answer import Response
+from gateway.wire.openai_responses.items import Item
 
 MAX_KEPT_BYTES = 8 * 1024 * 1024
 """Of one response, with what it was given."""

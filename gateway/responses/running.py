@@ -26,7 +26,7 @@ from gateway.responses.kept import Kept, Owner
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
-from gateway.wire.responses_answer import Response, ResponseError, Status
+from gateway.wire.openai_responses.answer import Response, ResponseError, Status
 
 log = logging.getLogger(__name__)
 

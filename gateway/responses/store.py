@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.fleet.errors import BadField
@@ -34,7 +34,7 @@ from gateway.responses.tables import response_events as events
 from gateway.responses.tables import responses as table
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import projects
-from gateway.wire.responses_items import Item
+from gateway.wire.openai_responses.items import Item
 
 log = logging.getLogger(__name__)
 

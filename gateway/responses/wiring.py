@@ -11,14 +11,14 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.inference import Desk
+from gateway.inference.generate import Desk
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
 from gateway.responses.store import PURPOSE, ResponseStore
 from gateway.secret import Secret
-from gateway.settings import Settings
+from gateway.settings.load import Settings
 
 SECONDS_PER_DAY = 24 * 3600
 

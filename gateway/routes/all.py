@@ -7,65 +7,60 @@ from __future__ import annotations
 
 from litestar.types import ControllerRouterHandler
 
-from gateway.routes import (
-    admin_alerts,
-    admin_billing,
-    admin_cache_leases,
-    admin_collection,
-    admin_credits,
-    admin_forecast,
-    admin_invoices,
-    admin_issuers,
-    admin_journal,
-    admin_keys,
-    admin_mcp,
-    admin_mcp_pins,
-    admin_mcp_taints,
-    admin_members,
-    admin_models,
-    admin_oauth,
-    admin_organization,
-    admin_orgs,
-    admin_plans,
-    admin_prices,
-    admin_projects,
-    admin_reratings,
-    admin_spend_caps,
-    admin_top_ups,
-    admin_webhooks,
-    anthropic_reports,
-    audit_logs,
+from gateway.routes.admin import alerts as admin_alerts
+from gateway.routes.admin import issuers as admin_issuers
+from gateway.routes.admin import keys as admin_keys
+from gateway.routes.admin import members as admin_members
+from gateway.routes.admin import models as admin_models
+from gateway.routes.admin import oauth_clients as admin_oauth
+from gateway.routes.admin import organization as admin_organization
+from gateway.routes.admin import orgs as admin_orgs
+from gateway.routes.admin import plans as admin_plans
+from gateway.routes.admin import projects as admin_projects
+from gateway.routes.admin import signing_keys
+from gateway.routes.admin import webhooks as admin_webhooks
+from gateway.routes.admin.billing import billing_account as admin_billing
+from gateway.routes.admin.billing import cache_leases as admin_cache_leases
+from gateway.routes.admin.billing import collection as admin_collection
+from gateway.routes.admin.billing import credits as admin_credits
+from gateway.routes.admin.billing import forecast as admin_forecast
+from gateway.routes.admin.billing import invoices as admin_invoices
+from gateway.routes.admin.billing import journal as admin_journal
+from gateway.routes.admin.billing import prices as admin_prices
+from gateway.routes.admin.billing import reratings as admin_reratings
+from gateway.routes.admin.billing import spend_caps as admin_spend_caps
+from gateway.routes.admin.billing import top_ups as admin_top_ups
+from gateway.routes.anthropic import message_batches, messages
+from gateway.routes.anthropic import reports as anthropic_reports
+from gateway.routes.mcp import credentials as mcp_credentials
+from gateway.routes.mcp import endpoint as mcp
+from gateway.routes.mcp import pins as admin_mcp_pins
+from gateway.routes.mcp import rules as admin_mcp
+from gateway.routes.mcp import taints as admin_mcp_taints
+from gateway.routes.mcp import upstream_consent
+from gateway.routes.oauth import account_key as oauth_account_key
+from gateway.routes.oauth import authorize as oauth_authorize
+from gateway.routes.oauth import endpoints as oauth
+from gateway.routes.oauth import external_login, protected_resources
+from gateway.routes.oauth import invite as oauth_invite
+from gateway.routes.oauth import login as oauth_login
+from gateway.routes.oauth import passkeys as oauth_passkeys
+from gateway.routes.oauth import password as oauth_password
+from gateway.routes.oauth import register as oauth_register
+from gateway.routes.openai import (
     batches,
-    cache_report,
     chat,
     completions,
     conversations,
     embeddings,
-    external_login,
     files,
-    health,
-    mcp,
-    mcp_credentials,
-    message_batches,
-    messages,
-    model_permissions,
     models,
-    oauth,
-    oauth_account_key,
-    oauth_authorize,
-    oauth_invite,
-    oauth_login,
-    oauth_passkeys,
-    oauth_password,
-    oauth_register,
-    organization,
-    own_view,
-    protected_resources,
     responses,
-    signing_keys,
     tokenize,
-    upstream_consent,
 )
+from gateway.routes.organization import all as organization
+from gateway.routes.organization import audit_logs, model_permissions
+from gateway.routes.usage import cache_report, health, own_view
 
 MODULES = (
     health,

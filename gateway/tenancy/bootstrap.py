@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import FIRST_START
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE, SCOPE_USAGE_READ, Plan
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
+from gateway.tenancy.money.plans import record_changes, sync_plans
 from gateway.tenancy.orgs import create_org, find_operator
-from gateway.tenancy.plans import record_changes, sync_plans
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import orgs
 

@@ -25,10 +25,10 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.rounds import Unforeseen
+from billing.loops import Unforeseen
 from gateway.db import tenant
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 

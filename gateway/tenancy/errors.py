@@ -10,7 +10,7 @@ TenancyError
 │   ├── LastOwner        an organization keeps an owner
 │   ├── InviteClosed     it was accepted already
 │   ├── ReadOnly         it is kept elsewhere, or for good
-│   └── ApprovalPending  of `gateway.tool_approvals`: a call that nobody has answered
+│   └── ApprovalPending  of `gateway.tools.approvals`: a call that nobody has answered
 ├── NotAllowed           a good credential that may not do this to this row
 └── ChangeNotAnnounced   committed, but the workers could not be told; repeating the call tells them
 """

@@ -15,8 +15,8 @@ from gateway.audit.log import Actor, record
 from gateway.db import tenant
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound
+from gateway.tenancy.keys.restrictions import check_origins
 from gateway.tenancy.orgs import Check, Org
-from gateway.tenancy.restrictions import check_origins
 from gateway.tenancy.tables import orgs
 
 MAX_ORGS_WITH_ORIGINS = 20_000

@@ -20,8 +20,8 @@ from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.principal import Role
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
+from gateway.tenancy.keys.owned_keys import revoke_keys_of_user
 from gateway.tenancy.member_tables import check_email, check_role, project_members, users
-from gateway.tenancy.owned_keys import revoke_keys_of_user
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import check_name, orgs, projects
 

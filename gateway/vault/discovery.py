@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from gateway.egress import EgressError, Fetched, ForbiddenTarget
+from gateway.net.egress import EgressError, Fetched, ForbiddenTarget
 from gateway.vault.challenge import Challenge
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.issuer_egress import IssuerEgress

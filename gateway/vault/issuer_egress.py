@@ -1,7 +1,7 @@
 """By which client the authorization server of an upstream is asked: everybody's, or one that may
 also dial the hosts that the operator named for that very upstream.
 
-Above: `discovery`, `registration`, `token_endpoint`. Below: `gateway.egress`. What one upstream may
+Above: `discovery`, `registration`, `token_endpoint`. Below: `gateway.net.egress`. What one upstream may
 have its issuer at says nothing about another one's.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.egress import Egress
+from gateway.net.egress import Egress
 
 
 class IssuerEgress:

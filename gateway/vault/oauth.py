@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
-from gateway.auth.external_login import digest
+from gateway.auth.federation.external_login import digest
 from gateway.auth.peppers import random_secret
 from gateway.db import tenant
 from gateway.lru import Lru

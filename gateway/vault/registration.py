@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from gateway.egress import EgressError
 from gateway.lru import Lru
+from gateway.net.egress import EgressError
 from gateway.vault.discovery import Server
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.issuer_egress import IssuerEgress

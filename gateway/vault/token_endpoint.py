@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.auth.external_login import basic
-from gateway.egress import EgressError
+from gateway.auth.federation.external_login import basic
+from gateway.net.egress import EgressError
 from gateway.tenancy.errors import InvalidField
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.issuer_egress import IssuerEgress

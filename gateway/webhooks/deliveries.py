@@ -23,7 +23,7 @@ from gateway.tenancy.errors import NotFound, ReadOnly
 from gateway.webhooks.endpoints import disable_endpoint, get_endpoint
 from gateway.webhooks.schedule import LIFETIME_S
 from gateway.webhooks.tables import deliveries
-from gateway.wire.webhook_events import PING, Event, Pinged
+from gateway.wire.admin.webhook_events import PING, Event, Pinged
 
 LEASE_S = 60.0
 """Longer than an attempt can take, with what is written of it."""

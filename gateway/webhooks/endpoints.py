@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.egress_targets import Forbidden, parse_target
 from gateway.ids import uuid7
+from gateway.net.egress_targets import Forbidden, parse_target
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 from gateway.webhooks.standard_webhooks import new_secret

@@ -2,7 +2,7 @@
 top-up has entered, each batch that has ended and each call that waits for a person, once, to each
 endpoint that asked.
 
-Above: `sender`. Below: `billing.alerts`, `billing.invoices.transitions`, `billing.top_ups`,
+Above: `sender`. Below: `billing.alerts.alerts`, `billing.invoices.outbox`, `billing.credits.top_ups`,
 `batches` and `mcp.approvals`, whose rows are the outbox, and `deliveries`. A row is marked in the
 transaction that writes its deliveries, under its lock: no crash loses it, and two gateways at once
 take different ones. Of an org's top-ups operators hear, too: it is they who take its payment.
@@ -16,14 +16,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import alerts, top_ups
-from billing.invoices import transitions
+from billing.alerts import alerts
+from billing.credits import top_ups
+from billing.invoices import outbox as transitions
 from gateway.batches import batches
 from gateway.mcp import approvals
 from gateway.tenancy.tables import orgs
 from gateway.webhooks.deliveries import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
-from gateway.wire.webhook_events import (
+from gateway.wire.admin.webhook_events import (
     Event,
     approval_event,
     batch_event,

@@ -19,19 +19,19 @@ from datetime import UTC, datetime
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import alerts, unusual_spend
-from billing.rounds import Unforeseen
+from billing.alerts import alerts, unusual_spend
+from billing.loops import Unforeseen
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
-from gateway.egress import Egress, EgressError
 from gateway.ids import uuid7
-from gateway.mcp import asked_arguments
+from gateway.mcp.admin import call_arguments as asked_arguments
+from gateway.net.egress import Egress, EgressError
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_attempt, lease
 from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
-from mcp_bridge.ending import end
+from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.egress import Egress
+from gateway.net.egress import Egress
 from gateway.secret import Secret
 from gateway.telemetry import Telemetry
 from gateway.webhooks.endpoints import CIPHER_PURPOSE

@@ -175,7 +175,7 @@ def test_the_widest_gaps_are_those_between_steps() -> None:
 
 def test_a_phase_of_the_start_up_table() -> None:
     from bench.gpu.start_rows import seconds_of
-    from engine.startup import Startup
+    from engine.transport.startup import Startup
 
     startup = Startup()
     startup.spent("weights: read", 2.0, "1 GiB from disk, 3 GiB/s with all")

@@ -12,7 +12,7 @@ import pytest
 from bench.grammar import claims, first_mask_ms, mask_us, new_mask, schema_and_text
 from bench.grammar_libraries import PENNY, Grammars, LLGuidance, grown_vocabulary
 from engine.protocol import Grammar
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

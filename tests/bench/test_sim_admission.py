@@ -15,7 +15,7 @@ from bench.sim.world import Outcome, World
 from engine.protocol import LaneStatus
 from gateway.lanes import LaneDeadlines
 from gateway.limits.limiter import Limiter, Refusal
-from gateway.limits.verdicts import burst
+from gateway.limits.outcomes import burst
 from gateway.principal import Plan, Principal
 from tests.bench.test_sim import COST
 from tests.engine.scheduling import Clock

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.adjustments import (
+from billing.errors import PriceBookError
+from billing.events import Component
+from billing.pricing.adjustments import (
     Adjustment,
     Commitment,
     FreeAllowance,
@@ -17,8 +19,6 @@ from billing.adjustments import (
     UsageLine,
     adjustments,
 )
-from billing.errors import PriceBookError
-from billing.events import Component
 
 OUTPUT = Scope(component="output")
 prices = st.integers(0, 2**40)

@@ -8,13 +8,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.agreement import Agreement, EngineCount, Tokens, agree
 from billing.events import Quantities
-from billing.ingest import ingest
-from billing.price_book import PriceBook
-from billing.reconcile import post_waste, settle_late, settle_orphan
-from billing.spool import Spool
-from billing.worker import Alarms, ship_batch
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import post_waste, settle_late, settle_orphan
+from billing.ingestion.shipper import Alarms, ship_batch
+from billing.pricing.price_book import PriceBook
+from billing.reconciliation.agreement import Agreement, EngineCount, Tokens, agree
+from billing.spool.spool import Spool
 
 from .samples import NOON, an_attempt, an_event
 

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ingest as ingesting
-from billing.alerts import THRESHOLDS, raise_for_cap, select_alerts, to_alerts
+from billing.alerts.alerts import THRESHOLDS, raise_for_cap, select_alerts, to_alerts
 from billing.events import Price, Quantities, UsageEvent
-from billing.ingest import ingest
-from billing.price_book import PriceBook
-from billing.reconcile import reprice_suspense
-from billing.spool import Spool
-from billing.worker import Alarms, ship_batch
+from billing.ingestion import ingest as ingesting
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import reprice_suspense
+from billing.ingestion.shipper import Alarms, ship_batch
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
 
 from .samples import NOON, an_attempt, an_event
 from .test_ingest import rows
@@ -198,7 +198,7 @@ async def test_the_same_segment_shipped_twice_and_by_two_at_once_says_nothing_tw
     """Killed before the cursor moved: the next start ships all of it again."""
     await cap(db, 100)
     await cap(db, 1000, period="total", key="k")
-    monkeypatch.setattr("billing.worker.MAX_BATCH", 3)
+    monkeypatch.setattr("billing.ingestion.shipper.MAX_BATCH", 3)
     events = [spends(30) for _ in range(9)]
     spool = await Spool.open(tmp_path / "spool")
     await asyncio.gather(*map(spool.close, events))

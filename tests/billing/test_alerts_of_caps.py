@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import THRESHOLDS, raise_for_cap
-from billing.ingest import ingest
+from billing.alerts.alerts import THRESHOLDS, raise_for_cap
+from billing.ingestion.ingest import ingest
 from tests.billing.samples import NOON
 from tests.billing.test_alerts import DAY_S, archive, cap, raised, spends
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import CREDITS_EXHAUSTED, select_alerts, to_alerts
-from billing.balance_leases import Ask
-from billing.balance_watch import DREGS_PICO, AutoTopUp, Told, Wanted, answered, cross, want
-from billing.credit_balance import balance_of
-from billing.credit_lines import settle, sweep, top_up
-from billing.credits import grant_credit, revoke_credit
+from billing.alerts.alerts import CREDITS_EXHAUSTED, select_alerts, to_alerts
+from billing.credits.balance import balance_of
+from billing.credits.balance_leases import Ask
+from billing.credits.balance_watch import DREGS_PICO, AutoTopUp, Told, Wanted, answered, cross, want
+from billing.credits.grants_admin import grant_credit, revoke_credit
+from billing.credits.lines import settle, sweep, top_up
+from billing.credits.top_ups import end_top_up, mark_dispatched, to_top_up, top_ups_of, undispatched
 from billing.events import Price, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from billing.money import PICO_PER_USD
 from billing.tables import credit_grants, top_ups
-from billing.top_ups import end_top_up, mark_dispatched, to_top_up, top_ups_of, undispatched
 
 from .invoices.billed import at
 from .samples import an_attempt, an_event

@@ -12,9 +12,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.agreement import Agreement, agree
 from billing.cache_contracts import Ttl
-from billing.cache_leases import (
+from billing.corrections.cache_leases import (
     LOST_AFTER,
     RECORDED_WITHIN,
     Alive,
@@ -26,14 +25,15 @@ from billing.cache_leases import (
     refund_id,
     sweep,
 )
+from billing.corrections.rerating import Span, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities
-from billing.ingest import ingest
-from billing.price_book import PriceBook, PriceEntry
-from billing.rating import premium
-from billing.reconcile import reprice_suspense
-from billing.request_record import find_record
-from billing.rerating import Span, apply, plan
-from billing.spent import spent_by_org
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import reprice_suspense
+from billing.ledger.spend_totals import spent_by_org
+from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.pricing.rating import premium
+from billing.reconciliation.agreement import Agreement, agree
+from billing.reports.request_record import find_record
 
 from .invoices.billed import NOVEMBER, OCTOBER, at, close_and_finalize, lines, open_account
 from .samples import an_attempt, an_event

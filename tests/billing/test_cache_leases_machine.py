@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from billing import cache_lease_proof
 from billing.cache_contracts import WRITES, Ttl
-from billing.cache_leases import Alive, Lease, end, grant, note_writes, sweep
+from billing.corrections.cache_leases import Alive, Lease, end, grant, note_writes, sweep
 from billing.events import Price, PriceSet, Quantities, UsageEvent
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from billing.invoices.invoice import Invoice
+from billing.reconciliation import cache_lease_proof
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
 from tests.machines import DatabaseMachine, run_over_database

@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import daily
-from billing.agreement import Agreement
-from billing.daily import DailyAgreement
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
+from billing.reconciliation import daily
+from billing.reconciliation.agreement import Agreement
+from billing.reconciliation.daily import DailyAgreement
 
 from .samples import an_event
 from .test_ingest import rows

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.forecast import HISTORY_DAYS, MIN_BACKTESTS, expected, forecast
-from billing.ingest import ingest
-from billing.spend_history import forecast_month
+from billing.ingestion.ingest import ingest
+from billing.reports.forecast import HISTORY_DAYS, MIN_BACKTESTS, expected, forecast
+from billing.reports.spend_history import forecast_month
 from tests.billing.samples import NOON, an_attempt, an_event
 
 WEEKLY = [70, 80, 90, 100, 60, 10, 5]

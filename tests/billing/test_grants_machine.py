@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from billing.balance_leases import (
+from billing.credits.balance_leases import (
     EXPIRY_MARGIN,
     LEASE_TTL,
     MAX_LEASE_PICO,
@@ -19,9 +19,9 @@ from billing.balance_leases import (
     lease_amount,
     plan,
 )
-from billing.grants import EXPIRY_GRACE, Burn, Grant, Usage, burn, in_order
+from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage, burn, in_order
+from billing.ledger.transfers import Transfer
 from billing.tables import EPOCH
-from billing.transfers import Transfer
 
 CENT = 10**10
 MODELS = ("penny", "pound")

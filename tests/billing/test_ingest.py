@@ -14,13 +14,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ingest as ingestion
 from billing import tables
 from billing.events import Quantities
-from billing.ingest import ingest
-from billing.ledger import check
-from billing.price_book import PriceBook
-from billing.spool_format import Checkpoint, OpenAttempt
+from billing.ingestion import ingest as ingestion
+from billing.ingestion.ingest import ingest
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook
+from billing.spool.format import Checkpoint, OpenAttempt
 from billing.tables import EPOCH, to_microseconds, to_moment
 
 from .samples import NOON, PRICES, an_attempt, an_event

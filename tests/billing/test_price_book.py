@@ -9,7 +9,7 @@ import pytest
 
 from billing.errors import PriceBookError
 from billing.events import Band, Price, Tier
-from billing.price_book import MAX_BOOK_BYTES, PriceBook
+from billing.pricing.price_book import MAX_BOOK_BYTES, PriceBook
 
 FIRST = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 SECOND = datetime(2026, 12, 1, tzinfo=UTC).timestamp()

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.adjustments import Commitment, FreeAllowance, Scope, Step, TieredPrice
 from billing.errors import PriceBookError
 from billing.events import Band, Price
-from billing.price_book import PriceBook
-from billing.price_entries import PriceEntry
-from billing.price_lists import Discount, PriceLists
+from billing.pricing.adjustments import Commitment, FreeAllowance, Scope, Step, TieredPrice
+from billing.pricing.entries import PriceEntry
+from billing.pricing.lists import Discount, PriceLists
+from billing.pricing.price_book import PriceBook
 
 
 def at(day: int, month: int = 11) -> float:

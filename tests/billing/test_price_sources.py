@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from billing.errors import PriceBookError
-from billing.price_book import PriceBook
-from billing.price_drafts import changes_of, differences, digest_of, draft_of, ours
-from billing.price_sources import PriceSource, Source
+from billing.pricing.drafts import changes_of, differences, digest_of, draft_of, ours
+from billing.pricing.price_book import PriceBook
+from billing.pricing.sources import PriceSource, Source
 
 TODAY = date(2026, 11, 22)
 NEXT = datetime(2026, 11, 23, tzinfo=UTC)

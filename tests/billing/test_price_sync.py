@@ -12,9 +12,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import PriceChanged
-from billing.price_book import PriceBook
-from billing.price_lists import KINDS
-from billing.price_sync import sync_price_book
+from billing.ledger.price_sets import sync_price_book
+from billing.pricing.lists import KINDS
+from billing.pricing.price_book import PriceBook
 
 Write = Callable[[str], PriceBook]
 FIRST = '[[price]]\nmodel = "m"\nvalid_from = 2026-11-01\noutput = 0.15\ncache_read = 0\n'

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.events import CALLS, COMPONENTS, TOKENS, Band, Price, PriceSet, Quantities
-from billing.rating import Rated, price_of, rate
-from gateway.fleet.upstream_meter import UpstreamUsage
-from gateway.metering import Terms, to_quantities
+from billing.pricing.rating import Rated, price_of, rate
+from gateway.fleet.upstream.meter import UpstreamUsage
+from gateway.inference.metering import Terms, to_quantities
 
 from .samples import PRICES, quantities
 

@@ -10,12 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from billing import reconcile
 from billing.events import Price, Quantities, stop_waste_id
-from billing.ingest import ingest
-from billing.ledger import check
-from billing.price_book import PriceBook
-from billing.reconcile import (
+from billing.ingestion import settle_late as reconcile
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import (
     Wasted,
     nobodys_attempt,
     post_waste,
@@ -23,6 +21,8 @@ from billing.reconcile import (
     settle_late,
     settle_orphan,
 )
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook
 
 from .samples import NOON, PRICES, an_attempt, an_event
 from .test_ingest import balances, rows

@@ -11,20 +11,21 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import credit_proof, rerating
-from billing.balance_leases import Ask
-from billing.credit_lines import sweep, top_up
-from billing.credit_returns import Carried, Repaid, carry
-from billing.credits import find_credit, grant_credit
+from billing.corrections import rerating
+from billing.corrections.credit_returns import Carried, Repaid, carry
+from billing.corrections.rerating import Plan, Rerating, Span, apply, plan
+from billing.credits.balance_leases import Ask
+from billing.credits.grants import Grant
+from billing.credits.grants_admin import find_credit, grant_credit
+from billing.credits.lines import sweep, top_up
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Attempt, Price, PriceSet
-from billing.grants import Grant
-from billing.invoices.drilldown import hours_of, requests_of
 from billing.invoices.invoice import Invoice, Line
-from billing.ledger import check
-from billing.price_book import PriceBook, PriceEntry
-from billing.request_record import find_record
-from billing.rerating import Plan, Rerating, Span, apply, plan
+from billing.invoices.lines.drilldown import hours_of, requests_of
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.reconciliation import credit_proof
+from billing.reports.request_record import find_record
 from tests.billing.invoices.billed import (
     NOVEMBER,
     OCTOBER,

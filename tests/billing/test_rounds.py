@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from billing import daily, worker
-from billing.daily import DailyAgreement
+from billing.ingestion import shipper as worker
+from billing.ingestion.shipper import Shipper
 from billing.invoices.invoicer import Invoicer
-from billing.rounds import LOG_AGAIN_S, Unforeseen
-from billing.worker import Shipper
+from billing.loops import LOG_AGAIN_S, Unforeseen
+from billing.reconciliation import daily
+from billing.reconciliation.daily import DailyAgreement
 
 log = logging.getLogger(__name__)
 NO_DB: Any = object()

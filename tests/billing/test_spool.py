@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from billing.events import Quantities, UsageEvent
-from billing.spool import Spool, SpoolBroken, SpoolFull
-from billing.spool_files import Position, SpoolDirectory
-from billing.spool_format import HEADER, MAGIC, Closed, Opened, frame, is_torn, scan
+from billing.spool.directory import Position, SpoolDirectory
+from billing.spool.format import HEADER, MAGIC, Closed, Opened, frame, is_torn, scan
+from billing.spool.spool import Spool, SpoolBroken, SpoolFull
 
 from .samples import an_attempt, an_event
 
@@ -419,7 +419,7 @@ async def test_a_directory_that_cannot_be_made_is_let_go(tmp_path: Path) -> None
 KILLED = """
 import asyncio, sys
 from billing.events import Quantities
-from billing.spool import Spool
+from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 
 async def one(spool, number):

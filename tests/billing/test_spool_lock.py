@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from billing.spool import Spool, SpoolLocked
+from billing.spool.spool import Spool, SpoolLocked
 
 from .samples import an_event
 from .test_spool import shipped

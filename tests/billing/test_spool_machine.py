@@ -29,8 +29,8 @@ from hypothesis.stateful import (
 )
 
 from billing.events import Attempt, Quantities, UsageEvent
-from billing.spool import Batch, Spool
-from billing.spool_format import Checkpoint, Closed, Opened, Record, Voided, frame
+from billing.spool.format import Checkpoint, Closed, Opened, Record, Voided, frame
+from billing.spool.spool import Batch, Spool
 
 from .samples import NOON, an_attempt, an_event, quantities
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from billing.events import Quantities
-from billing.spool import Spool
-from billing.spool_search import search
+from billing.reports.unshipped import search
+from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 
 USED = Quantities(uncached_input=7, output=3)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from billing.events import Quantities
-from billing.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken, SpoolFull
-from billing.spool_sync import SyncBeside, _tell
+from billing.spool.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken, SpoolFull
+from billing.spool.sync import SyncBeside, _tell
 
 from .samples import an_attempt, an_event
 
@@ -24,7 +24,7 @@ from .samples import an_attempt, an_event
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel syncs nothing by itself."""
-    monkeypatch.setattr("billing.spool_sync._kernel", lambda: None)
+    monkeypatch.setattr("billing.spool.sync._kernel", lambda: None)
 
 
 async def test_many_closes_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ async def test_a_close_that_is_alone_is_synced_on_the_spot_while_the_disk_is_qui
         return synced_here[-1]
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", quick_s)
+    monkeypatch.setattr("billing.spool.spool.QUICK_SYNC_S", quick_s)
     spool = await Spool.open(tmp_path / "s")
     assert not any([await close_one(spool) for _ in range(NUM_TIMED)]), "nothing is known yet"
     assert await close_one(spool)
@@ -97,8 +97,8 @@ async def test_streams_that_are_open_at_once_share_syncs_however_quick_the_disk(
     def sync(fd: int) -> None:
         synced_here.append(threading.get_ident() == here)
 
-    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
-    monkeypatch.setattr("billing.spool.FLUSH_INTERVAL_S", 60.0)
+    monkeypatch.setattr("billing.spool.spool.QUICK_SYNC_S", inf)
+    monkeypatch.setattr("billing.spool.spool.FLUSH_INTERVAL_S", 60.0)
     spool = await Spool.open(tmp_path / "s")
     monkeypatch.setattr(os, "fdatasync", sync)
 
@@ -128,7 +128,7 @@ async def test_what_a_failed_sync_left_in_doubt_is_not_written_again(
             raise failures.pop()
         real(fd)
 
-    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
+    monkeypatch.setattr("billing.spool.spool.QUICK_SYNC_S", inf)
     spool = await Spool.open(tmp_path / "s")
     monkeypatch.setattr(os, "fdatasync", fails_once)
     with pytest.raises(SpoolBroken):
@@ -147,7 +147,7 @@ async def test_what_a_failed_sync_left_in_doubt_is_not_written_again(
 async def test_a_close_after_the_end_is_refused_and_writes_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("billing.spool.QUICK_SYNC_S", inf)
+    monkeypatch.setattr("billing.spool.spool.QUICK_SYNC_S", inf)
     spool = await Spool.open(tmp_path / "s")
     await spool.shutdown()
     others = [(tmp_path / str(number)).open("wb") for number in range(8)]  # have its descriptors

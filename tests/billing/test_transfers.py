@@ -15,10 +15,10 @@ from hypothesis.stateful import rule
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.ingest import ingest
-from billing.ledger import check
+from billing.ingestion.ingest import ingest
+from billing.ledger.accounts import check
+from billing.ledger.transfers import Transfer, TransferStatus, transfer
 from billing.tables import EPOCH
-from billing.transfers import Transfer, TransferStatus, transfer
 from tests.databases import Databases
 from tests.machines import DatabaseMachine, run_over_database
 

@@ -11,16 +11,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import credit_lines, credit_proof, unpaid
-from billing.credit_lines import Turn, open_grants, sweep
-from billing.credits import grant_credit
+from billing.credits import lines as credit_lines
+from billing.credits import unpaid
+from billing.credits.grants import burn
+from billing.credits.grants_admin import grant_credit
+from billing.credits.lines import Turn, open_grants, sweep
+from billing.credits.unpaid import oldest_unpaid
 from billing.events import Price, PriceSet, Quantities, UsageEvent
-from billing.grants import burn
-from billing.ingest import ingest
-from billing.ledger import account_of
+from billing.ingestion.ingest import ingest
+from billing.ledger.accounts import account_of
+from billing.ledger.transfers import Transfer, transfer
+from billing.reconciliation import credit_proof
 from billing.tables import EPOCH, unpaid_usage
-from billing.transfers import Transfer, transfer
-from billing.unpaid import oldest_unpaid
 
 from .samples import an_attempt, an_event
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts import UNUSUAL, select_alerts, to_alerts
+from billing.alerts.alerts import UNUSUAL, select_alerts, to_alerts
+from billing.alerts.unusual_spend import LEAST_EXCESS_PICO, MIN_WEEKS, bound_pico, watch
 from billing.events import Price, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from billing.money import PICO_PER_USD, Pico
-from billing.unusual_spend import LEAST_EXCESS_PICO, MIN_WEEKS, bound_pico, watch
 from tests.billing.samples import NOON, an_attempt, an_event
 
 WEEK_S = 7 * 86_400

@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import ReportQueryError
 from billing.events import COMPONENTS, Price, Quantities, UsageEvent
-from billing.ingest import ingest
-from billing.ledger import check
-from billing.usage_report import (
+from billing.ingestion.ingest import ingest
+from billing.ledger.accounts import check
+from billing.reports.usage import (
     LINE_ITEMS,
     CostRow,
     OpenRows,

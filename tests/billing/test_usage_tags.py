@@ -16,18 +16,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ledger, spend_proof, usage_tags
-from billing.alerts import THRESHOLDS, raise_for_cap
+from billing.alerts.alerts import THRESHOLDS, raise_for_cap
+from billing.corrections.rerating import Span, apply, plan
 from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
-from billing.ingest import digest, ingest
-from billing.price_book import PriceBook, PriceEntry
-from billing.reconcile import reprice_suspense
-from billing.request_record import find_record
-from billing.rerating import Span, apply, plan
+from billing.ingestion.ingest import digest, ingest
+from billing.ingestion.settle_late import reprice_suspense
+from billing.ledger import accounts as ledger
+from billing.ledger import tags as usage_tags
+from billing.ledger.tags import OTHER, to_tag
+from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.reconciliation import spend_proof
+from billing.reports.request_record import find_record
+from billing.reports.usage import CostRow, UsageRow, costs, usage_completions
 from billing.tables import to_moment
-from billing.usage_report import CostRow, UsageRow, costs, usage_completions
-from billing.usage_tags import OTHER, to_tag
 
 from .invoices.billed import priced
 from .samples import NOON, an_attempt, an_event

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Quantities, UsageEvent
-from billing.ingest import ingest
-from billing.ledger import check
-from billing.price_book import PriceBook
+from billing.ingestion.ingest import ingest
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook
 
 from .samples import an_attempt, an_event
 from .test_ingest import balances, rows

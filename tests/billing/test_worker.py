@@ -15,19 +15,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import worker
 from billing.errors import SpoolLocked
 from billing.events import Price, Quantities, UsageEvent
-from billing.ever_used import ever_used
-from billing.ingest import ingest
-from billing.ledger import check
-from billing.price_book import PriceBook
-from billing.reconcile import settle_orphan
-from billing.spool import Spool
-from billing.worker import Alarms, Shipper, adopt, ship_batch
-from gateway import embedded
+from billing.ingestion import shipper as worker
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import settle_orphan
+from billing.ingestion.shipper import Alarms, Shipper, adopt, ship_batch
+from billing.ledger.accounts import check
+from billing.pricing.price_book import PriceBook
+from billing.reports.first_use import ever_used
+from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from migrations.runner import migrate
 
 from .samples import an_attempt, an_event

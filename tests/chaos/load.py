@@ -11,10 +11,10 @@ import httpx
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ledger
-from gateway import embedded
+from billing.ledger import accounts as ledger
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from tests.stack import Stack
 
 

@@ -27,18 +27,18 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import worker
 from billing.events import COMPONENTS, Attempt, Price, Quantities, UsageEvent
-from billing.ingest import ingest
-from billing.invoices.accounts import Terms
+from billing.ingestion import shipper as worker
+from billing.ingestion.ingest import ingest
+from billing.ingestion.settle_late import settle_late
+from billing.ingestion.shipper import Alarms, OnBooked, Shipper
 from billing.invoices.invoicer import Invoicer
-from billing.reconcile import settle_late
-from billing.spool import Spool
-from billing.worker import Alarms, OnBooked, Shipper
-from gateway import embedded
+from billing.invoices.lines.accounts import Terms
+from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.ids import uuid7
+from gateway.processes import embedded_databases as embedded
 
 GATEWAYS = ("gateway-0", "gateway-1")
 SHIPPERS = ("shipper-0",)

@@ -29,19 +29,19 @@ import psutil
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing import ledger
 from billing.currency import USD
 from billing.events import COMPONENTS, Quantities
+from billing.ingestion.shipper import Alarms, adopt
 from billing.invoices import proof
-from billing.invoices.accounts import add_rate, set_account
 from billing.invoices.invoicer import Invoicer
-from billing.rating import rate
+from billing.invoices.lines.accounts import add_rate, set_account
+from billing.ledger import accounts as ledger
+from billing.pricing.rating import rate
 from billing.tables import AMOUNTS, EPOCH, to_moment
-from billing.worker import Alarms, adopt
-from gateway import embedded
-from gateway.children import Child
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import Child
 from migrations.runner import migrate
 from tests.chaos.metered import (
     ACCOUNTS,

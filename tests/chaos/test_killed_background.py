@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from tests.chaos.load import billed
 from tests.chaos.test_kills import balance
 from tests.stack import Stack

@@ -1,7 +1,7 @@
 """kill -9 of a gateway that runs two batches, one in each vendor's shape: each line is in the
 output once and on the bill once; what the dead one generated for the others is on nobody's, and
 what it had reserved for them is given back. (That it becomes the house's waste, once no event of it
-can come any more, tests of `billing.reconcile` say.)"""
+can come any more, tests of `billing.ingestion.settle_late` say.)"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from anthropic import Anthropic
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import embedded
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from tests.chaos.load import body, check_books, wait_idle
 from tests.stack import Stack
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import redis
 
-from gateway import embedded
 from gateway.home import Home
-from gateway.inference import CHECKPOINT_TOKENS
-from gateway.limits.expected_output import UNKNOWN_OUTPUT_TOKENS
-from gateway.limits.verdicts import DAY_US
+from gateway.inference.generate import CHECKPOINT_TOKENS
+from gateway.limits.outcomes import DAY_US
+from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
+from gateway.processes import embedded_databases as embedded
 from tests.chaos.load import billed, body
 from tests.chaos.test_kills import balance
 from tests.stack import Stack, running

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.limits.local import BURST_PARTS, SHARE
+from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE
 from tests.chaos.valkey import Valkey, valkey
 from tests.gateway.fleet.scripted_upstream import Exchange, completion
 from tests.journeys.upstreams import LiveUpstream, live_upstreams

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.connection import (
+from gateway.app.connection import (
     BODY_TIMEOUT_S,
     HEAD_TIMEOUT_S,
     OTHER_FILES,

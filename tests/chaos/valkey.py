@@ -13,9 +13,9 @@ from pathlib import Path
 
 import redis
 
-from gateway import embedded
-from gateway.children import Child
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import Child
 
 DATA = (".aof", ".rdb", ".manifest")
 

@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_TENANT, create_engine, tenant
-from gateway.egress import Egress
 from gateway.mcp.credentials import Challenges, VaultCredentials
+from gateway.net.egress import Egress
 from gateway.vault.credentials import open_credential
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
@@ -33,13 +33,13 @@ from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
-from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import Whose
-from mcp_bridge.door import Door
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.upstream.credentials import Whose
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.gateway.a_secret import a_secret
 
 INFO = {"name": "tollgate", "version": "0"}

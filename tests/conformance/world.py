@@ -30,14 +30,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from bench.ports import free_port
-from gateway import embedded
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.client_metadata import from_document
-from gateway.auth.clients import SECRET_PEPPER_PURPOSE, create_client
-from gateway.auth.passwords import Passwords
+from gateway.auth.login.passwords import Passwords
+from gateway.auth.oauth.clients.metadata import from_document
+from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, create_client
 from gateway.auth.peppers import Peppers
 from gateway.db import create_engine, tenant
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from gateway.secret import Secret
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.users import create_user

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from bench.ports import free_port
-from engine.kernels import cpu_backend
+from engine.kernels.cpu import backend as cpu_backend
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = Path(sys.prefix)

@@ -13,10 +13,10 @@ import pytest_asyncio
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from engine.fake import FakeCore
-from engine.frames import open_connection
-from engine.server import EngineServer
-from engine.tokenizer import Tokenizer
+from engine.fake.engine import FakeCore
+from engine.text.tokenizer import Tokenizer
+from engine.transport.frames import open_connection
+from engine.transport.server import EngineServer
 from tests.engine.peers import GatedCore, Join, Peer, Serve
 
 CORPUS = [

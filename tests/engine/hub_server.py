@@ -178,7 +178,7 @@ def _blob(content: bytes) -> str:
 FETCH = """
 import logging, sys
 from engine.errors import ConfigError
-from engine.hub import fetch
+from engine.text.hub import fetch
 logging.basicConfig(level="INFO")
 name, revision, weights = sys.argv[1:]
 try:
@@ -192,7 +192,7 @@ print(found.commit, found.folder)
 def run_fetch(
     environment: Mapping[str, str], name: str, revision: str = "", *, weights: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """`engine.hub.fetch` in a process of its own, as the environment is read at its start."""
+    """`engine.text.hub.fetch` in a process of its own, as the environment is read at its start."""
     return subprocess.run(
         [sys.executable, "-c", FETCH, name, revision, str(weights)],
         cwd=ROOT,

@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.client import Engine
-from engine.fake import FAKE_CONFIG, FakeCore, drawn
-from engine.frames import FrameReader, encode_frame
+from engine.fake.engine import FAKE_CONFIG, FakeCore, drawn
 from engine.protocol import (
     EngineOutput,
     EngineRequest,
@@ -23,7 +21,9 @@ from engine.protocol import (
     ServerMessage,
     Submit,
 )
-from engine.server import EngineServer
+from engine.transport.client import Engine
+from engine.transport.frames import FrameReader, encode_frame
+from engine.transport.server import EngineServer
 
 Serve = Callable[..., Awaitable[EngineServer]]
 Join = Callable[[EngineServer], Awaitable["Peer"]]

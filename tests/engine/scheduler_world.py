@@ -15,10 +15,10 @@ from typing import Any
 
 from engine.config import Pooling
 from engine.fairness import LANE_RANKS
-from engine.lanes import LaneLimits
 from engine.protocol import EngineOutput, EngineRequest, FinishReason, Lane, Usage
-from engine.schedule import ScheduledSequence, SchedulerOutput
-from engine.scheduler import Scheduler
+from engine.scheduling.lanes import LaneLimits
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import SampledTokens, Sequence, SequenceStatus
 from tests.engine.scheduling import EOS, Clock, make
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.block_pool import BlockPool
-from engine.cache_leases import CacheLeases
 from engine.fairness import LANE_WEIGHTS
-from engine.prefix_cache import PrefixCache
+from engine.kv_cache.block_leases import CacheLeases
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, Lane, SamplingParams
-from engine.schedule import SchedulerOutput
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_plan import SchedulerOutput
 from engine.sequence import Sequence
 
 EOS = 7

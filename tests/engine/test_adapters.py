@@ -20,7 +20,7 @@ from engine.__main__ import _config, _parser
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, InvalidRequest, UnsupportedModel
-from engine.fake import FakeCore
+from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest, SamplingParams
 from engine.weights.loader import load_model
 from tests.engine import checkpoints, quantised

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.block_pool import BlockPool
+from engine.kv_cache.block_pool import BlockPool
 
 
 def test_hands_out_every_block_once_and_then_none() -> None:

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.cache_leases import CacheLeases
 from engine.errors import InvalidRequest
+from engine.kv_cache.block_leases import CacheLeases
 from engine.protocol import Breakpoint, EngineRequest, LeaseEnded, LeaseGranted, Usage
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling import Clock, drain, embedding, make, request, step
 
 SIZE = 4

@@ -1,4 +1,4 @@
-"""engine.chat_template renders what transformers renders, and refuses what it must."""
+"""engine.text.chat_template renders what transformers renders, and refuses what it must."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tokenizers
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-import engine.chat_template
-from engine.chat_template import ChatTemplate
+import engine.text.chat_template
 from engine.errors import ConfigError, InvalidRequest
+from engine.text.chat_template import ChatTemplate
 
 # In the structure of the templates that were published with these models.
 
@@ -374,7 +374,7 @@ def test_the_sandbox_holds(source: str) -> None:
 
 
 def test_the_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.chat_template, "MAX_RENDERED_CHARS", 1000)
+    monkeypatch.setattr(engine.text.chat_template, "MAX_RENDERED_CHARS", 1000)
     template = ChatTemplate({"default": "{% for i in range(n) %}x{% endfor %}"}, {"n": 1000})  # type: ignore[dict-item]
     assert len(template.render([])) == 1000
     template = ChatTemplate({"default": "{% for i in range(n) %}x{% endfor %}"}, {"n": 1001})  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""engine.client over a real socket: lost and odd engines, orphans, slow consumers."""
+"""engine.transport.client over a real socket: lost and odd engines, orphans, slow consumers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.client
-import engine.server
-from engine.client import EngineClient, OutputStream
+import engine.transport.client
+import engine.transport.server
 from engine.errors import (
     EngineOverloaded,
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.fake import FakeCore, drawn
-from engine.frames import FrameReader, encode_frame
+from engine.fake.engine import FakeCore, drawn
 from engine.protocol import (
     ClientMessage,
     EngineOutput,
@@ -29,6 +27,8 @@ from engine.protocol import (
     OrphanedUsage,
     Usage,
 )
+from engine.transport.client import EngineClient, OutputStream
+from engine.transport.frames import FrameReader, encode_frame
 from tests.engine.peers import (
     LONG,
     SMALL,
@@ -89,7 +89,7 @@ async def test_a_lost_engine_fails_its_streams_and_is_found_again(serve: Serve) 
 async def test_a_peer_that_is_no_engine_of_ours(
     greeting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.client, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(engine.transport.client, "CONNECT_TIMEOUT_S", 0.1)
     status = FakeCore().status()
     first = {
         "version": encode_frame(msgspec.structs.replace(status, protocol_version=99)),
@@ -122,7 +122,7 @@ async def test_a_peer_that_is_no_engine_of_ours(
 async def test_an_engine_that_does_not_read_is_overloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.client, "MAX_WRITE_BUFFER_BYTES", 1024)
+    monkeypatch.setattr(engine.transport.client, "MAX_WRITE_BUFFER_BYTES", 1024)
     release = asyncio.Event()
 
     async def greet_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +149,7 @@ async def test_a_prompt_too_large_for_a_frame_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await EngineClient.connect((await serve(FakeCore(SMALL))).address, timeout_s=5)
-    monkeypatch.setattr("engine.frames.MAX_FRAME_BYTES", 600)
+    monkeypatch.setattr("engine.transport.frames.MAX_FRAME_BYTES", 600)
     with pytest.raises(InvalidRequest) as refused:
         await collect(client, ask(prompt=[1000] * 300))
     assert refused.value.param == "prompt_token_ids"
@@ -231,7 +231,7 @@ async def test_only_a_request_whose_end_was_taken_is_acknowledged(serve: Serve) 
 async def test_a_gateway_that_stays_is_offered_the_orphans_of_one_that_leaves(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.server, "REOFFER_S", 0.05)
+    monkeypatch.setattr(engine.transport.server, "REOFFER_S", 0.05)
     address = (await serve(FakeCore(SMALL, respond=paced))).address
     offers = 0
 
@@ -257,7 +257,7 @@ async def test_a_client_that_leaves_is_heard_to_the_end(
 ) -> None:
     """Its last acknowledgement arrives although the engine writes to it meanwhile; an engine that
     hangs holds it up for a moment alone."""
-    monkeypatch.setattr(engine.client, "FAREWELL_S", 20.0 if reads else 0.1)
+    monkeypatch.setattr(engine.transport.client, "FAREWELL_S", 20.0 if reads else 0.1)
     status = encode_frame(FakeCore().status())
     heard: list[ClientMessage | None] = []
     leaving, gone = asyncio.Event(), asyncio.Event()

@@ -19,7 +19,7 @@ from engine.core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.model_runner import Launched, ModelRunner
-from engine.schedule import SchedulerOutput
+from engine.scheduling.step_plan import SchedulerOutput
 from tests.engine import checkpoints
 
 POISON = 100
@@ -262,7 +262,9 @@ def test_numbers_beyond_float32_harm_nobody_else(
         core.add(evil)
     assert refused.value.param in ATTACKS[attack]
 
-    monkeypatch.setattr("engine.validation.check_sampling", lambda params, *, vocab_size: None)
+    monkeypatch.setattr(
+        "engine.scheduling.validation.check_sampling", lambda params, *, vocab_size: None
+    )
     core.add(evil)
     core.add(request("victim", **mine))
     outputs = finish(core)

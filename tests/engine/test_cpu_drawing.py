@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.kernels import cpu_drawing
+from engine.kernels.sampling import cpu as cpu_drawing
 
 pytestmark = pytest.mark.skipif(
     not cpu_drawing.draws(torch.zeros(1, 16)), reason="no kernels on this processor"

@@ -14,21 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import cpu_backend, cpu_linear, int8_linear
-from engine.kernels.cpu_attention import CpuAttentionPlan
-from engine.kernels.cpu_rows import argmax
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import quantise_int8
-from engine.kernels.paged_attention import (
+from engine.kernels.attention.cpu import CpuAttentionPlan
+from engine.kernels.attention.dispatch import (
     AttentionMetadata,
     AttentionShape,
     KVLayer,
     TorchAttentionPlan,
     plan_attention,
 )
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
-from engine.kernels.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
-from engine.kernels.swiglu import swiglu
+from engine.kernels.cpu import backend as cpu_backend
+from engine.kernels.linear import cpu as cpu_linear
+from engine.kernels.linear import int8 as int8_linear
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import quantise_int8
+from engine.kernels.pointwise.cpu import argmax
+from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
+from engine.kernels.pointwise.swiglu import swiglu
 from tests.engine.kernels.attention_steps import Step, error, shape_of
 
 CPU = torch.device("cpu")
@@ -230,9 +232,9 @@ def test_without_numba_the_reference_serves() -> None:
 import sys
 sys.modules["numba"] = None
 import torch
-import engine.kernels.cpu_backend as backend
-from engine.kernels.linear import pack_linear
-from engine.kernels.rms_norm import rms_norm
+import engine.kernels.cpu.backend as backend
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.pointwise.rms_norm import rms_norm
 x = torch.ones(3, 32)
 assert not backend.uses_cpu_kernels(x.device)
 assert torch.equal(pack_linear(torch.ones(4, 32), None)(x), torch.full((3, 4), 32.0))

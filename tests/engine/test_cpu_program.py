@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.kernels import cpu_backend, cpu_program
-from engine.kernels.cpu_program import LayerPrograms
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.cpu import backend as cpu_backend
+from engine.kernels.cpu import layer_program as cpu_program
+from engine.kernels.cpu.layer_program import LayerPrograms
+from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
 from engine.protocol import EngineRequest, SamplingParams
 from tests.engine import checkpoints
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner.cuda_graphs import (
+from engine.runner.device.cuda_graphs import (
     LARGEST,
     CalledGraphs,
     Decode,

@@ -18,10 +18,11 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
-from engine.kernels import cpu_backend, deterministic_linear
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import LinearWeight, quantise_fp8, quantise_int8
-from engine.kernels.lora import (
+from engine.kernels.cpu import backend as cpu_backend
+from engine.kernels.linear import deterministic as deterministic_linear
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import LinearWeight, quantise_fp8, quantise_int8
+from engine.kernels.mixture.lora import (
     NOBODY,
     LoraRows,
     LoraStack,
@@ -29,10 +30,10 @@ from engine.kernels.lora import (
     deterministic,
     stack_adapters,
 )
-from engine.kernels.moe import pack_experts, route
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
-from engine.kernels.rotary_cache import rotate
-from engine.kernels.swiglu import swiglu
+from engine.kernels.mixture.moe import pack_experts, route
+from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.pointwise.rotary_cache import rotate
+from engine.kernels.pointwise.swiglu import swiglu
 from engine.layers.rotary import RotaryEmbedding
 from engine.protocol import EngineRequest, SamplingParams
 from engine.runner.batch import SampleRow
@@ -304,7 +305,7 @@ def test_it_computes_the_same_function(
 
 
 def test_cuda_without_float8_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from engine.runner import kv_cache
+    from engine.runner.memory import kv_cache
 
     model = start(tmp_path, {})._stepper._runner._model
     monkeypatch.setattr(kv_cache, "reads_fp8", lambda device: False)

@@ -1,4 +1,4 @@
-"""engine.detokenizer: for any ids, cut any way, the pieces are the text, and the stop cuts it."""
+"""engine.text.detokenizer: for any ids, cut any way, the pieces are the text, and the stop cuts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from engine.detokenizer import MAX_HELD_TOKENS, Detokenizer
-from engine.tokenizer import Tokenizer
+from engine.text.detokenizer import MAX_HELD_TOKENS, Detokenizer
+from engine.text.tokenizer import Tokenizer
 
 # Letters that merge, characters of 2, 3 and 4 bytes, spaces, and what joins them.
 TEXTS = st.text("ab the\n é日本中文😀👍🏽\u200d�", max_size=40)

@@ -41,7 +41,10 @@ def modules_of(room: str) -> list[str]:
         parts = list(path.relative_to(ROOT).with_suffix("").parts)
         if parts[0] == "engine" and Path(parts[1]).stem in BELOW_THE_LINE:
             continue
-        if parts == ["gateway", "__main__"]:  # runs when imported; all it does is call gateway.cli
+        if parts == [
+            "gateway",
+            "__main__",
+        ]:  # runs when imported; all it does is call gateway.cli.main
             continue
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return names

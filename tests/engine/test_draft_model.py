@@ -20,11 +20,11 @@ from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.batch import SampleRow
-from engine.runner.draft_model import Drafter
 from engine.runner.model_runner import Launched
-from engine.runner.sampling_tensors import SamplingScratch, logit_adjustments
-from engine.runner.speculative import RETRY_TOKENS, Guesser, Worth
-from engine.schedule import SchedulerOutput
+from engine.runner.sampling.sampling_tensors import SamplingScratch, logit_adjustments
+from engine.runner.speculative.draft_model import Drafter
+from engine.runner.speculative.guesser import RETRY_TOKENS, Guesser, Worth
+from engine.scheduling.step_plan import SchedulerOutput
 from engine.sequence import Sequence
 from tests.engine import checkpoints
 from tests.engine.test_adapters import ATTENTION, write_adapter
@@ -91,7 +91,7 @@ def watch(core: EngineCore) -> list[SchedulerOutput]:
 
 def always_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it costs."""
-    monkeypatch.setattr("engine.runner.speculative.Worth.slowdown", lambda self, num: 1.0)
+    monkeypatch.setattr("engine.runner.speculative.guesser.Worth.slowdown", lambda self, num: 1.0)
 
 
 @pytest.mark.parametrize("num_blocks", [64, 20])

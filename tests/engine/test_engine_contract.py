@@ -1,4 +1,4 @@
-"""One contract, two engines: engine.client over a real socket, and engine.fake."""
+"""One contract, two engines: engine.transport.client over a real socket, and engine.fake.engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine.client import Engine, EngineClient
 from engine.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -22,13 +21,14 @@ from engine.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.fake import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn, embedding
+from engine.fake.engine import EOS_TOKEN_ID, FakeCore, FakeEngine, drawn, embedding
 from engine.protocol import (
     EngineOutput,
     EngineRequest,
     SeenPrefix,
     Usage,
 )
+from engine.transport.client import Engine, EngineClient
 from tests.engine.peers import (
     LONG,
     SMALL,

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from engine.client import EngineClient
 from engine.errors import EngineUnavailable, InvalidRequest
 from engine.protocol import (
     EngineRequest,
@@ -26,7 +25,8 @@ from engine.protocol import (
     SamplingParams,
     Usage,
 )
-from engine.usage_record import Totals, read
+from engine.transport.client import EngineClient
+from engine.transport.usage_record import Totals, read
 from tests.engine import checkpoints
 from tests.engine.peers import collect, until
 
@@ -92,7 +92,7 @@ def idle(status: ReplicaStatus) -> bool:
 
 GATEWAY = """
     import asyncio, sys
-    from engine.client import EngineClient
+    from engine.transport.client import EngineClient
     from engine.protocol import EngineRequest, SamplingParams
 
     async def main():

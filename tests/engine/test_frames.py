@@ -1,4 +1,4 @@
-"""engine.frames: what is written is read, and what is malformed is named."""
+"""engine.transport.frames: what is written is read, and what is malformed is named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.frames
+import engine.transport.frames
 from engine.errors import ConfigError, ProtocolError
-from engine.frames import FrameReader, encode_frame, parse_address
 from engine.protocol import (
     MAX_FRAME_BYTES,
     Abort,
@@ -31,6 +30,7 @@ from engine.protocol import (
     TokenLogprobs,
     Usage,
 )
+from engine.transport.frames import FrameReader, encode_frame, parse_address
 
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, generated_tokens=7, prefilled=True)
 FROM_CLIENT = [
@@ -124,7 +124,7 @@ async def test_a_length_is_refused_before_its_body_is_read() -> None:
 
 
 def test_a_message_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.frames, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(engine.transport.frames, "MAX_FRAME_BYTES", 100)
     assert encode_frame(Abort("x" * 70))
     with pytest.raises(ProtocolError, match="exceeds 100"):
         encode_frame(Abort("x" * 100))

@@ -20,7 +20,6 @@ import msgspec
 import pytest
 import torch
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineOverloaded, InvalidRequest
@@ -31,8 +30,9 @@ from engine.protocol import (
     Grammar,
     SamplingParams,
 )
-from engine.runner import grammar_compiler
-from engine.tokenizer import Tokenizer
+from engine.runner.grammar import compiler as grammar_compiler
+from engine.text.tokenizer import Tokenizer
+from engine.transport.client import EngineClient
 from tests.engine import checkpoints
 from tests.engine.peers import Serve, collect, until
 

@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 
 from engine.errors import EngineOverloaded, InvalidRequest
 from engine.protocol import Grammar
-from engine.runner import grammar as grammar_module
-from engine.runner.grammar import (
+from engine.runner.grammar import constraint as grammar_module
+from engine.runner.grammar.compiler import GrammarCompiler
+from engine.runner.grammar.constraint import (
     GrammarConstraint,
     MatcherTokenizer,
     Vocabulary,
     compile_grammar,
 )
-from engine.runner.grammar_compiler import GrammarCompiler
-from engine.runner.grammar_trial import OF_THE_GRAMMAR, GrammarTrial
-from engine.tokenizer import Tokenizer
+from engine.runner.grammar.sandbox import OF_THE_GRAMMAR, GrammarTrial
+from engine.text.tokenizer import Tokenizer
 from tests.engine.test_grammar import CHOICE, ENDLESS, EOS, JSON, PENNY, SCHEMA, TOKENIZER
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient
-from engine.hub import names_a_repository
+from engine.text.hub import names_a_repository
+from engine.transport.client import EngineClient
 from tests.engine import checkpoints
 from tests.engine.hub_server import FETCH, ROOT, Hub, run_fetch
 

@@ -12,9 +12,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineOverloaded
 from engine.fairness import LANE_WEIGHTS
-from engine.lanes import LaneLimits, queues_of
 from engine.protocol import Lane, LaneStatus
-from engine.scheduler import Scheduler
+from engine.scheduling.lanes import LaneLimits, queues_of
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import SequenceStatus
 from tests.engine.scheduling import (
     Clock,

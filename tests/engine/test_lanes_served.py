@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine.client import EngineClient
 from engine.errors import DeadlineExceeded, EngineOverloaded, InvalidRequest
-from engine.fake import FAKE_CONFIG, FakeCore
-from engine.lanes import LaneLimits
+from engine.fake.engine import FAKE_CONFIG, FakeCore
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
+from engine.scheduling.lanes import LaneLimits
+from engine.transport.client import EngineClient
 from tests.engine.peers import Serve, collect, until
 from tests.engine.scheduling import make, request
 

@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-import engine.server
-from engine.client import Engine, EngineClient
-from engine.fake import FakeCore, FakeEngine
+import engine.transport.server
+from engine.fake.engine import FakeCore, FakeEngine
 from engine.protocol import Breakpoint, EngineRequest, LeaseEnded, LeaseGranted
+from engine.transport.client import Engine, EngineClient
 from tests.engine.peers import SMALL, Serve, ask, collect, until
 
 Event = LeaseGranted | LeaseEnded
@@ -62,7 +62,7 @@ async def test_a_gateway_hears_what_is_kept_for_it_and_when_it_no_longer_is(
 async def test_a_broken_lease_is_offered_until_a_gateway_has_it_on_disk(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.server, "REOFFER_S", 0.05)
+    monkeypatch.setattr(engine.transport.server, "REOFFER_S", 0.05)
     address = (await serve(FakeCore(TIGHT))).address
     deaf = await EngineClient.connect(address, timeout_s=5)
     await collect(deaf, keep("kept"))

@@ -15,20 +15,20 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-import engine.server
-from engine.client import EngineClient
+import engine.transport.server
 from engine.errors import ConfigError, EngineUnavailable
-from engine.fake import FakeCore
-from engine.frames import open_connection
+from engine.fake.engine import FakeCore
 from engine.models import llama
 from engine.models.config import ModelConfig, parse
 from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage
-from engine.runner.step_timeout import (
+from engine.runner.device.step_timeout import (
     MIN_STEP_TIMEOUT_S,
     derive_step_timeout_s,
     operations_per_token,
 )
-from engine.server import EngineServer
+from engine.transport.client import EngineClient
+from engine.transport.frames import open_connection
+from engine.transport.server import EngineServer
 from tests.engine.peers import CONFIG, LONG, GatedCore, Join, Serve, ask, collect, paced, until
 
 TIMEOUT_S = 0.5
@@ -180,7 +180,7 @@ async def test_a_bug_in_connecting_is_told_and_tried_again(
             raise UnicodeError("label empty or too long")
         return await open_connection(address)
 
-    monkeypatch.setattr("engine.client.open_connection", fail_at_first)
+    monkeypatch.setattr("engine.transport.client.open_connection", fail_at_first)
     with caplog.at_level(logging.ERROR):
         client = await EngineClient.connect(server.address, timeout_s=5)
     assert len(caplog.records) == 2
@@ -191,7 +191,7 @@ async def test_a_bug_in_connecting_is_told_and_tried_again(
 async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.server, "REOFFER_S", 0.05)
+    monkeypatch.setattr(engine.transport.server, "REOFFER_S", 0.05)
     server = await serve(FakeCore(BRISK, respond=paced))
     recorded: list[OrphanedUsage] = []
 

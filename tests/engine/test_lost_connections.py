@@ -10,11 +10,11 @@ from itertools import count
 
 import msgspec
 
-from engine.client import EngineClient
 from engine.errors import DeadlineExceeded, EngineOverloaded, EngineUnavailable
 from engine.fairness import LANE_WEIGHTS
-from engine.fake import FAKE_CONFIG, FakeCore
+from engine.fake.engine import FAKE_CONFIG, FakeCore
 from engine.protocol import EngineOutput, EngineRequest, OrphanedUsage, ReplicaStatus, Usage
+from engine.transport.client import EngineClient
 from tests.engine.peers import Serve, until
 from tests.engine.scheduling import Clock, make, request
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pace import FIRST_CHUNK, MIN_CHUNK, Pace
+from engine.scheduling.pace import FIRST_CHUNK, MIN_CHUNK, Pace
 from tests.engine.scheduling import Clock, make, request
 
 BUDGET = 8192

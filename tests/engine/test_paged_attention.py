@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.paged_attention import (
+from engine.kernels.attention.dispatch import (
     AttentionMetadata,
     TorchAttentionPlan,
     attention_bytes,
     attention_flops,
 )
-from engine.runner.kv_cache import allocate_kv_cache, kv_bytes_per_token
+from engine.runner.memory.kv_cache import allocate_kv_cache, kv_bytes_per_token
 from tests.engine.kernels.attention_steps import Step, error, shape_of
 
 CPU = torch.device("cpu")

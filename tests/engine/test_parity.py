@@ -14,16 +14,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.fairness import LANE_WEIGHTS
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache
 from engine.layers.parallel import SINGLE_RANK
-from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.runner.kv_cache import allocate_kv_cache, attention_shape
+from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.weights.loader import load_model
 from tests.engine import checkpoints
 

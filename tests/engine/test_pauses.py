@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.waiting import Deadlines
+from engine.scheduling.queues import Deadlines
 from tests.engine.scheduling import Clock, add, drain, execute, make, plan, sequence_of, step
 
 # Pauses

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache, block_digest, root_digest
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
 from engine.protocol import SamplingParams
 from engine.sequence import FREED, Sequence
 

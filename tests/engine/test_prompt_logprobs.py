@@ -13,7 +13,7 @@ import torch
 from engine.core import EngineCore
 from engine.errors import InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, TokenLogprobs
-from engine.validation import MAX_PROMPT_LOGPROBS
+from engine.scheduling.validation import MAX_PROMPT_LOGPROBS
 from tests.engine import checkpoints
 from tests.engine.test_parity import SETTINGS, greedy, prompts, run, start, text
 

@@ -7,8 +7,8 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prefix_cache import block_digest, root_digest
-from engine.prompt_memory import PromptMemory
+from engine.kv_cache.miss_history import PromptMemory
+from engine.kv_cache.prefix_cache import block_digest, root_digest
 from engine.protocol import SeenPrefix
 from tests.engine.scheduling import drain, make, request
 

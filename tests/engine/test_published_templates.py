@@ -17,12 +17,12 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.chat_template import ChatTemplate
 from engine.errors import InvalidRequest
-from engine.output_parser import OutputFormat
-from engine.output_parser.families import FAMILIES
-from engine.template_calls import FORMS, CallForm, find_form, in_form
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.output_parser import OutputFormat
+from engine.text.output_parser.registry import FAMILIES
+from engine.text.tokenizer import Tokenizer
+from engine.text.tool_call_history import FORMS, CallForm, find_form, in_form
 from tests.engine.output_parser.readings import Reading, read
 from tests.engine.test_chat_template import MISTRAL, TOOL
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.protocol import SamplingParams
-from engine.runner import sampler as sampler_module
-from engine.runner.adjust import adjust_logits
 from engine.runner.batch import SampleRow
-from engine.runner.philox import philox4x32, uniforms
-from engine.runner.sampler import Sampler
+from engine.runner.sampling import sampler as sampler_module
+from engine.runner.sampling.logit_adjustments import adjust_logits
+from engine.runner.sampling.philox import philox4x32, uniforms
+from engine.runner.sampling.sampler import Sampler
 from engine.sequence import Sequence
 from tests.engine.sample_rows import sample_row
 

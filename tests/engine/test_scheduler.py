@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.pace import Pace
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
-from engine.scheduler import Scheduler
+from engine.scheduling.pace import Pace
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FREED, SequenceStatus
 from tests.engine.scheduling import drain, execute, make, plan, request, sequence_of, step
 

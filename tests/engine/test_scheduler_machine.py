@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.fairness import LANE_WEIGHTS
-from engine.lanes import LaneLimits
 from engine.protocol import Lane
+from engine.scheduling.lanes import LaneLimits
 from tests.engine.scheduler_world import PROMPTS, World, make_world, sampler
 from tests.engine.scheduling import embedding, request
 

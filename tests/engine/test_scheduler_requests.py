@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ContextLengthExceeded, EngineError, EngineOverloaded, InvalidRequest
 from engine.protocol import EngineOutput, Usage
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import choice_seed
 from tests.engine.scheduling import (
     EOS,

@@ -1,4 +1,4 @@
-"""engine.server on real sockets: whose requests are whose, who is dropped, what is never lost."""
+"""engine.transport.server on real sockets: whose requests are whose, who is dropped, what is never lost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from itertools import islice
 import msgspec
 import pytest
 
-import engine.server
-import engine.step_loop
-from engine.fake import FakeCore, drawn
-from engine.frames import encode_frame
+import engine.transport.server
+import engine.transport.step_loop
+from engine.fake.engine import FakeCore, drawn
 from engine.protocol import (
     Abort,
     OrphanAck,
@@ -23,7 +22,8 @@ from engine.protocol import (
     Submit,
     Usage,
 )
-from engine.server import EngineServer
+from engine.transport.frames import encode_frame
+from engine.transport.server import EngineServer
 from tests.engine.peers import (
     CONFIG,
     GatedCore,
@@ -319,7 +319,7 @@ async def test_a_malformed_frame_ends_that_connection_alone(
 async def test_a_peer_that_does_not_read_is_dropped_and_stalls_nobody(
     join: Join, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine.server, "MAX_WRITE_BUFFER_BYTES", 2_000_000)
+    monkeypatch.setattr(engine.transport.server, "MAX_WRITE_BUFFER_BYTES", 2_000_000)
     server = await serve(FakeCore(CONFIG))
     good = await join(server)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bad:
@@ -340,7 +340,7 @@ async def test_a_peer_that_does_not_read_is_dropped_and_stalls_nobody(
 async def test_connections_are_bounded(
     join: Join, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(engine.transport.server, "MAX_CONNECTIONS", 1)
     server = await serve(FakeCore(CONFIG))
     first = await join(server)
     second = await join(server)

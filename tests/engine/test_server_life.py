@@ -1,4 +1,4 @@
-"""engine.server from its address to its end: listening, idling, draining, dying."""
+"""engine.transport.server from its address to its end: listening, idling, draining, dying."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import engine.listening
-import engine.server
-import engine.step_loop
-from engine.client import EngineClient
+import engine.transport.server
+import engine.transport.sockets
+import engine.transport.step_loop
 from engine.errors import (
     ConfigError,
     EngineStepFailed,
     EngineUnavailable,
 )
-from engine.fake import FakeCore
-from engine.frames import open_connection
+from engine.fake.engine import FakeCore
 from engine.protocol import (
     EngineOutput,
     ReplicaStatus,
 )
-from engine.server import EngineServer
-from engine.step_loop import Result, StepLoop
+from engine.transport.client import EngineClient
+from engine.transport.frames import open_connection
+from engine.transport.server import EngineServer
+from engine.transport.step_loop import Result, StepLoop
 from tests.engine.peers import (
     CONFIG,
     GatedCore,
@@ -88,7 +88,7 @@ async def test_an_idle_engine_is_checked_but_not_all_the_time(
     monkeypatch: pytest.MonkeyPatch, join: Join, serve: Serve
 ) -> None:
     """Idle three times, each long enough for a check: one check within the interval."""
-    monkeypatch.setattr(engine.step_loop, "IDLE_CHECK_S", 0.05)
+    monkeypatch.setattr(engine.transport.step_loop, "IDLE_CHECK_S", 0.05)
     checks = 0
 
     class Counting(FakeCore):
@@ -106,7 +106,7 @@ async def test_an_idle_engine_is_checked_but_not_all_the_time(
     for name in ("a", "b", "c"):
         await work_then_idle(name)
     assert checks == 1
-    monkeypatch.setattr(engine.step_loop, "INTEGRITY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(engine.transport.step_loop, "INTEGRITY_INTERVAL_S", 0.0)
     await work_then_idle("d")
     assert checks == 2
 
@@ -165,7 +165,7 @@ async def test_a_drain_is_bounded_and_what_is_cut_is_billed(tmp_path: Path) -> N
 async def test_a_dead_step_thread_ends_the_server_at_once(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.step_loop, "IDLE_CHECK_S", 0.3)
+    monkeypatch.setattr(engine.transport.step_loop, "IDLE_CHECK_S", 0.3)
 
     class Broken(FakeCore):
         def step(self) -> list[EngineOutput]:
@@ -198,7 +198,7 @@ async def test_a_dead_step_thread_ends_the_server_at_once(
 
 
 def test_a_receiver_that_falls_behind_stops_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.step_loop, "MAX_UNDELIVERED", 3)
+    monkeypatch.setattr(engine.transport.step_loop, "MAX_UNDELIVERED", 3)
     core = FakeCore(CONFIG)
     received: list[Sequence[Result]] = []
     loop = StepLoop(
@@ -282,6 +282,6 @@ async def test_tcp_on_any_free_port(
 
 def test_what_is_loopback() -> None:
     loopback = ["localhost", "127.0.0.1", "127.8.8.8", "::1"]
-    assert [engine.listening.is_loopback(host) for host in loopback] == [True] * 4
+    assert [engine.transport.sockets.is_loopback(host) for host in loopback] == [True] * 4
     elsewhere = ["0.0.0.0", "10.0.0.1", "::", "engine.example.org"]
-    assert [engine.listening.is_loopback(host) for host in elsewhere] == [False] * 4
+    assert [engine.transport.sockets.is_loopback(host) for host in elsewhere] == [False] * 4

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from engine.errors import InvalidRequest
 from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected, Submit
-from engine.server import EngineServer
+from engine.transport.server import EngineServer
 from tests.engine.peers import GatedCore, Join, Serve, settle, submit, until
 
 GRAMMAR = Grammar(kind="regex", text="a+")

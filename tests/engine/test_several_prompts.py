@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.client import Engine, EngineClient
 from engine.errors import InvalidRequest
-from engine.fake import FakeCore, FakeEngine
+from engine.fake.engine import FakeCore, FakeEngine
 from engine.protocol import Breakpoint, EngineOutput, EngineRequest, SamplingParams
-from engine.validation import MAX_CHOICES, MAX_EMBEDDED
+from engine.scheduling.validation import MAX_CHOICES, MAX_EMBEDDED
+from engine.transport.client import Engine, EngineClient
 from tests.engine import checkpoints
 from tests.engine.peers import SMALL, Serve, collect
 from tests.engine.scheduling import drain, embedding, make, request, step

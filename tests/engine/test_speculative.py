@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import SamplingParams
-from engine.runner.speculative import (
+from engine.runner.speculative.guesser import (
     LONGEST_NGRAM,
     PLAIN_EVERY,
     RETRY_TOKENS,

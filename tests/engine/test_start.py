@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from engine import core as core_module
-from engine import sizing
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError
-from engine.kernels.paged_attention import AttentionShape
-from engine.startup import Startup
+from engine.kernels.attention.dispatch import AttentionShape
+from engine.runner import sizing
+from engine.transport.startup import Startup
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.step_inputs import StepInputs, complete_reference
+from engine.kernels.step_inputs.dispatch import StepInputs, complete_reference
 from engine.protocol import SamplingParams
 from engine.runner.batch import lay_out
-from engine.runner.device_buffers import ALIGNMENT, KINDS, StepLayout, StepSize
-from engine.runner.step_packer import KNOWN, UNUSED_SLOT, KeptTables, StepPacker
-from engine.schedule import ScheduledSequence, SchedulerOutput
+from engine.runner.device.device_buffers import ALIGNMENT, KINDS, StepLayout, StepSize
+from engine.runner.device.step_packer import KNOWN, UNUSED_SLOT, KeptTables, StepPacker
+from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import FREED, Sequence, SequenceStatus
 
 NUM_ROWS = 3

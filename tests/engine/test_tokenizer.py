@@ -1,4 +1,4 @@
-"""engine.tokenizer against the library it wraps, and against broken folders."""
+"""engine.text.tokenizer against the library it wraps, and against broken folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, InvalidRequest
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 
 def test_special_tokens_are_read_from_both_spellings(tokenizer: Tokenizer) -> None:

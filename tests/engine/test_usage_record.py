@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine import usage_record
 from engine.protocol import Usage
-from engine.usage_record import Reading, Totals, UsageRecord, read, records_of
+from engine.transport import usage_record
+from engine.transport.usage_record import Reading, Totals, UsageRecord, read, records_of
 
 
 class Killed(BaseException):

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE
 from engine.errors import ConfigError, UnsupportedModel
-from engine.kernels.paged_attention import AttentionMetadata, plan_attention
+from engine.kernels.attention.dispatch import AttentionMetadata, plan_attention
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.decoder import Decoder
-from engine.runner.kv_cache import allocate_kv_cache, attention_shape
-from engine.runner.memory import host_free_bytes
+from engine.runner.memory.free_memory import host_free_bytes
+from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.weights.loader import load_model
 from engine.weights.registry import FAMILIES, load_model_config
 from tests.engine import checkpoints

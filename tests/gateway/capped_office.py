@@ -13,18 +13,18 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
 from gateway.fleet.router import Fleet, Route
+from gateway.generate_request import GenerateRequest
 from gateway.ids import uuid7
-from gateway.inference import Call, Desk, start
+from gateway.inference.generate import Call, Desk, start
 from gateway.lanes import Turn
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import counter_of
 from gateway.principal import Principal, SpendCap
 from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter, Telemetry
-from gateway.wire.request import GenerateRequest
 from tests.gateway.office import AsListed, PlainEncoder, read
 
 IDLE_TIMEOUT_S = 5.0

@@ -10,9 +10,9 @@ import tokenizers
 from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import decoders, models, pre_tokenizers
 
-from engine.chat_template import ChatTemplate
-from engine.tokenizer import Tokenizer
-from gateway import app as product
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.app import create as product
 from gateway.auth import access_tokens, api_keys, revocations
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads

@@ -19,7 +19,8 @@ import pytest
 from joserfc.jwk import RSAKey
 
 import gateway
-from gateway.tenancy import key_changes, keys
+from gateway.tenancy.keys import changes as key_changes
+from gateway.tenancy.keys import keys
 from gateway.webhooks import endpoints
 
 ROOT = Path(gateway.__file__).parent

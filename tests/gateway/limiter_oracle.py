@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.limits import scripts
+from gateway.limits.redis import scripts
 
 CLOCK_KEY = "test:now"
 MINUTE_US = 60_000_000

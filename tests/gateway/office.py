@@ -13,7 +13,6 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
-from gateway.delivery import Delivery
 from gateway.fleet.replica import (
     ANYBODYS,
     MeteredUsage,
@@ -22,14 +21,15 @@ from gateway.fleet.replica import (
     ReplicaHealth,
     TextDelta,
 )
+from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.ids import uuid7
-from gateway.inference import Call, Desk, Encoder, start
+from gateway.inference.delivery import Delivery
+from gateway.inference.generate import Call, Desk, Encoder, start
 from gateway.lanes import Turn
 from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
 from gateway.principal import Plan, Principal
 from gateway.telemetry import RequestMeter, Telemetry
-from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
 
 INPUT_TOKENS = 10
 PLAN = Plan(

@@ -12,13 +12,13 @@ from functools import cache
 from litestar import Litestar
 from litestar.datastructures import State
 
-from gateway import app as product
+from gateway.app import create as product
 
 _made = cache(product.with_routes)
 
 
 def with_routes(max_body_bytes: int) -> Litestar:
-    """As `gateway.app.with_routes`."""
+    """As `gateway.app.create.with_routes`."""
     found = copy.copy(_made(max_body_bytes))
     found.state = State()
     found.event_emitter = copy.copy(found.event_emitter)

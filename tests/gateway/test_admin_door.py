@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from litestar import Litestar, Request, Response, get, put
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.app import refuse
+from gateway.app.create import refuse
 from gateway.errors import to_face
 from gateway.fleet.errors import BadField
-from gateway.routes.conditional import answer, etag_of, if_match
-from gateway.routes.envelope import Envelope
-from gateway.routes.pages import PageQuery, keyset, to_listing
-from gateway.routes.problem import speaks_problems
+from gateway.routes.asgi.envelope import Envelope
+from gateway.routes.shared.conditional import answer, etag_of, if_match
+from gateway.routes.shared.pages import PageQuery, keyset, to_listing
+from gateway.routes.shared.problem import speaks_problems
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     InvalidField,
@@ -27,7 +27,7 @@ from gateway.tenancy.errors import (
     TenancyError,
 )
 from gateway.tenancy.pages import MAX_LIMIT
-from gateway.wire.openai_admin import parse_query
+from gateway.wire.organization.usage import parse_query
 
 
 class Thing(msgspec.Struct):

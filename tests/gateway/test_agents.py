@@ -17,9 +17,9 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
 
 from engine.config import EngineConfig
-from engine.fake import FakeCore
+from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker
 from tests.gateway.openapi.running import TIMEOUT_S, Running

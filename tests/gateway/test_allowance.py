@@ -19,7 +19,7 @@ from gateway.limits.limiter import (
     Limiter,
     LimiterUnavailable,
 )
-from gateway.limits.verdicts import Refusal, Settlement, Units, burst
+from gateway.limits.outcomes import Refusal, Settlement, Units, burst
 from gateway.principal import Plan, Principal
 from gateway.tasks import TaskSet
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock

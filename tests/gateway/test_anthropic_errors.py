@@ -17,10 +17,10 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     UnknownModel,
 )
-from gateway.inference import RateLimited
+from gateway.inference.generate import RateLimited
 from gateway.limits.limiter import Refusal
-from gateway.limits.verdicts import RateState
-from gateway.routes.problem import encode_face, encode_face_event, spoken
+from gateway.limits.outcomes import RateState
+from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 

@@ -23,21 +23,21 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import embedded
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth import api_keys
 from gateway.auth.api_keys import Authenticator, find_key
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
-from gateway.children import Child
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.lru import Lru
 from gateway.principal import UNLIMITED, Plan
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import Child
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced
-from gateway.tenancy.keys import CreatedKey, create_key, revoke_key
+from gateway.tenancy.keys.keys import CreatedKey, create_key, revoke_key
+from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, create_org, update_org_plan
-from gateway.tenancy.plans import sync_plans
 from gateway.tenancy.projects import create_project
 from migrations.runner import migrate
 from tests.pace import pace

@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import cache_reading, cache_report, cache_rows
-from gateway.cache_notes import CacheNote
-from gateway.cache_reading import CacheRow, read_cache_report
-from gateway.cache_report import CacheReport
-from gateway.cache_rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
+from gateway.cache_report import reading as cache_reading
+from gateway.cache_report import report as cache_report
+from gateway.cache_report import rows as cache_rows
+from gateway.cache_report.notes import CacheNote
+from gateway.cache_report.reading import CacheRow, read_cache_report
+from gateway.cache_report.report import CacheReport
+from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
 from gateway.db import create_engine, tenant
-from gateway.fleet.cache_outcome import CacheCause, CacheOutcome, MessagePlace
+from gateway.fleet.engine.cache_outcome import CacheCause, CacheOutcome, MessagePlace
 from gateway.fleet.replica import MeteredUsage
 from tests.billing.samples import an_attempt
 

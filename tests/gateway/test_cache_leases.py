@@ -13,17 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.cache_contracts import Breakpoint
 from billing.events import Price, PriceSet, Quantities, UsageEvent
-from billing.ingest import ingest
-from engine.fake import FakeEngine
+from billing.ingestion.ingest import ingest
+from engine.fake.engine import FakeEngine
 from engine.protocol import LeaseEnded, LeaseGranted
-from gateway import cache_leases
-from gateway.cache_leases import CacheLeases, leased_models, place_of
+from gateway.cache_report import leases as cache_leases
+from gateway.cache_report.leases import CacheLeases, leased_models, place_of
 from gateway.db import create_engine
-from gateway.fleet.kept_prefixes import AskedToKeep
+from gateway.fleet.engine.kept_prefixes import AskedToKeep
 from gateway.ids import uuid7
 from gateway.limits import recounts
 from gateway.limits.counters import index_key
-from gateway.served_models import AdapterConfig, ModelConfig
+from gateway.settings.models import AdapterConfig, ModelConfig
 from tests.billing.samples import an_attempt, an_event
 
 PENNY = ModelConfig(name="penny", cache_contract="explicit")

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from billing.price_book import PriceBook
-from billing.spool import Spool
-from gateway.cache_notes import CacheNote, OnCached
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
+from gateway.cache_report.notes import CacheNote, OnCached
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk
+from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter
 from gateway.tasks import TaskSet
 from tests.gateway.office import AsListed, Office, ScriptedReplica, read

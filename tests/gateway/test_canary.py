@@ -21,13 +21,13 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE, Actor
-from gateway.auth.client_metadata import from_document
-from gateway.auth.clients import create_client, rotate_secret
+from gateway.auth.oauth.clients.metadata import from_document
+from gateway.auth.oauth.clients.store import create_client, rotate_secret
 from gateway.db import tenant
 from gateway.logs import JsonFormatter
 from gateway.secret import Secret
 from gateway.tenancy.invites import create_invite
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from gateway.limits import ceilings
 from gateway.limits.ceilings import MAX_NOTED, Ceilings
 from gateway.limits.limiter import Admission, Limiter
-from gateway.limits.verdicts import ScopeLimits, Units, buckets_of, scopes_of
+from gateway.limits.outcomes import ScopeLimits, Units, buckets_of, scopes_of
 from gateway.principal import Plan
 from tests.gateway.test_limiter import limits, of, principal
 

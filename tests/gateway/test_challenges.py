@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.auth.errors import InvalidKey
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
 PUBLIC_URL = "https://tollgate.example"

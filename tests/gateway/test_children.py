@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway import children, keeper
-from gateway.children import Child, cut_log, end_leftovers, spawn
-from gateway.keeper import Keeper
+from gateway.processes import child_processes as children
+from gateway.processes import restarter as keeper
+from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
+from gateway.processes.restarter import Keeper
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -67,7 +68,7 @@ async def test_a_ctrl_c_at_the_terminal_is_the_parents_alone(start: partial[Chil
 
 KILLED_PARENT = """
 import os, pathlib, signal, sys
-from gateway.children import spawn
+from gateway.processes.child_processes import spawn
 folder = pathlib.Path(sys.argv[1])
 spawn("orphan", ["/bin/sleep", "600"], run=folder, log=folder / "orphan.log", env={"PATH": "/bin"})
 os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import COLUMNS, tollgate
+from gateway.cli.main import COLUMNS, tollgate
 from gateway.home import Home, HomeLock
 
 ROOT = Path(__file__).resolve().parents[2]

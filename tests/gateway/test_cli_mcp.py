@@ -10,9 +10,9 @@ import pytest
 from click import ClickException
 from click.testing import CliRunner, Result
 
-from gateway.cli import tollgate
-from gateway.settings import load
-from gateway.settings_edit import with_key
+from gateway.cli.main import tollgate
+from gateway.settings.edit import with_key
+from gateway.settings.load import load
 
 BEFORE = """# ours
 [[model]]

@@ -12,11 +12,11 @@ import pytest
 from click.testing import Result
 from mcp.server.auth.provider import AccessToken
 
-from gateway import administration
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli_mcp import org_of
+from gateway.cli import administration
+from gateway.cli.mcp import org_of
 from gateway.secret import Secret
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.vault.credentials import put_credential
 from gateway.vault.envelope import Vault
 from tests.gateway.mcp.signing_server import SCOPE, Signing, signing

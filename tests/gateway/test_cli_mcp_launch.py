@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 from tests.gateway.test_cli import environ, folder, invoke
 from tests.mcp_bridge.stdio.servers import SDK_SERVER
 

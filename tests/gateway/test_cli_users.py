@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import tollgate
+from gateway.cli.main import tollgate
 from tests.gateway.test_cli import environ, folder, invoke
 
 __all__ = ["environ", "folder"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.client_address import MAX_HOPS, client_address, read_forwarded
+from gateway.net.client_address import MAX_HOPS, client_address, read_forwarded
 from gateway.networks import Networks, read_address, read_network
 
 PROXIES = Networks.of(["10.0.0.0/8", "192.0.2.7", "fd00::/8"])

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway import connection
-from gateway.connection import MAX_HEAD_BYTES, Connection
+from gateway.app import connection
+from gateway.app.connection import MAX_HEAD_BYTES, Connection
 
 DEADLINE_S = 10.0
 LET_GO, SLOW_ENDED = threading.Event(), threading.Event()

@@ -11,13 +11,13 @@ import pytest
 from litestar import Litestar, Request, get, post
 from litestar.response import Stream
 
-from gateway.app import refuse
+from gateway.app.create import refuse
 from gateway.auth.errors import InvalidKey
-from gateway.auth.guards import authenticate
 from gateway.networks import Networks
 from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.access import PUBLIC, needs
-from gateway.routes.cors import MAX_HEADERS_BYTES, Cors
+from gateway.routes.asgi.cors import MAX_HEADERS_BYTES, Cors
+from gateway.routes.shared.access import PUBLIC, needs
+from gateway.routes.shared.guards import authenticate
 
 OURS, THEIRS, STRANGER = "https://ours.example", "https://theirs.example", "https://evil.example"
 ALLOW = "access-control-allow-origin"

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from litestar import Litestar
 
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.fleet.router import Fleet
 from gateway.lanes import LaneDeadlines
 from gateway.principal import Principal
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
 CHAT = "/v1/chat/completions"

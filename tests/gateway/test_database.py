@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from redis.exceptions import ConnectionError as RedisAway
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.ingest import ingest
-from billing.price_book import PriceBook
-from gateway.database import price_what_waited
+from billing.ingestion.ingest import ingest
+from billing.pricing.price_book import PriceBook
 from gateway.limits import recounts
 from gateway.limits.counters import index_key
+from gateway.processes.database import price_what_waited
 from tests.billing.samples import an_attempt, an_event
 
 

@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 import sqlalchemy as sa
 
-from gateway import embedded
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from migrations.errors import MigrationError
 from migrations.runner import migrate
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
-from gateway.rests import Rests
+from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
+from gateway.pauses import Rests
 from tests.pace import within
 
 STALLED_S = 60.0

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.fleet.errors import ReplicaLost
-from gateway.inference import drain
+from gateway.inference.generate import drain
 from tests.gateway.office import ScriptedReplica, read
 from tests.gateway.test_inference import open_office, spool, tasks
 

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.egress import (
+from gateway.net.egress import (
     MAX_BODY_BYTES,
     MAX_CONCURRENT,
     MAX_WAITING,
@@ -30,7 +30,7 @@ from gateway.egress import (
     Fetched,
     ForbiddenTarget,
 )
-from gateway.egress_targets import Near
+from gateway.net.egress_targets import Near
 
 Handle = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
 HOST = "issuer.example.com"

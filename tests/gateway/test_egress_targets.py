@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.egress_targets import MAX_URL_LENGTH, Forbidden, check_address, parse_target
+from gateway.net.egress_targets import MAX_URL_LENGTH, Forbidden, check_address, parse_target
 
 PRIVATE = [
     ("private", "10.0.0.1"),

@@ -21,10 +21,11 @@ import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import credentials, embedded
-from gateway.children import end_leftovers
 from gateway.db import create_engine
 from gateway.home import MAX_SOCKET_PATH_BYTES, Home, HomeLock, make_private, socket_folder
+from gateway.processes import credentials_file as credentials
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import end_leftovers
 from gateway.secret import Secret
 from migrations.runner import migrate
 
@@ -196,7 +197,7 @@ def test_a_home_that_was_there_keeps_its_mode(folder: Path) -> None:
 AS_SOMEBODY = """
 import asyncio, os, sys
 uid = int(sys.argv[2])
-import gateway.administration, sqlalchemy.dialects.postgresql.asyncpg
+import gateway.cli.administration, sqlalchemy.dialects.postgresql.asyncpg
 from tests.gateway.test_embedded import start_both_and_stop
 from gateway.home import Home
 asyncio.run(asyncio.sleep(0))
@@ -288,7 +289,7 @@ async def test_a_server_that_dies_at_its_start_says_why(folder: Path) -> None:
 PARENT = """
 import asyncio, pathlib, sys
 from gateway import embedded
-from gateway.children import spawn
+from gateway.processes.child_processes import spawn
 from gateway.home import Home
 
 home = Home(pathlib.Path(sys.argv[1]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from gateway.limits.expected_output import MIN_SAMPLES, UNKNOWN_OUTPUT_TOKENS
 from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
+from gateway.limits.output_forecast import MIN_SAMPLES, UNKNOWN_OUTPUT_TOKENS
 from gateway.principal import UNLIMITED, Plan, Principal
 
 INPUT_TOKENS = 100

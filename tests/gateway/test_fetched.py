@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fetched import with_folders
-from gateway.served_models import PACKAGE_ROOT
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.processes.model_downloads import with_folders
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
+from gateway.settings.models import PACKAGE_ROOT
 from tests.engine.hub_server import Hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +21,9 @@ NAME = "acme/penny"
 
 RUN = """
 import sys
-from gateway.cli import fetch_models
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.cli.main import fetch_models
+from gateway.settings.load import load
+from gateway.settings.file import SettingsError
 try:
     settings = fetch_models(load({"home": sys.argv[1]}), weights=sys.argv[2] == "weights")
 except SettingsError as error:

@@ -13,23 +13,24 @@ import redis.asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import credit_proof, ledger
-from billing.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask
-from billing.credit_balance import Balance, balance_of
-from billing.credit_lines import _leases, settle, sweep, top_up
-from billing.credits import grant_credit, revoke_credit
+from billing.credits.balance import Balance, balance_of
+from billing.credits.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask
+from billing.credits.grants_admin import grant_credit, revoke_credit
+from billing.credits.lines import _leases, settle, sweep, top_up
 from billing.events import Price, PriceSet, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
+from billing.ledger import accounts as ledger
+from billing.ledger.spend_totals import spent_by_org
 from billing.money import PICO_PER_USD
-from billing.spent import spent_by_org
-from gateway.books import PostgresBooks
+from billing.reconciliation import credit_proof
+from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.errors import RateLimited, to_face
 from gateway.ids import uuid7
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding
 from gateway.limits.limiter import Admission, Limiter, Refusal
+from gateway.limits.outcomes import Units
 from gateway.limits.spending import MAX_NANO, counter_of
-from gateway.limits.verdicts import Units
 from gateway.principal import SpendCap
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.money_books import ORG, who

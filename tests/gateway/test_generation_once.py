@@ -17,16 +17,16 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import ledger
-from billing.ledger import account_of
-from billing.superseded import take_back
+from billing.corrections.superseded import take_back
+from billing.ledger import accounts as ledger
+from billing.ledger.accounts import account_of
 from billing.tables import transfers, usage_events
-from gateway import idempotency_keys
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost
-from gateway.idempotency_keys import Claim, IdempotencyKeys
-from gateway.routes import kept_reply
+from gateway.routes.shared import kept_reply
 from gateway.secret import Secret
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy import idempotency_keys
+from gateway.tenancy.idempotency_keys import Claim, IdempotencyKeys
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import projects
 from tests.gateway.auth.browsing import live_app, new_browser

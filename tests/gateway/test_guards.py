@@ -18,10 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, MissingCredential
-from gateway.auth.guards import authenticate, read_authorization, read_bearer
 from gateway.errors import to_face
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
-from gateway.routes.access import PUBLIC, needs
+from gateway.routes.shared.access import PUBLIC, needs
+from gateway.routes.shared.guards import authenticate, read_authorization, read_bearer
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"

@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.ids import uuid7
 from gateway.principal import Plan
 from gateway.secret import Secret
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.tenancy.member_tables import service_accounts
-from gateway.tenancy.plans import sync_plans
-from gateway.tenancy.restrictions import Restrictions
+from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.tables import orgs, projects
 from tests.gateway.auth.browsing import live_app, new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant, make_tenant

@@ -24,20 +24,20 @@ from litestar.handlers import BaseRouteHandler
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import idempotency_keys
-from gateway.app import refuse
+from gateway.app.create import refuse
 from gateway.audit.log import record
 from gateway.audit.tables import entries
 from gateway.conflicts import AnswerLost
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.principal import Principal
-from gateway.routes import idempotency
-from gateway.routes.access import actor_of, needs, services
-from gateway.routes.envelope import Envelope
-from gateway.routes.idempotency import Idempotent, claim_key
+from gateway.routes.asgi.envelope import Envelope
+from gateway.routes.shared import idempotency
+from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.idempotency import Idempotent, claim_key
+from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, NameTaken
+from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import orgs
 

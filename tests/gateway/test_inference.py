@@ -16,9 +16,8 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.events import Quantities, UsageEvent
-from billing.price_book import PriceBook
-from billing.spool import Spool, SpoolBroken
-from gateway import inference
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool, SpoolBroken
 from gateway.errors import to_face
 from gateway.fleet.errors import (
     DeadlinePassed,
@@ -30,12 +29,13 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk, RateLimited
+from gateway.generate_request import GenerateRequest
+from gateway.inference import generate as inference
+from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn
 from gateway.limits.limiter import LimiterUnavailable
 from gateway.principal import Plan
 from gateway.tasks import TaskSet
-from gateway.wire.request import GenerateRequest
 from tests.gateway.office import (
     INPUT_TOKENS,
     AsListed,

@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from billing.events import Band, Price, PriceSet
 from gateway.fleet.replica import ANYBODYS, PreparedRequest
 from gateway.fleet.router import Route
-from gateway.inference import RateLimited
+from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
+from gateway.inference.generate import RateLimited
 from gateway.lanes import Turn
 from gateway.limits.spending import MAX_NANO, UnpricedModel, spending_of
 from gateway.principal import Principal, SpendCap
-from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to
 from tests.gateway.capped_office import CappedOffice, open_office
 from tests.gateway.office import ScriptedReplica
 

@@ -18,15 +18,15 @@ from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import AuthError, InvalidKey, RevokedKey
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.key_changes import (
+from gateway.tenancy.keys.changes import (
     MAX_GRACE_S,
     report_leak,
     rotate_key,
     to_changes,
     update_key,
 )
-from gateway.tenancy.keys import CreatedKey, KeyRow, create_key, retrieve_key, revoke_key
-from gateway.tenancy.restrictions import Restrictions
+from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, retrieve_key, revoke_key
+from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.tenancy.tables import api_keys
 from tests.gateway.test_api_keys import PEPPER, PEPPER_ID, authenticating, make_key
 

@@ -18,8 +18,8 @@ from redis.asyncio import Redis
 from gateway.audit.tables import entries
 from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.plans import PLAN_LIMITS
-from gateway.tenancy.restrictions import MAX_MODELS, check_model_limits, merged_limits
+from gateway.tenancy.keys.restrictions import MAX_MODELS, check_model_limits, merged_limits
+from gateway.tenancy.money.plans import PLAN_LIMITS
 from tests.gateway.whole_app import World, world
 from tests.pace import within
 

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_ADMIN, SCOPE_INFERENCE
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.key_records import KeyRecord, find_key
-from gateway.tenancy.keys import create_key, hash_key
+from gateway.tenancy.keys.keys import create_key, hash_key
+from gateway.tenancy.keys.records import KeyRecord, find_key
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.orgs import archive_org, create_org
 from gateway.tenancy.projects import create_project

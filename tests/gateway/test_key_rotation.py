@@ -15,7 +15,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, RevokedKey
 from gateway.secret import Secret, SecretKey
-from gateway.tenancy.keys import PEPPER_PURPOSE, CreatedKey, create_key, revoke_key
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, CreatedKey, create_key, revoke_key
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 

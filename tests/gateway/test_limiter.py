@@ -12,8 +12,8 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits import expected_output, limiter
-from gateway.limits.expected_output import UNKNOWN_OUTPUT_TOKENS
+from gateway.limits import limiter
+from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import (
     Admission,
@@ -22,8 +22,9 @@ from gateway.limits.limiter import (
     Refusal,
     Settlement,
 )
+from gateway.limits.outcomes import Units, burst
+from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
 from gateway.limits.reservation import MAX_TOKENS
-from gateway.limits.verdicts import Units, burst
 from gateway.principal import UNLIMITED, Plan, Principal
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 

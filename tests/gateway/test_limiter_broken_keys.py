@@ -10,14 +10,14 @@ from redis.exceptions import ResponseError
 
 from gateway.errors import to_face
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.scripts import (
+from gateway.limits.outcomes import Units
+from gateway.limits.redis.scripts import (
     SAY_AGAIN_S,
     LimiterUnavailable,
     ScriptFailed,
     Scripts,
     unavailable,
 )
-from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal
 
 PLAN = Plan(name="p", tokens_per_minute=60_000)

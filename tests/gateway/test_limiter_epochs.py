@@ -18,15 +18,15 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Quantities, UsageEvent
-from billing.ever_used import ever_used
-from billing.ingest import ingest
-from billing.price_book import PriceBook
-from billing.spool import Spool
-from gateway.limits.epochs import OF_ALL
+from billing.ingestion.ingest import ingest
+from billing.pricing.price_book import PriceBook
+from billing.reports.first_use import ever_used
+from billing.spool.spool import Spool
+from gateway.inference.settlement import Settlement as AfterTheFact
 from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.verdicts import Refusal, Units, burst
+from gateway.limits.outcomes import Refusal, Units, burst
+from gateway.limits.redis.data_loss import OF_ALL
 from gateway.principal import Plan, Principal
-from gateway.settlement import Settlement as AfterTheFact
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from tests.billing.samples import an_attempt, an_event

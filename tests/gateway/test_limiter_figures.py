@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits import expected_output
-from gateway.limits.expected_output import UNKNOWN_OUTPUT_TOKENS, ExpectedOutput
+from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_duration, to_headers
 from gateway.limits.limiter import RateState
-from gateway.limits.verdicts import MINUTE_US, BucketLimit, RateWindow, burst, rate_window
+from gateway.limits.outcomes import MINUTE_US, BucketLimit, RateWindow, burst, rate_window
+from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS, ExpectedOutput
 
 START_US = 1_700_000_000_000_000
 

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 )
 
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
+from gateway.limits.outcomes import Units, burst, scopes_of
 from gateway.limits.reservation import reservation
-from gateway.limits.verdicts import Units, burst, scopes_of
 from gateway.principal import Plan, Principal
 from tests.gateway.limiter_oracle import (
     CLOCK_KEY,

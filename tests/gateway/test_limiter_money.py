@@ -13,13 +13,13 @@ import pytest
 import redis.asyncio
 
 from gateway.errors import to_face
-from gateway.inference import RateLimited
+from gateway.inference.generate import RateLimited
 from gateway.limits import counters
-from gateway.limits.comfort import COMFORT, HEARD_S, Comfort
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
+from gateway.limits.outcomes import Units
+from gateway.limits.redis.outage_spending import COMFORT, HEARD_S, Comfort
 from gateway.limits.spending import UnpricedModel, counter_of
-from gateway.limits.verdicts import Units
 from gateway.principal import Plan, Principal, SpendCap
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 from tests.gateway.money_books import ORG, PRICES, PROJECT, BooksOfATest, who

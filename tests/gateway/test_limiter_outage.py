@@ -15,14 +15,14 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway import embedded
 from gateway.home import Home
-from gateway.limits import outage
-from gateway.limits.epochs import EverUsed, never
 from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.local import BURST_PARTS, SHARE, LocalBuckets
-from gateway.limits.verdicts import Refusal, Units, burst, scopes_of
+from gateway.limits.outcomes import Refusal, Units, burst, scopes_of
+from gateway.limits.redis import outage
+from gateway.limits.redis.data_loss import EverUsed, never
+from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, LocalBuckets
 from gateway.principal import Plan, Principal
+from gateway.processes import embedded_databases as embedded
 
 TPM = 60_000
 PLAN = Plan(name="p", tokens_per_minute=TPM)

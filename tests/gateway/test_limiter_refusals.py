@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from gateway.errors import refused, retry_headers
 from gateway.limits import headers, limiter
 from gateway.limits.headers import to_duration, to_headers
-from gateway.limits.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.verdicts import RateState, Units, rate_window, scopes_of, tightest
+from gateway.limits.outcomes import RateState, Units, rate_window, scopes_of, tightest
+from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.principal import Plan, Principal
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import tracemalloc
 
-from gateway.limits.verdicts import scopes_of
+from gateway.limits.outcomes import scopes_of
 from gateway.principal import UNLIMITED, Plan, Principal
 
 PLAN = Plan(name="p", requests_per_minute=6)

@@ -68,8 +68,8 @@ SAYS_BOTH = """
 import logging, sys
 from gateway import logs
 logs.configure("info", json_lines=sys.argv[1] == "json")
-logging.getLogger("engine.client").info("connected to an engine")
-logging.getLogger("engine.client").warning("lost an engine")
+logging.getLogger("engine.transport.client").info("connected to an engine")
+logging.getLogger("engine.transport.client").warning("lost an engine")
 """
 
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from litestar import Litestar
 
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidKey
 from gateway.principal import Principal
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
 PUBLIC_URL = "https://gateway.example.com"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.mcp_servers import issuer_hosts_of
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
+from gateway.settings.mcp_servers import issuer_hosts_of
 
 URL = "[[mcp.servers]]\nname = 'a'\nurl = 'https://h.example/mcp'\n"
 NEAR = f"{URL}network = 'private'\ncredential = 'user'\n"

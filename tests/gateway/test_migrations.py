@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import billing.invoices.tables
 import billing.tables
 import gateway.audit.tables
-import gateway.auth.issuer_tables
+import gateway.auth.federation.issuer_tables
+import gateway.auth.oauth.tokens.token_tables
 import gateway.auth.tables
-import gateway.auth.token_tables
 import gateway.batches.tables
-import gateway.cache_rows
+import gateway.cache_report.rows
 import gateway.files.tables
 import gateway.mcp.tables
 import gateway.responses.tables
@@ -29,7 +29,7 @@ from migrations.runner import MigrationError, migrate
 ROOMS = (
     gateway.tenancy.tables.metadata,
     gateway.batches.tables.metadata,
-    gateway.cache_rows.metadata,
+    gateway.cache_report.rows.metadata,
     gateway.files.tables.metadata,
     gateway.mcp.tables.metadata,
     gateway.vault.tables.metadata,
@@ -39,8 +39,8 @@ ROOMS = (
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
     gateway.responses.tables.metadata,
-    gateway.auth.token_tables.metadata,
-    gateway.auth.issuer_tables.metadata,
+    gateway.auth.oauth.tokens.token_tables.metadata,
+    gateway.auth.federation.issuer_tables.metadata,
 )
 
 

@@ -18,17 +18,17 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt, Quantities, UsageEvent
-from billing.ever_used import ever_used
-from billing.ledger import check
-from billing.rating import rate
-from billing.spool import Spool
+from billing.ingestion.shipper import Shipper
+from billing.ledger.accounts import check
+from billing.pricing.rating import rate
+from billing.reports.first_use import ever_used
+from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, usage_events
-from billing.worker import Shipper
-from gateway.books import PostgresBooks
+from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.ids import uuid7
 from gateway.limits.limiter import Admission, Limiter
+from gateway.limits.outcomes import Units
 from gateway.limits.spending import counter_of, to_nano
-from gateway.limits.verdicts import Units
 from gateway.principal import SpendCap
 from tests.gateway.money_books import ORG, PRICES, PROJECT, who
 

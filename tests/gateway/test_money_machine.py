@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from gateway.limits.limiter import Admission, Limiter, Refusal
+from gateway.limits.outcomes import Units
 from gateway.limits.spending import counter_of
-from gateway.limits.verdicts import Units
 from gateway.principal import CapScope, SpendCap
 from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
 from tests.gateway.money_books import ORG, PRICES, BooksOfATest, who

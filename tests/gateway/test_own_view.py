@@ -16,9 +16,9 @@ import pytest
 import requests
 import sqlalchemy as sa
 
-from billing.credit_lines import sweep
+from billing.credits.lines import sweep
+from billing.ledger.spend_totals import hold_books
 from billing.money import usd
-from billing.spent import hold_books
 from gateway.ids import uuid7
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker

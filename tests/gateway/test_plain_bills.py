@@ -12,20 +12,20 @@ import pytest
 from redis.asyncio import Redis
 
 from billing.events import Quantities
-from billing.price_book import PriceBook
-from billing.spool import Spool
-from engine.chat_template import ChatTemplate
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk
+from gateway.generate_request import CompletionPrompt, EmbeddingPrompt, GenerateRequest, Heading
+from gateway.inference.generate import Desk
 from gateway.principal import Plan
 from gateway.tasks import TaskSet
-from gateway.wire.openai_embeddings import to_embeddings
-from gateway.wire.request import CompletionPrompt, EmbeddingPrompt, GenerateRequest, Heading
-from gateway.wire.to_completions import to_completions
+from gateway.wire.openai.embeddings import to_embeddings
+from gateway.wire.openai.to_completions import to_completions
 from tests.gateway.office import Office, WatchedLimiter, read
 
 WIDE = Plan(name="wide", tokens_per_minute=100_000_000, max_concurrent_streams=100)

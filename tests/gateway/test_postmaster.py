@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway import embedded
 from gateway.home import Home
-from gateway.postmaster import forget_the_dead, lives
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.postgres_lockfiles import forget_the_dead, lives
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.price_book import PriceBook
+from billing.pricing.price_book import PriceBook
+from gateway.inference.metering import Terms
 from gateway.lanes import Turn
-from gateway.metering import Terms
 from gateway.principal import Plan, Principal
-from gateway.routes.admin_prices import lists_of, to_list_view, to_rule
+from gateway.routes.admin.billing.prices import lists_of, to_list_view, to_rule
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.plans import check_price_lists
+from gateway.tenancy.money.plans import check_price_lists
 
 BOOK = """
 [[price]]

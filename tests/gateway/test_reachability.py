@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import reachability
-from gateway.reachability import check_databases
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.processes import reachability
+from gateway.processes.reachability import check_databases
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 
 SECRET = "hunter2"
 

@@ -8,8 +8,8 @@ import pytest
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.limits import pipeline
-from gateway.limits.pipeline import MAX_QUEUED, Pipeline, QueueFull
+from gateway.limits.redis import pipeline
+from gateway.limits.redis.pipeline import MAX_QUEUED, Pipeline, QueueFull
 from tests.pace import within
 
 

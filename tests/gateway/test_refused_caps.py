@@ -11,8 +11,8 @@ import redis.asyncio
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from billing.alerts import select_alerts, to_alerts
-from billing.ingest import ingest
+from billing.alerts.alerts import select_alerts, to_alerts
+from billing.ingestion.ingest import ingest
 from gateway.limits import refused_caps
 from gateway.limits.funding import Funding
 from gateway.limits.refused_caps import MAX_NOTED, REPEAT_S, RefusedCaps

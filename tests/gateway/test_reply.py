@@ -11,11 +11,11 @@ import pytest
 import uvicorn
 from litestar.types import Receive, Scope, Send
 
-from gateway.connection import Connection
-from gateway.delivery import Delivery
-from gateway.listener import bound_unread
-from gateway.routes.counted import CLIENT_LEFT, OUTCOME
-from gateway.routes.reply import Reply
+from gateway.app.connection import Connection
+from gateway.inference.delivery import Delivery
+from gateway.processes.listener import bound_unread
+from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME
+from gateway.routes.shared.reply import Reply
 
 STALLED_S = 0.3
 CHUNK = b"x" * 65_536

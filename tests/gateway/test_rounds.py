@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from gateway import idempotency_keys
-from gateway.auth import signing_keys
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.revocations import Denylist
-from gateway.auth.signing_keys import KeyRing
-from gateway.idempotency_keys import IdempotencyKeys
 from gateway.limits import funding, limiter
 from gateway.limits.limiter import Limiter
 from gateway.tasks import Flusher
 from gateway.tenancy import changes as tenancy_changes
+from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import ChangeListener
+from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.webhooks.sender import Sender
 
 Work = Callable[..., Awaitable[Any]]

@@ -22,15 +22,15 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.auth.errors import InvalidKey, MissingScope
-from gateway.auth.guards import UNDECLARED, authenticate
-from gateway.auth.policy import ADMIN, OPERATOR, SCOPES, SCOPES_OF, may
 from gateway.fleet.router import Fleet
 from gateway.lanes import LaneDeadlines
+from gateway.permissions import ADMIN, OPERATOR, SCOPES, SCOPES_OF, may
 from gateway.principal import Principal, Role
-from gateway.routes.access import IN_PROJECT, SCOPE
-from gateway.settings import load
+from gateway.routes.shared.access import IN_PROJECT, SCOPE
+from gateway.routes.shared.guards import UNDECLARED, authenticate
+from gateway.settings.load import load
 from gateway.telemetry import Telemetry
 
 OPEN = {

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from engine import __main__ as engine_main
-from gateway.engine_options import KV_CACHE_FRACTION, EngineOptions
-from gateway.served_models import PACKAGE_ROOT
-from gateway.settings import load, restore, save
-from gateway.settings_file import SettingsError
+from gateway.settings.engine_options import KV_CACHE_FRACTION, EngineOptions
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load, restore, save
+from gateway.settings.models import PACKAGE_ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -13,15 +13,15 @@ import redis.asyncio
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from billing.spool import Spool
-from billing.worker import Shipper
-from gateway import services
+from billing.ingestion.shipper import Shipper
+from billing.spool.spool import Spool
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Fleet, Route
-from gateway.readiness import Readiness
-from gateway.services import Services
+from gateway.routes.shared import services
+from gateway.routes.shared.readiness import Readiness
+from gateway.routes.shared.services import Services
 from gateway.telemetry import Telemetry
-from gateway.wire.from_openai import ModelKind
+from gateway.wire.openai.from_chat import ModelKind
 from tests.billing.samples import an_event
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import settings as module
 from gateway.db import normalise
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
-from gateway.served_models import PACKAGE_ROOT, ReplicaConfig
-from gateway.settings import (
+from gateway.settings import load as module
+from gateway.settings.file import SettingsError
+from gateway.settings.load import (
     DEFAULT_PLAN,
     child_environment,
     load,
@@ -24,7 +24,7 @@ from gateway.settings import (
     restore,
     save,
 )
-from gateway.settings_file import SettingsError
+from gateway.settings.models import PACKAGE_ROOT, ReplicaConfig
 
 FROM_THE_ISSUE = """
 [[model]]

@@ -15,22 +15,22 @@ import uvicorn
 from litestar.types import Receive, Scope, Send
 from redis.asyncio import Redis
 
-from billing.price_book import PriceBook
-from billing.spool import Spool
-from engine.chat_template import ChatTemplate
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway.connection import Connection
-from gateway.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
-from gateway.fleet.engine_replica import EngineReplica
-from gateway.fleet.http1 import HIGH_WATER_BYTES
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.app.connection import Connection
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage, Replica
 from gateway.fleet.router import Fleet, Route
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.inference import Desk
+from gateway.fleet.upstream.http1 import HIGH_WATER_BYTES
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
+from gateway.inference.generate import Desk
 from gateway.principal import Plan
-from gateway.routes.reply import Reply
+from gateway.routes.shared.reply import Reply
 from gateway.tasks import TaskSet
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, chunk
 from tests.gateway.office import Office, PlainEncoder, WatchedLimiter

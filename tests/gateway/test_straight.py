@@ -9,8 +9,8 @@ import httpx
 import pytest
 from litestar import Litestar
 
-from gateway.routes import cors
-from gateway.routes.straight import Straight, is_plain
+from gateway.routes.asgi import cors
+from gateway.routes.asgi.fast_path import Straight, is_plain
 from tests.gateway.test_counted import BEARER, CHAT, app
 
 __all__ = ["app"]

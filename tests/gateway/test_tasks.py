@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.tasks import TaskSet
-from mcp_bridge import ending
+from mcp_bridge import task_ending as ending
 
 
 async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

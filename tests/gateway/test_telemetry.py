@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.fairness import LANE_WEIGHTS
-from engine.fake import FAKE_CONFIG, FakeCore
+from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.lanes import Turn

@@ -15,19 +15,19 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
-from billing.price_book import PriceBook
-from billing.spool import Spool
-from engine.chat_template import ChatTemplate
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
 from engine.fairness import LANE_WEIGHTS
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway import delivery as delivery_module
-from gateway.delivery import Delivery
-from gateway.fleet.engine_replica import EngineReplica
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk, RateLimited
+from gateway.inference import delivery as delivery_module
+from gateway.inference.delivery import Delivery
+from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn
 from gateway.principal import Plan
 from gateway.tasks import TaskSet

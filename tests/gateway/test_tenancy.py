@@ -20,8 +20,7 @@ from gateway.tenancy import member_tables
 from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, InvalidField, NameTaken, NotFound
-from gateway.tenancy.key_records import find_key
-from gateway.tenancy.keys import (
+from gateway.tenancy.keys.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
     CreatedKey,
@@ -31,8 +30,9 @@ from gateway.tenancy.keys import (
     owner_of_key,
     revoke_key,
 )
+from gateway.tenancy.keys.records import find_key
+from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import Org, archive_org, create_org, list_orgs, update_org_plan
-from gateway.tenancy.plans import sync_plans
 from gateway.tenancy.projects import (
     Project,
     archive_project,

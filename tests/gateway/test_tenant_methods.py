@@ -28,26 +28,26 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import gateway
 from gateway.audit.log import Actor
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
-from gateway.auth.login import Login, Where, WrongCredentials
-from gateway.auth.passkeys import Passkeys
-from gateway.auth.passwords import Passwords
+from gateway.auth.login.login import Login, Where, WrongCredentials
+from gateway.auth.login.passkeys import Passkeys
+from gateway.auth.login.passwords import Passwords
+from gateway.auth.login.sessions import Seals, Session
+from gateway.auth.login.throttle import Throttle
 from gateway.auth.peppers import Peppers
-from gateway.auth.sessions import Seals, Session
-from gateway.auth.throttle import Throttle
 from gateway.conflicts import OtherRequest, RequestInFlight
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.errors import BadField
-from gateway.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import responses
 from gateway.tenancy.errors import NotFound
+from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
 from gateway.tenancy.tables import idempotency_keys
-from gateway.wire.responses import ResponseRequest
-from gateway.wire.responses_answer import Response, begun
-from gateway.wire.responses_items import Message
+from gateway.wire.openai_responses.answer import Response, begun
+from gateway.wire.openai_responses.items import Message
+from gateway.wire.openai_responses.request import ResponseRequest
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
 from tests.gateway.no_tenants_methods import SYSTEM
 from tests.gateway.responses.tried import follow_events

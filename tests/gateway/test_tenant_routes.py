@@ -18,13 +18,13 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.app import create_app, open_services
+from gateway.app.create import create_app, open_services
 from gateway.home import Home
-from gateway.routes.access import SCOPE
+from gateway.routes.shared.access import SCOPE
 from gateway.secret import Secret
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.tasks import Flusher
-from gateway.tenancy.keys import ADMIN_PREFIX, PEPPER_PURPOSE, hash_key
+from gateway.tenancy.keys.keys import ADMIN_PREFIX, PEPPER_PURPOSE, hash_key
 from tests.gateway.two_tenants import ALICE, IDS, MALLORY, populate, rows_of_alice
 
 Route = tuple[str, str, list[str]]

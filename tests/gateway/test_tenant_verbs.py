@@ -28,11 +28,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import gateway
 from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
-from gateway.auth.client_metadata import ClientMetadata
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.errors import InvalidKey
-from gateway.auth.external_login import Begun
-from gateway.auth.issuers import Rules
+from gateway.auth.federation.external_login import Begun
+from gateway.auth.federation.issuers import Rules
+from gateway.auth.oauth.clients.metadata import ClientMetadata
 from gateway.auth.peppers import Peppers
 from gateway.auth.revocations import Announcement
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
@@ -40,7 +40,7 @@ from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen
-from gateway.wire.openai_audit import AuditLogsQuery
+from gateway.wire.organization.audit import AuditLogsQuery
 from tests.gateway.two_tenants import ALICE, IDS, MALLORY, id_of, populate, rows_of_alice
 
 Verb = Callable[..., Awaitable[Any]]

@@ -7,15 +7,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.balance_watch import AutoTopUp, Wanted, want
-from billing.credit_balance import balance_of
-from billing.credit_lines import sweep
-from billing.credits import grant_credit
+from billing.credits.balance import balance_of
+from billing.credits.balance_watch import AutoTopUp, Wanted, want
+from billing.credits.grants_admin import grant_credit
+from billing.credits.lines import sweep
+from billing.credits.top_ups import TopUp
 from billing.money import PICO_PER_USD
 from billing.tables import top_ups
-from billing.top_ups import TopUp
 from gateway.audit.log import Actor
-from gateway.tenancy.top_ups import Ended, Superseded, fail_top_up, grant_top_up
+from gateway.tenancy.money.top_ups import Ended, Superseded, fail_top_up, grant_top_up
 
 ORG = "org_a"
 CENT, USD = PICO_PER_USD // 100, PICO_PER_USD

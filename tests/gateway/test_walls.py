@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.app import open_services
+from gateway.app.create import open_services
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.home import Home
 from gateway.secret import Secret
-from gateway.settings import load
+from gateway.settings.load import load
 from tests.gateway.two_tenants import (
     ALICE,
     COLUMNS,

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway import watchdog
-from gateway.children import Child, spawn
-from gateway.keeper import Keeper
-from gateway.watchdog import Watchdog
+from gateway.processes import watchdog
+from gateway.processes.child_processes import Child, spawn
+from gateway.processes.restarter import Keeper
+from gateway.processes.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 1.0
 ENGINE = """
     import asyncio, sys, time, msgspec
-    from engine.fake import FAKE_CONFIG, FakeCore
-    from engine.server import EngineServer
+    from engine.fake.engine import FAKE_CONFIG, FakeCore
+    from engine.transport.server import EngineServer
 
     time.sleep(float(sys.argv[2]))
     core = FakeCore(msgspec.structs.replace(FAKE_CONFIG, step_timeout_s=float(sys.argv[3])))

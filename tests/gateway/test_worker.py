@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from billing.spool import Spool
-from gateway import logs, worker
-from gateway.settings import load
+from billing.spool.spool import Spool
+from gateway import logs
+from gateway.app import worker
+from gateway.settings.load import load
 from tests.billing.samples import an_event
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 SCRIPT = """
 import sys
 from pathlib import Path
-from gateway.settings import load
-from gateway.worker import create_app
+from gateway.settings.load import load
+from gateway.app.worker import create_app
 
 create_app(load({"home": sys.argv[1], "config": Path(sys.argv[2])}, {}))
 rarely = {"alembic", "arro3", "jinja2", "pydantic", "tokenizers", "webauthn"}

@@ -16,20 +16,20 @@ import msgspec
 import redis.asyncio
 from litestar import Litestar
 
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.last_used import LastUsed
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
-from gateway.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
 from gateway.secret import Secret, SecretKey
-from gateway.settings import load
+from gateway.settings.load import load
 from gateway.telemetry import Telemetry
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 

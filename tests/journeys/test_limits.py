@@ -15,12 +15,12 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from gateway import embedded
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from gateway.secret import Secret
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
 from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion

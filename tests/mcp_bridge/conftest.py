@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway import embedded
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
 from tests.mcp_bridge.processes import ERAS, Eras, running
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from mcp_bridge.approvals import Approval, ApprovalEvent, Moved
-from mcp_bridge.call_records import CallRecord, Denial, ReadRecord, Rules, Taken
 from mcp_bridge.caller import Caller
-from mcp_bridge.guard import Outcome
 from mcp_bridge.pinning import Approved, Change, approve
-from mcp_bridge.policy import CallState, ToolRule, is_spent
+from mcp_bridge.routing.guard import Outcome
+from mcp_bridge.trust.approvals import Approval, ApprovalEvent, Moved
+from mcp_bridge.trust.call_records import CallRecord, Denial, ReadRecord, Rules, Taken
+from mcp_bridge.trust.policy import CallState, ToolRule, is_spent
 
 
 class MemoryApprovals:

@@ -11,11 +11,11 @@ from typing import Any
 import uvicorn
 from redis.asyncio import Redis
 
-from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
-from mcp_bridge.door import Door
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.upstream.upstream import ServerConfig
 
 KEYS = [b"k" * 32]
 INFO = {"name": "tollgate", "version": "0"}

@@ -12,15 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mcp_bridge import approvals as module
-from mcp_bridge.approvals import (
+from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.trust import approvals as module
+from mcp_bridge.trust.approvals import (
     MAX_SHOWN_BYTES,
     Approval,
     Approvals,
     ApprovedCall,
     arguments_digest,
 )
-from mcp_bridge.errors import ApprovalRefused
 from tests.mcp_bridge.memory import MemoryApprovals
 
 CALL = ApprovedCall(

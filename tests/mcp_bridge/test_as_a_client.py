@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge.carrier import NotSent
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.transport import NotSent
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import CALL, Server, bridged, result, whole
 

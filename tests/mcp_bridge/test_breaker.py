@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mcp_bridge.breaker import (
+from mcp_bridge.upstream.circuit_breaker import (
     COOL_DOWN_MAX_S,
     COOL_DOWN_MIN_S,
     FAILURES_TO_REST,

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from mcp_bridge.relay import Relay
+from mcp_bridge.worker_relay import Relay
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import OK, SSE, whole

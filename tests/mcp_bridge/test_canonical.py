@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge import canonical
-from mcp_bridge.approvals import arguments_digest, with_texts
-from mcp_bridge.canonical import canonical_bytes, digest, pointer, walk, written_plainly
+from mcp_bridge import canonical_json as canonical
+from mcp_bridge.canonical_json import canonical_bytes, digest, pointer, walk, written_plainly
 from mcp_bridge.errors import NotCanonical
+from mcp_bridge.trust.approvals import arguments_digest, with_texts
 
 documents = st.recursive(
     st.none()

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.condition_cost import MAX_PATTERN_STEPS, pattern_steps, shape_of, sizes_of
-from mcp_bridge.conditions import (
+from mcp_bridge.trust.condition_cost import MAX_PATTERN_STEPS, pattern_steps, shape_of, sizes_of
+from mcp_bridge.trust.conditions import (
     MAX_CALL_COST_NS,
     MAX_COST_NS,
     Looked,
     holds,
     problem_of,
 )
-from mcp_bridge.policy import CallState, ToolCall, ToolRule, checked_rules, decide
+from mcp_bridge.trust.policy import CallState, ToolCall, ToolRule, checked_rules, decide
 
 LONG: dict[str, Any] = {"s": "a" * 16_000, "x": list(range(99))}
 MANY: dict[str, Any] = {"x": list(range(8_000)), "y": [[0]] * 400}

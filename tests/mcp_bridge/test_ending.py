@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import ending
-from mcp_bridge import listening as module
-from mcp_bridge.ending import end
-from mcp_bridge.sessions import Sessions
+from mcp_bridge import task_ending as ending
+from mcp_bridge.routing.sessions import Sessions
+from mcp_bridge.server import subscribe as module
+from mcp_bridge.task_ending import end
 from tests.mcp_bridge.attacks.hostile import Attacker, answer, attacked, events, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis.asyncio
 
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_hostile import Server, bridged
 

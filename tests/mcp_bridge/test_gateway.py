@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from openai import AsyncOpenAI
 
 from billing.events import Attempt
-from billing.spool_format import Checkpoint, Closed, Opened, scan
+from billing.spool.format import Checkpoint, Closed, Opened, scan
 from gateway.home import Home
 from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.upstreams import live_upstreams

@@ -10,8 +10,8 @@ import redis.asyncio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcp_bridge import header_schemas
-from mcp_bridge.header_schemas import MAX_TOOLS, HeaderSchemas
+from mcp_bridge.protocol import header_schemas
+from mcp_bridge.protocol.header_schemas import MAX_TOOLS, HeaderSchemas
 from mcp_bridge.protocol.inbound import check_param_headers, header_schema, param_headers
 from mcp_bridge.protocol.rpc import RpcError
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked

@@ -15,13 +15,15 @@ import pytest
 import redis.asyncio
 
 from bench.ports import free_port
-from mcp_bridge import door, exchanges, sessions, upstream
-from mcp_bridge.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.caller import Caller
-from mcp_bridge.carriers import Carriers
 from mcp_bridge.errors import BridgeError, NameRefused
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.routing import exchanges, sessions
+from mcp_bridge.server import http as door
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import BadServer, Bridge, check_servers
+from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, messages_of, modern
 
 KEYS = [b"k" * 32]

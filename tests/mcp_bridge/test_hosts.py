@@ -18,15 +18,15 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import CredentialSet, Refusal, Whose
-from mcp_bridge.door import Door
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.stdio.isolation import Isolation, Unprotected
-from mcp_bridge.stdio.launch_spec import LaunchSpec
-from mcp_bridge.stdio.process import Launcher
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.stdio.isolation import Isolation, Unprotected
+from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+from mcp_bridge.upstream.stdio.process import Launcher
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.attacks.hostile import PUBLIC_URL, caller_of
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.stdio.servers import children

@@ -15,8 +15,8 @@ import redis.asyncio
 
 from gateway.home import Home
 from gateway.secret import Secret
-from mcp_bridge.stdio.isolation import Bubblewrap, Isolation, OwnUid, chosen
-from mcp_bridge.stdio.uids import UidLeases, may_change_uid
+from mcp_bridge.upstream.stdio.isolation import Bubblewrap, Isolation, OwnUid, chosen
+from mcp_bridge.upstream.stdio.uids import UidLeases, may_change_uid
 from tests.mcp_bridge.stdio.servers import FIRST_UID, children
 from tests.mcp_bridge.test_hosts import SERVER, World
 
@@ -87,7 +87,7 @@ async def test_where_nothing_keeps_them_apart_nothing_is_started(
     world: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call fails by name, and no more is asked of the machine than whether it could."""
-    monkeypatch.setattr("mcp_bridge.stdio.isolation.may_change_uid", lambda: False)
+    monkeypatch.setattr("mcp_bridge.upstream.stdio.isolation.may_change_uid", lambda: False)
     monkeypatch.setenv("PATH", str(world.folder))
     world.isolation = lambda: chosen(name, world.folder / "uids")  # type: ignore[arg-type]
     before = children()

@@ -8,8 +8,16 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.sessions import MAX_EVENTS, About, Head, Session, Sessions, events_key, kept_keys
-from mcp_bridge.streams import Stream, ends
+from mcp_bridge.routing.sessions import (
+    MAX_EVENTS,
+    About,
+    Head,
+    Session,
+    Sessions,
+    events_key,
+    kept_keys,
+)
+from mcp_bridge.server.streams import Stream, ends
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_hostile import OK, SSE, Server, bridged
 
@@ -21,7 +29,7 @@ UNUSED: Any = None
 
 @pytest.fixture
 def sessions(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> Sessions:
-    monkeypatch.setattr("mcp_bridge.sessions.MAX_KEPT_BYTES_OF_ORG", MOST)
+    monkeypatch.setattr("mcp_bridge.routing.sessions.MAX_KEPT_BYTES_OF_ORG", MOST)
     return Sessions(redis, UNUSED)
 
 
@@ -103,7 +111,7 @@ async def test_a_stream_of_many_events_is_read_on_from_what_is_left(redis: Redis
 async def test_an_answer_is_kept_however_large_and_whatever_came_before(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcp_bridge.streams.MAX_KEPT_BYTES", 1_000)
+    monkeypatch.setattr("mcp_bridge.server.streams.MAX_KEPT_BYTES", 1_000)
     sessions, session = Sessions(redis, UNUSED), session_of("org_a")
     stream = Stream(sessions, session, "w", 7)
     stream.leave()

@@ -17,20 +17,20 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from redis.asyncio import Redis
 
-from mcp_bridge import list_watch
-from mcp_bridge.approvals import Approvals
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.call_records import Rules
 from mcp_bridge.caller import Caller
-from mcp_bridge.catalog import Catalog, changes_of
-from mcp_bridge.door import Door
-from mcp_bridge.list_watch import Watch
 from mcp_bridge.pinning import Approved, Kind, offer_of
-from mcp_bridge.policy import ToolRule
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.trust import Trust
-from mcp_bridge.upstream import ServerConfig
-from mcp_bridge.views import may_name
+from mcp_bridge.server import list_watch
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.server.list_watch import Watch
+from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.trust.call_records import Rules
+from mcp_bridge.trust.catalog import Catalog, changes_of
+from mcp_bridge.trust.policy import ToolRule
+from mcp_bridge.trust.trust import Trust
+from mcp_bridge.trust.visibility import may_name
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.memory import MemoryApprovals, MemoryCalls, MemoryPins, MemoryRecords
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, Server, whole
 from tests.mcp_bridge.test_trust import WEATHER

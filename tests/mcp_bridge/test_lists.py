@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from mcp_bridge.catalog import launch_pin
-from mcp_bridge.guard import Shown
 from mcp_bridge.pinning import Approved, pin_of
-from mcp_bridge.policy import ToolRule
+from mcp_bridge.routing.guard import Shown
+from mcp_bridge.trust.catalog import launch_pin
+from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_trust import URL, WEATHER, World, bridge_of, pause

@@ -11,10 +11,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.exchanges import Done, Event, LegacyExchange, Noted
-from mcp_bridge.guard import Asking, GuardedExchange, LetsAllPass, Outcome
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.exchanges import Done, Event, LegacyExchange, Noted
+from mcp_bridge.routing.guard import Asking, GuardedExchange, LetsAllPass, Outcome
 from tests.mcp_bridge.test_http1 import pool_to
 
 PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "progress": 1})

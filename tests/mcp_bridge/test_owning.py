@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import hosts
-from mcp_bridge.carrier import CarrierFailed
-from mcp_bridge.channel import Ask
-from mcp_bridge.credentials import NO_CREDENTIAL, Whose
-from mcp_bridge.hosts import Hosts, Place
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.relay import Relay
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.upstream.transports import channel_owners as hosts
+from mcp_bridge.upstream.transports.channel import Ask
+from mcp_bridge.upstream.transports.channel_owners import Hosts, Place
+from mcp_bridge.upstream.transports.transport import CarrierFailed
+from mcp_bridge.upstream.upstream import ServerConfig
+from mcp_bridge.worker_relay import Relay
 from tests.mcp_bridge.test_starting import Slow
 
 CONFIG = ServerConfig(name="s", url="http://x/", transport="sse")

@@ -9,12 +9,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge import pages
 from mcp_bridge.caller import Caller
-from mcp_bridge.endpoint import Endpoint, Reach
-from mcp_bridge.pages import MAX_PAGE, STALE_META, Pages
 from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.upstream import Unreachable
+from mcp_bridge.routing import paging as pages
+from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages
+from mcp_bridge.upstream.upstream import Unreachable
 
 CALLER = Caller(org_id="org", project_id="proj", subject="alice", client="key")
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.call_records import CallRecord, ReadRecord, Taken, Ticket
-from mcp_bridge.guard import Outcome
-from mcp_bridge.policy import SpendLimit, ToolRule
+from mcp_bridge.routing.guard import Outcome
+from mcp_bridge.trust.call_records import CallRecord, ReadRecord, Taken, Ticket
+from mcp_bridge.trust.policy import SpendLimit, ToolRule
 from tests.mcp_bridge import memory as kept
 from tests.mcp_bridge.test_trust import World, bridge_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.canonical import pointer, walk
+from mcp_bridge.canonical_json import pointer, walk
 from mcp_bridge.errors import NotPinnable
 from mcp_bridge.pinning import Approved, approve, compare, differences, listing, offer_of, pin_of
 from tests.mcp_bridge.test_canonical import documents

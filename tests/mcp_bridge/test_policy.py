@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.conditions import Looked, holds, problem_of
 from mcp_bridge.errors import PolicyRefused
-from mcp_bridge.policy import (
+from mcp_bridge.trust.conditions import Looked, holds, problem_of
+from mcp_bridge.trust.policy import (
     STRICTNESS,
     CallLimit,
     CallState,

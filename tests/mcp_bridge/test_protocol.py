@@ -28,7 +28,7 @@ from mcp_bridge.protocol.translation import (
     to_subscribed,
     without_reserved,
 )
-from mcp_bridge.rebinding import Allowed
+from mcp_bridge.server.allowed_origins import Allowed
 
 NAMES = st.sampled_from(["a", "resultType", "ttlMs", "cacheScope", "content", "b"])
 METAS = st.dictionaries(

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.canonical import walk
-from mcp_bridge.hidden_text import hidden
+from mcp_bridge.canonical_json import walk
 from mcp_bridge.provenance import (
     META_KEY,
     Provenance,
@@ -18,6 +17,7 @@ from mcp_bridge.provenance import (
     for_model,
     hides_nothing,
 )
+from mcp_bridge.text_safety.hidden_text import hidden
 
 ORIGIN = Provenance(server="web", tool="fetch", pin="sha256:aa", call_id="c", received_at_s=1.0)
 RESULT: dict[str, Any] = {

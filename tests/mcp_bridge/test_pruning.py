@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.rpc import DENIED
-from mcp_bridge.pruning import COST_META, MAX_INDICES, Pruner
-from mcp_bridge.search import CALL, SEARCH
+from mcp_bridge.routing.pruning import COST_META, MAX_INDICES, Pruner
+from mcp_bridge.routing.search import CALL, SEARCH
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge import test_trust
 from tests.mcp_bridge.test_trust import ALICE, WEATHER, World, bridge_of, code_of
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.call_records import ReadRecord
-from mcp_bridge.policy import CallLimit, ToolRule
 from mcp_bridge.protocol.rpc import DENIED, INVALID_PARAMS, RpcError
+from mcp_bridge.trust.call_records import ReadRecord
+from mcp_bridge.trust.policy import CallLimit, ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_trust import ALICE, URL, WEATHER, World, bridge_of, code_of

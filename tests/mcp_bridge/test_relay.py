@@ -12,9 +12,9 @@ import pytest
 import redis.asyncio
 from redis.exceptions import ConnectionError as RedisGone
 
-from mcp_bridge import relay
+from mcp_bridge import worker_relay as relay
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
-from mcp_bridge.relay import Answers, OwnerGone, Relay
+from mcp_bridge.worker_relay import Answers, OwnerGone, Relay
 
 
 class Two:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcp_bridge.instruction_text import MAX_TEXT_CHARS, instructions
-from mcp_bridge.lookalikes import mixed_words, name_skeleton, skeleton
 from mcp_bridge.pinning import pin_of
-from mcp_bridge.scan import MAX_FINDINGS, Finding, Offered, scan, scan_together, worst
+from mcp_bridge.text_safety.confusables import mixed_words, name_skeleton, skeleton
+from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, instructions
+from mcp_bridge.trust.scan import MAX_FINDINGS, Finding, Offered, scan, scan_together, worst
 from tests.mcp_bridge.test_canonical import documents
 from tests.mcp_bridge.test_hidden_text import HARMLESS, HIDING
 

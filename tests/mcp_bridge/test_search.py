@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from mcp_types import Tool
 
-from mcp_bridge.search import (
+from mcp_bridge.routing.search import (
     CALL,
     DESCRIPTORS,
     SEARCH,
@@ -17,7 +17,7 @@ from mcp_bridge.search import (
     meant,
     words,
 )
-from mcp_bridge.validation import Problem, check, compile_schema
+from mcp_bridge.validation.arguments import Problem, check, compile_schema
 
 
 def listed(alias: str, description: str, **properties: str) -> Listed:

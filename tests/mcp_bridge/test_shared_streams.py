@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import shared_streams, upstream
 from mcp_bridge.caller import Caller
-from mcp_bridge.ending import end
+from mcp_bridge.routing import shared_streams
+from mcp_bridge.task_ending import end
+from mcp_bridge.upstream import upstream
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import OK, SSE, result, whole

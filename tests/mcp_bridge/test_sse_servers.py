@@ -15,12 +15,12 @@ from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.carrier import CarrierFailed, NotSent
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.credentials import Credentials, CredentialSet, Refusal, Whose
-from mcp_bridge.sse_line import endpoint_of
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.upstream.credentials import Credentials, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.legacy_sse import endpoint_of
+from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
 from tests.mcp_bridge.test_hosts import Worker
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge.breaker import FAILURES_TO_REST
-from mcp_bridge.carrier import Carried
-from mcp_bridge.channel import Ask
-from mcp_bridge.channel_carrier import ChannelCarrier
-from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
-from mcp_bridge.hosts import Host, Hosts
 from mcp_bridge.protocol.eras import SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.relay import Relay
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.channel import Ask
+from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
+from mcp_bridge.upstream.transports.channel_owners import Host, Hosts
+from mcp_bridge.upstream.transports.transport import Carried
+from mcp_bridge.upstream.upstream import ServerConfig
+from mcp_bridge.worker_relay import Relay
 
 SAID = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "s"}}
 

@@ -11,19 +11,20 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from mcp_bridge import breaker, changes
-from mcp_bridge.approvals import Approvals
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.catalog import Catalog
-from mcp_bridge.changes import ACKNOWLEDGED, follow
-from mcp_bridge.ending import end
-from mcp_bridge.pages import STALE_META
-from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.inbound import read_envelope
 from mcp_bridge.protocol.rpc import DENIED
-from mcp_bridge.sessions import Sessions
-from mcp_bridge.trust import Trust
+from mcp_bridge.routing import change_streams as changes
+from mcp_bridge.routing.change_streams import ACKNOWLEDGED, follow
+from mcp_bridge.routing.paging import STALE_META
+from mcp_bridge.routing.sessions import Sessions
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.task_ending import end
+from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.trust.catalog import Catalog
+from mcp_bridge.trust.policy import ToolRule
+from mcp_bridge.trust.trust import Trust
+from mcp_bridge.upstream import circuit_breaker as breaker
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
 from tests.mcp_bridge.memory import (
     MemoryApprovals,

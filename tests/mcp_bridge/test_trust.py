@@ -14,22 +14,22 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge import endpoint
-from mcp_bridge.approvals import Approvals
-from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
-from mcp_bridge.canonical import walk
-from mcp_bridge.catalog import Catalog, changes_of
-from mcp_bridge.door import Door
-from mcp_bridge.exchanges import MAX_PAGES
+from mcp_bridge.canonical_json import walk
 from mcp_bridge.pinning import Kind, offer_of
-from mcp_bridge.policy import CallLimit, ToolRule
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED
 from mcp_bridge.provenance import META_KEY
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.results import ResultBounds
-from mcp_bridge.trust import Trust
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.routing import endpoint
+from mcp_bridge.routing.exchanges import MAX_PAGES
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.trust.catalog import Catalog, changes_of
+from mcp_bridge.trust.policy import CallLimit, ToolRule
+from mcp_bridge.trust.trust import Trust
+from mcp_bridge.upstream.upstream import ServerConfig
+from mcp_bridge.validation.results import ResultBounds
 from tests.mcp_bridge import memory as kept
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import KEYS, Server, whole

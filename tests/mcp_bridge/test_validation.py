@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from mcp_bridge import killable as killable_module
 from mcp_bridge.errors import SchemaRefused, ValidationTimedOut
-from mcp_bridge.killable import KillableValidator
-from mcp_bridge.results import ResultBounds, result_problems
-from mcp_bridge.schema_cost import measure
-from mcp_bridge.validation import (
+from mcp_bridge.validation import sandboxed_validator as killable_module
+from mcp_bridge.validation.arguments import (
     MAX_LOCATED_WORK,
     MAX_PROBLEMS,
     Compiled,
@@ -29,6 +26,9 @@ from mcp_bridge.validation import (
     compile_schema,
     problems,
 )
+from mcp_bridge.validation.results import ResultBounds, result_problems
+from mcp_bridge.validation.sandboxed_validator import KillableValidator
+from mcp_bridge.validation.schema_cost import measure
 
 SUITE = Path(__file__).parent / "json_schema_test_suite"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -14,8 +14,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ledger.transfers import GRANT_PREFIX
 from billing.money import Pico
-from billing.transfers import GRANT_PREFIX
 
 
 class Advance(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from billing.invoices.invoice import (
 )
 from billing.invoices.states import DRAFT, Amounts
 from billing.invoices.tables import credit_note_lines, credit_notes, invoice_lines
-from billing.price_lists import undiscounted
+from billing.pricing.lists import undiscounted
 from billing.tables import prices
 
 PAGE_LINES = 1000

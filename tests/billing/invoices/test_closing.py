@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.events import Band, Price, PriceSet, Quantities
+from billing.ingestion.settle_late import reprice_suspense
 from billing.invoices import proof
-from billing.invoices.accounts import Terms, account_of, add_rate, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import Invoice
-from billing.price_book import PriceBook, PriceEntry
-from billing.reconcile import reprice_suspense
+from billing.invoices.lines.accounts import Terms, account_of, add_rate, set_account
+from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.samples import PRICES, an_attempt, an_event
 
 from .billed import (

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.credits import grant_credit
+from billing.credits.grants_admin import grant_credit
 from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.invoices.balance import unapplied_pico
 from billing.invoices.closing import close
@@ -23,9 +23,9 @@ from billing.invoices.collection import (
     record_payment,
 )
 from billing.invoices.invoice import Invoice, get_invoice
-from billing.ledger import account_of
+from billing.ledger.accounts import account_of
+from billing.ledger.transfers import Transfer, TransferStatus, transfer
 from billing.tables import credit_burns
-from billing.transfers import Transfer, TransferStatus, transfer
 
 from .billed import (
     NOVEMBER,

@@ -18,15 +18,15 @@ from msgspec import UNSET, UnsetType
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.cache_contracts import Ttl
-from billing.cache_leases import Lease, end, grant, sweep
+from billing.corrections.cache_leases import Lease, end, grant, sweep
+from billing.corrections.rerating import Span, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
 from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
 from billing.invoices.documents.tagged import read_tagged, write_tagged
-from billing.invoices.drilldown import requests_of
 from billing.invoices.invoice import Invoice
-from billing.price_book import PriceBook, PriceEntry
-from billing.rerating import Span, apply, plan
+from billing.invoices.lines.drilldown import requests_of
+from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.samples import an_attempt, an_event
 
 from .billed import (

@@ -12,18 +12,19 @@ import sqlalchemy as sa
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from billing import credit_proof, rerating
-from billing.balance_leases import Ask
-from billing.credit_lines import sweep, top_up
-from billing.credits import grant_credit, paid_pico
+from billing.corrections import rerating
+from billing.corrections.rerating import Span, apply, plan
+from billing.credits.balance_leases import Ask
+from billing.credits.grants_admin import grant_credit, paid_pico
+from billing.credits.lines import sweep, top_up
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Quantities
+from billing.ingestion.settle_late import reprice_suspense
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.collection import dun, issue_credit_note, left_of_lines, record_payment
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
-from billing.price_book import PriceBook, PriceEntry
-from billing.reconcile import reprice_suspense
-from billing.rerating import Span, apply, plan
+from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.reconciliation import credit_proof
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
 from tests.machines import DatabaseMachine, run_over_database

@@ -19,15 +19,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing import credit_proof
-from billing.credit_lines import settle
-from billing.credits import find_credit, grant_credit
+from billing.credits.grants_admin import find_credit, grant_credit
+from billing.credits.lines import settle
 from billing.events import Quantities, UsageEvent
-from billing.ingest import ingest
-from billing.invoices.accounts import Terms
+from billing.ingestion.ingest import ingest
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.invoices.invoicer import Invoicer
-from billing.price_book import PriceBook
+from billing.invoices.lines.accounts import Terms
+from billing.pricing.price_book import PriceBook
+from billing.reconciliation import credit_proof
 from tests.billing.samples import an_attempt, an_event
 
 from .billed import assert_books_agree, lines, open_account, receivable

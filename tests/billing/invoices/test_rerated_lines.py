@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.corrections.rerating import Line as ShownLine
+from billing.corrections.rerating import Span, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, UsageEvent
 from billing.invoices.closing import close, recount
 from billing.invoices.invoice import Line
-from billing.price_book import PriceBook, PriceEntry
-from billing.rerating import Line as ShownLine
-from billing.rerating import Span, apply, plan
+from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.samples import an_attempt, an_event
 
 from .billed import (

@@ -38,8 +38,8 @@ from billing.invoices.documents.focus import (
 from billing.invoices.documents.parquet import ROW_GROUP_LINES, write_parquet
 from billing.invoices.documents.tables import HEAD, write_lines
 from billing.invoices.invoice import amounts_of
-from billing.price_book import PriceBook
-from billing.price_sync import sync_price_book
+from billing.ledger.price_sets import sync_price_book
+from billing.pricing.price_book import PriceBook
 
 from .billed import (
     NOVEMBER,

@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.corrections.rerating import Span, apply, plan
 from billing.invoices.closing import close, finalize
-from billing.price_book import PriceBook, PriceEntry
-from billing.price_sync import sync_price_book
-from billing.rerating import Span, apply, plan
+from billing.ledger.price_sets import sync_price_book
+from billing.pricing.price_book import PriceBook, PriceEntry
 
 from .billed import (
     NOVEMBER,

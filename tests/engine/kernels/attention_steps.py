@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gpu.paged_steps import BLOCK_SIZE
 from bench.gpu.paged_steps import shape_of as shape_of  # the tests take it from here
-from engine.kernels.paged_attention import (
+from engine.kernels.attention.dispatch import (
     AttentionMetadata,
     AttentionShape,
     DeviceMetadata,
@@ -98,7 +98,7 @@ class Step:
 
     def run(self, metadata: DeviceMetadata | None = None) -> Tensor:
         """What the kernels write over poison."""
-        from engine.kernels.paged_attention_triton import TritonAttentionPlan
+        from engine.kernels.attention.triton import TritonAttentionPlan
 
         shape = self.shape
         out = torch.full(

@@ -10,21 +10,21 @@ from typing import Any
 import torch
 import triton  # noqa: F401 (its interpreter is on for those who have imported it)
 
-from engine.block_pool import BlockPool
 from engine.config import BLOCK_SIZE, Pooling
 from engine.fairness import LANE_WEIGHTS
 from engine.kernels.backend import uses_triton
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.prefix_cache import PrefixCache
 from engine.models.decoder import Decoder
-from engine.prefix_cache import PrefixCache
 from engine.protocol import EngineRequest, SamplingParams
-from engine.runner.cuda_graphs import GraphBackend
-from engine.runner.device_runner import DeviceRunner, StepLimits
-from engine.runner.kv_cache import allocate_kv_cache, attention_shape
+from engine.runner.device.cuda_graphs import GraphBackend
+from engine.runner.device.device_runner import DeviceRunner, StepLimits
+from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
-from engine.runner.speculative import Guesser
-from engine.scheduler import Scheduler
+from engine.runner.speculative.guesser import Guesser
+from engine.runner.stepper import Stepper
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import Constraint
-from engine.stepping import Stepper
 from engine.weights.loader import load_model
 
 VOCAB = 61

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.kernels import decode_attention_triton as decode
-from engine.kernels import paged_attention_triton
-from engine.kernels.paged_attention import to_device
+from engine.kernels.attention import triton as paged_attention_triton
+from engine.kernels.attention import triton_decode as decode
+from engine.kernels.attention.dispatch import to_device
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, shape_of
 
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.kernels import prefill_attention_triton as prefill
-from engine.kernels.paged_attention import AttentionMetadata, KVLayer, to_device
-from engine.kernels.paged_attention_triton import TritonAttentionPlan
+from engine.kernels.attention import triton_prefill as prefill
+from engine.kernels.attention.dispatch import AttentionMetadata, KVLayer, to_device
+from engine.kernels.attention.triton import TritonAttentionPlan
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, part, shape_of
 
 pytestmark = pytest.mark.usefixtures("products_without_place")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.core import EngineCore
-from engine.kernels import deterministic_linear_triton
+from engine.kernels.linear import deterministic_triton as deterministic_linear_triton
 from engine.protocol import EngineRequest, SamplingParams, TokenLogprobs
 from tests.engine.test_deterministic import start
 

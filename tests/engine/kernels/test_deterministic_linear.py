@@ -9,24 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import (
-    deterministic_linear,
-    deterministic_linear_triton,
-    fp8_linear_triton,
-    int4_linear_triton,
-    int8_linear_triton,
-    moe,
-    moe_triton,
-)
 from engine.kernels.backend import uses_triton
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import (
+from engine.kernels.linear import deterministic as deterministic_linear
+from engine.kernels.linear import deterministic_triton as deterministic_linear_triton
+from engine.kernels.linear import fp8_triton as fp8_linear_triton
+from engine.kernels.linear import int4_triton as int4_linear_triton
+from engine.kernels.linear import int8_triton as int8_linear_triton
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import (
     Fp8Weight,
     GroupedWeight,
     LinearWeight,
     quantise_fp8,
     quantise_int8,
 )
+from engine.kernels.mixture import moe, moe_triton
 from engine.kernels.tuning import launch_config
 
 pytestmark = pytest.mark.usefixtures("poisoned", "products_without_place")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.config import Pooling
 from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest
-from engine.runner.device_runner import DeviceRunner, graph_backend
+from engine.runner.device.device_runner import DeviceRunner, graph_backend
 from engine.runner.model_runner import ModelRunner
 from tests.engine.kernels.device_runs import LIMITS, ask, load, runner_of, stepper_of
 from tests.engine.kernels.test_device_runner import graphs_of, no_waiting, poison

@@ -18,12 +18,12 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE
 from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest
-from engine.runner.cuda_graphs import Decode
-from engine.runner.device_runner import DeviceRunner, StepLimits, graph_backend
-from engine.runner.draft_model import Drafter
+from engine.runner.device.cuda_graphs import Decode
+from engine.runner.device.device_runner import DeviceRunner, StepLimits, graph_backend
 from engine.runner.model_runner import Launched
-from engine.runner.speculative import Guesser, NgramProposer
-from engine.schedule import SchedulerOutput
+from engine.runner.speculative.draft_model import Drafter
+from engine.runner.speculative.guesser import Guesser, NgramProposer
+from engine.scheduling.step_plan import SchedulerOutput
 from engine.sequence import Sequence
 from engine.weights.loader import load_model
 from tests.engine import checkpoints

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels import embedding_triton
-from engine.kernels.embedding import gather_rows
+from engine.kernels.pointwise import embedding_triton
+from engine.kernels.pointwise.embedding import gather_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
-from engine.kernels.lora import NOBODY, LoraRows, add_lora, stack_adapters
+from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapters
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 

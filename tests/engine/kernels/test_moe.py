@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import moe
 from engine.kernels.backend import uses_triton
-from engine.kernels.linear_weights import (
+from engine.kernels.linear.weights import (
     DenseWeight,
     Fp8Weight,
     GroupedWeight,
@@ -21,6 +20,7 @@ from engine.kernels.linear_weights import (
     quantise_fp8,
     quantise_int8,
 )
+from engine.kernels.mixture import moe
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
@@ -145,7 +145,7 @@ def test_a_token_that_is_no_number_spoils_only_itself(device: torch.device) -> N
 def test_every_assignment_has_a_place_in_a_tile_of_its_expert(
     chosen: list[int], block_m: int
 ) -> None:
-    from engine.kernels import moe_triton
+    from engine.kernels.mixture import moe_triton
 
     experts = torch.tensor([chosen], dtype=torch.int32)
     places, ends, tile_experts = moe_triton.sort(experts, 7, block_m)

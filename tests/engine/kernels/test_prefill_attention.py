@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.kernels import prefill_attention_triton as prefill
+from engine.kernels.attention import triton_prefill as prefill
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, shape_of
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import fp8_linear, int4_linear, int8_linear
 from engine.kernels.backend import uses_triton
-from engine.kernels.linear import pack_linear
-from engine.kernels.linear_weights import (
+from engine.kernels.linear import fp8 as fp8_linear
+from engine.kernels.linear import int4 as int4_linear
+from engine.kernels.linear import int8 as int8_linear
+from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.weights import (
     Fp8Weight,
     GroupedWeight,
     Int8Weight,

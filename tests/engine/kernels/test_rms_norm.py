@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import rms_norm_triton
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.pointwise import rms_norm_triton
+from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 EPS = 1e-5

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import rotary_cache_triton
-from engine.kernels.paged_attention import KVLayer
-from engine.kernels.rotary_cache import QKNorm, QKVHeads, Rotation, rotate
+from engine.kernels.attention.dispatch import KVLayer
+from engine.kernels.pointwise import rotary_cache_triton
+from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate
 from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}

@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import sampling as kernels
-from engine.kernels import sampling_adjust_triton, sampling_logprobs_triton, sampling_triton
-from engine.runner import sampler as sampler_module
-from engine.runner.adjust import adjust_logits
+from engine.kernels.sampling import dispatch as kernels
+from engine.kernels.sampling import triton as sampling_triton
+from engine.kernels.sampling import triton_adjust as sampling_adjust_triton
+from engine.kernels.sampling import triton_logprobs as sampling_logprobs_triton
 from engine.runner.batch import SampleRow
-from engine.runner.device_sampler import DeviceSampler
-from engine.runner.philox import uniforms
-from engine.runner.sampler import Sampler
-from engine.runner.sampling_tensors import SamplingScratch, sampling_tensors
+from engine.runner.sampling import sampler as sampler_module
+from engine.runner.sampling.device_sampler import DeviceSampler
+from engine.runner.sampling.logit_adjustments import adjust_logits
+from engine.runner.sampling.philox import uniforms
+from engine.runner.sampling.sampler import Sampler
+from engine.runner.sampling.sampling_tensors import SamplingScratch, sampling_tensors
 from tests.engine.constraints import Residues
 from tests.engine.sample_rows import sample_row
 

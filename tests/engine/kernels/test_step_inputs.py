@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.step_inputs import StepInputs, complete_reference
-from engine.kernels.step_inputs_triton import complete
+from engine.kernels.step_inputs.dispatch import StepInputs, complete_reference
+from engine.kernels.step_inputs.triton import complete
 
 BLOCK_SIZE = 4
 POISON = -77

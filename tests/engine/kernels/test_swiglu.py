@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels import swiglu_triton
-from engine.kernels.swiglu import swiglu
+from engine.kernels.pointwise import swiglu_triton
+from engine.kernels.pointwise.swiglu import swiglu
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 

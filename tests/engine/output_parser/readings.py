@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine.output_parser import (
+from engine.text.output_parser import (
     ArgumentsDelta,
     ContentDelta,
     Delta,

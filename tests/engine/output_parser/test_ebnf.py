@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.output_parser.ebnf import (
+from engine.protocol import Grammar
+from engine.runner.grammar.constraint import MatcherTokenizer, Vocabulary, compile_grammar
+from engine.text.output_parser.grammars.ebnf import (
     MAX_EBNF_BYTES,
     MAX_EBNF_NESTING,
     MAX_EBNF_RULES,
@@ -17,8 +19,6 @@ from engine.output_parser.ebnf import (
     ebnf_to_lark,
     is_ebnf,
 )
-from engine.protocol import Grammar
-from engine.runner.grammar import MatcherTokenizer, Vocabulary, compile_grammar
 
 PENNY = Path("models/penny/tokenizer.json")
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.output_parser.families import FAMILIES, FamilyName
-from engine.output_parser.parser import OutputParser
-from engine.output_parser.reader import MAX_CALLS, MAX_HELD_CHARS
-from engine.output_parser.reasoning import THINK
+from engine.text.output_parser.parser import OutputParser
+from engine.text.output_parser.reader import MAX_CALLS, MAX_HELD_CHARS
+from engine.text.output_parser.reasoning import THINK
+from engine.text.output_parser.registry import FAMILIES, FamilyName
 from tests.engine.output_parser.readings import Reading, cuts, read
 from tests.engine.output_parser.test_json_text import OBJECTS
 

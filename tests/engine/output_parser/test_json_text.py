@@ -1,4 +1,4 @@
-"""engine.output_parser.json_text follows a JSON value to its last character, and no further."""
+"""engine.text.output_parser.families.json_text follows a JSON value to its last character, and no further."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output_parser.json_text import MAX_DEPTH, MAX_NUMBER_CHARS, JsonText
+from engine.text.output_parser.families.json_text import MAX_DEPTH, MAX_NUMBER_CHARS, JsonText
 
 SCALARS = (
     st.none()

@@ -1,4 +1,4 @@
-"""engine.output_parser.OutputFormat: which family a model is of, and what an output has to be that
+"""engine.text.output_parser.OutputFormat: which family a model is of, and what an output has to be that
 must call: whatever the grammar lets through is read as valid calls."""
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from engine.chat_template import ChatTemplate
-from engine.output_parser import FamilyName, OutputFormat, ReasoningState, Tool
-from engine.output_parser.families import FAMILIES, detect_family, detect_reasoning
-from engine.output_parser.reasoning import THINK
 from engine.protocol import Grammar
-from engine.runner.grammar import (
+from engine.runner.grammar.constraint import (
     GrammarConstraint,
     MatcherTokenizer,
     Vocabulary,
     compile_grammar,
 )
-from engine.tokenizer import Tokenizer
+from engine.text.chat_template import ChatTemplate
+from engine.text.output_parser import FamilyName, OutputFormat, ReasoningState, Tool
+from engine.text.output_parser.reasoning import THINK
+from engine.text.output_parser.registry import FAMILIES, detect_family, detect_reasoning
+from engine.text.tokenizer import Tokenizer
 from tests.engine.output_parser.readings import Reading, read
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine.errors import ConfigError
-from engine.kernels.cpu_backend import KEPT_BYTES
+from engine.kernels.cpu.backend import KEPT_BYTES
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.reading import (
     CHUNK_BYTES,
@@ -113,7 +113,7 @@ CONFIG = {
 MEASURE = """
 import sys, torch
 from pathlib import Path
-from engine.kernels.cpu_backend import kernel, uses_cpu_kernels
+from engine.kernels.cpu.backend import kernel, uses_cpu_kernels
 from engine.weights.loader import load_model
 
 if uses_cpu_kernels(torch.device("cpu")):

@@ -12,22 +12,22 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from billing.invoices.accounts import Terms, set_account
+from billing.credits.top_ups import ask_for_top_up
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
+from billing.invoices.lines.accounts import Terms, set_account
 from billing.invoices.states import DRAFT
 from billing.money import PICO_PER_USD
-from billing.top_ups import ask_for_top_up
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.grants import create_grant
-from gateway.auth.token_tables import signing_keys
+from gateway.auth.oauth.tokens.grants import create_grant
+from gateway.auth.oauth.tokens.token_tables import signing_keys
 from gateway.db import tenant
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.calls import RedisCalls
 from gateway.tenancy import users
-from mcp_bridge.approvals import ApprovedCall, requested
 from mcp_bridge.caller import Caller
+from mcp_bridge.trust.approvals import ApprovedCall, requested
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, close_and_finalize, tokens
 from tests.gateway.administration.conftest import World
 

@@ -15,11 +15,11 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import database
-from gateway.app import create_app
+from gateway.app.create import create_app
 from gateway.home import Home
-from gateway.services import Services
-from gateway.settings import load
+from gateway.processes import database
+from gateway.routes.shared.services import Services
+from gateway.settings.load import load
 
 START_TIMEOUT_S = 30.0
 CONFIG = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from billing.cache_leases import Lease, end, grant, sweep
+from billing.corrections.cache_leases import Lease, end, grant, sweep
 from billing.events import Price, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from tests.billing.samples import NOON, an_attempt, an_event
 from tests.gateway.administration.conftest import World
 

@@ -7,20 +7,20 @@ import time
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.credit_lines import sweep
+from billing.corrections.rerating import Span, apply, plan
+from billing.credits.lines import sweep
 from billing.events import Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from billing.invoices.postings import Posting, post
-from billing.ledger import check
+from billing.ledger.accounts import check
 from billing.money import PICO_PER_USD
-from billing.rerating import Span, apply, plan
 from gateway.audit.log import COMMAND_LINE
 from gateway.limits.limiter import Admission, Refusal
-from gateway.limits.verdicts import Units
+from gateway.limits.outcomes import Units
 from gateway.principal import SpendCap
-from gateway.tenancy.credits import create_credit
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
+from gateway.tenancy.money.credits import create_credit
+from gateway.tenancy.money.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
 from tests.billing.invoices.billed import at, book, priced, tokens
 from tests.billing.samples import PRICES, an_attempt, an_event
 from tests.billing.test_rerating import a_book

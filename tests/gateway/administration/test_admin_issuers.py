@@ -8,7 +8,7 @@ import httpx
 import sqlalchemy as sa
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
 from tests.gateway.administration.conftest import World
 
 PATH = "/v1/admin/issuers"

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.tables import entries
-from gateway.routes.admin_models import CacheContractView, to_contract
+from gateway.routes.admin.models import CacheContractView, to_contract
 from gateway.tenancy.tables import plans
 from tests.gateway.administration.conftest import World
 
@@ -178,7 +178,7 @@ async def test_what_is_not_there_is_not_found(world: World) -> None:
 
 async def test_a_start_leaves_the_operators_plans_alone(world: World) -> None:
     from gateway.principal import Plan
-    from gateway.tenancy.plans import sync_plans
+    from gateway.tenancy.money.plans import sync_plans
 
     await world.call("POST", "/v1/admin/plans", NEW)
     async with world.db.begin() as conn:

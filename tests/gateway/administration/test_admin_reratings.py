@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from billing import rerating
+from billing.corrections import rerating
 from gateway.limits.counters import index_key
-from gateway.routes import admin_reratings
+from gateway.routes.admin.billing import reratings as admin_reratings
 from tests.billing.invoices.billed import at, book, tokens
 from tests.gateway.administration.changing import ADMIN
 from tests.gateway.administration.conftest import CONFIG, World

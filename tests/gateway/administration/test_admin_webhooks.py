@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from billing.alerts import CeilingUse, note_ceilings
+from billing.alerts.alerts import CeilingUse, note_ceilings
 from gateway.webhooks import endpoints
 from tests.gateway.administration.conftest import World
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from gateway.audit.tables import entries
-from gateway.routes.access import SCOPE
+from gateway.routes.shared.access import SCOPE
 from tests.gateway.administration.changing import ADMIN, ORG, RECIPES, Maker
 from tests.gateway.administration.conftest import World
 

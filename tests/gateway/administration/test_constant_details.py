@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from litestar.routes import HTTPRoute
 
-from gateway.routes.access import SCOPE
+from gateway.routes.shared.access import SCOPE
 from tests.gateway.administration.changing import ADMIN, BY_ITS_SERVER, RECIPES, Maker
 from tests.gateway.administration.conftest import World
 

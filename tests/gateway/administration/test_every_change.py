@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from litestar.routes import HTTPRoute
 
 from gateway.audit.tables import entries
-from gateway.idempotency_keys import Answer, Claim
-from gateway.routes.conditional import etag_of
-from gateway.routes.idempotency import PREFIXES
+from gateway.routes.shared.conditional import etag_of
+from gateway.routes.shared.idempotency import PREFIXES
+from gateway.tenancy.idempotency_keys import Answer, Claim
 from gateway.tenancy.tables import api_keys
 from gateway.tenancy.tables import idempotency_keys as table
 from tests.gateway.administration.changing import (

@@ -14,17 +14,17 @@ import sqlalchemy as sa
 from iso4217 import Currency
 from litestar.routes import HTTPRoute
 
-from billing.alerts import CeilingUse, note_ceilings
-from billing.cache_leases import Lease, grant
+from billing.alerts.alerts import CeilingUse, note_ceilings
+from billing.corrections.cache_leases import Lease, grant
 from billing.currency import USD
-from billing.ingest import ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.ingestion.ingest import ingest
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import latest_invoice
-from gateway.auth.issuers import MAX_ISSUERS_PER_ORG
-from gateway.auth.token_tables import signing_keys
-from gateway.routes.idempotency import PREFIXES
-from gateway.wire.openai_admin import NOT_SOLD
+from billing.invoices.lines.accounts import Terms, set_account
+from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
+from gateway.auth.oauth.tokens.token_tables import signing_keys
+from gateway.routes.shared.idempotency import PREFIXES
+from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens
 from tests.gateway.administration.changing import ADMIN, ORG, Maker, admin_key, top_up
 from tests.gateway.administration.conftest import World

@@ -7,22 +7,20 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from gateway.routes import (
-    admin_alerts,
-    admin_cache_leases,
-    admin_credits,
-    admin_members,
-    admin_models,
-    admin_organization,
-    admin_orgs,
-    admin_plans,
-    admin_prices,
-    admin_projects,
-    admin_spend_caps,
-    admin_top_ups,
-    admin_webhooks,
-    audit_logs,
-)
+from gateway.routes.admin import alerts as admin_alerts
+from gateway.routes.admin import members as admin_members
+from gateway.routes.admin import models as admin_models
+from gateway.routes.admin import organization as admin_organization
+from gateway.routes.admin import orgs as admin_orgs
+from gateway.routes.admin import plans as admin_plans
+from gateway.routes.admin import projects as admin_projects
+from gateway.routes.admin import webhooks as admin_webhooks
+from gateway.routes.admin.billing import cache_leases as admin_cache_leases
+from gateway.routes.admin.billing import credits as admin_credits
+from gateway.routes.admin.billing import prices as admin_prices
+from gateway.routes.admin.billing import spend_caps as admin_spend_caps
+from gateway.routes.admin.billing import top_ups as admin_top_ups
+from gateway.routes.organization import audit_logs
 from tests.gateway.administration.conftest import World
 
 CAPS = "/v1/admin/spend-caps"

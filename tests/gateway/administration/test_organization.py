@@ -14,7 +14,7 @@ from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.db import tenant
 from gateway.tenancy import users
 from gateway.tenancy.invites import accept_invite
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.users import User
 from tests.gateway.administration.conftest import World
 from tests.gateway.administration.exactly import exact

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from litestar.routes import HTTPRoute
 
-from gateway.routes.access import IN_PROJECT
+from gateway.routes.shared.access import IN_PROJECT
 from tests.gateway.administration.conftest import World
 from tests.gateway.administration.test_admin_tenant import key_of, make_user
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from billing.events import Price, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from tests.billing.samples import NOON, PRICES, an_attempt, an_event
 from tests.gateway.administration.conftest import World
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoicer import Invoicer
-from gateway.tenancy.suspension import tell_workers
+from billing.invoices.lines.accounts import Terms, set_account
+from gateway.tenancy.money.suspension import tell_workers
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, tokens
 from tests.gateway.administration.changing import ADMIN
 from tests.gateway.administration.conftest import World

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from billing.credit_lines import sweep
+from billing.credits.lines import sweep
 from billing.events import Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.administration.changing import ADMIN
 from tests.gateway.administration.conftest import World

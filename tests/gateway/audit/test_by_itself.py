@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.price_book import PriceBook
-from billing.price_sync import sync_price_book
+from billing.ledger.price_sets import sync_price_book
+from billing.pricing.price_book import PriceBook
 from gateway.audit.log import COMMAND_LINE
 from gateway.audit.tables import entries
-from gateway.auth import signing_keys
-from gateway.auth.signing_keys import ROTATE_AFTER_S, KeyRing
-from gateway.database import record_prices
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.signing_keys import ROTATE_AFTER_S, KeyRing
 from gateway.principal import Plan
+from gateway.processes.database import record_prices
 from gateway.tenancy.bootstrap import bootstrap
 from gateway.tenancy.orgs import create_org
 from tests.gateway.auth.test_signing_keys import CIPHER, Clock

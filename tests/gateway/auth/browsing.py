@@ -18,13 +18,13 @@ import msgspec
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.app import create_app, open_services
-from gateway.auth.authorization import Authorization
-from gateway.auth.client_metadata import from_document
-from gateway.auth.clients import CreatedClient, create_client
+from gateway.app.create import create_app, open_services
+from gateway.auth.oauth.authorization import Authorization
+from gateway.auth.oauth.clients.metadata import from_document
+from gateway.auth.oauth.clients.store import CreatedClient, create_client
 from gateway.db import tenant
 from gateway.secret import Secret
-from gateway.settings import load
+from gateway.settings.load import load
 from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
 
 ISSUER = "https://tollgate.example"

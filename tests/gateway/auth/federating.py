@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.auth.external_issuers import ExternalIssuers
-from gateway.auth.issuer_directory import IssuerDirectory
-from gateway.auth.issuer_keys import IssuerKeys
-from gateway.auth.issuers import (
+from gateway.auth.federation.external_issuers import ExternalIssuers
+from gateway.auth.federation.issuer_directory import IssuerDirectory
+from gateway.auth.federation.issuer_keys import IssuerKeys
+from gateway.auth.federation.issuers import (
     CIPHER_PURPOSE,
     Issuer,
     Rules,

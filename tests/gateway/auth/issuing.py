@@ -12,8 +12,8 @@ from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
-from gateway.egress import EgressFailed, Fetched
-from gateway.egress_targets import Forbidden, parse_target
+from gateway.net.egress import EgressFailed, Fetched
+from gateway.net.egress_targets import Forbidden, parse_target
 
 ISSUER = "https://issuer.example.com"
 AUDIENCE = "api://tollgate"

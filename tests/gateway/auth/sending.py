@@ -10,8 +10,8 @@ from urllib.parse import quote_plus
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from gateway.auth import rfc9449_dpop
-from gateway.auth.rfc7523_assertion import TYPE
+from gateway.auth.oauth import rfc9449_dpop
+from gateway.auth.oauth.rfc7523_assertion import TYPE
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.world import (
     REDIRECT,

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidToken
-from gateway.auth.external_issuers import ExternalIssuers
+from gateway.auth.federation.external_issuers import ExternalIssuers
 from tests.gateway.auth.federating import World, world
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.revoking import a_token

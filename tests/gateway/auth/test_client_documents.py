@@ -8,13 +8,13 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.client_documents import fetching
-from gateway.auth.client_id_metadata import ClientDocuments
-from gateway.auth.clients import STRANGERS, FetchDocument
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.form import Form
-from gateway.auth.rfc6749_errors import OAuthError
-from gateway.egress import EgressTimeout
+from gateway.auth.oauth.clients.document_clients import fetching
+from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
+from gateway.auth.oauth.clients.store import STRANGERS, FetchDocument
+from gateway.auth.oauth.form import Form
+from gateway.auth.oauth.rfc6749_errors import OAuthError
+from gateway.net.egress import EgressTimeout
 from gateway.tenancy.members import add_member
 from tests.gateway.auth.issuing import FarEnd
 from tests.gateway.auth.revoking import revoke, seconds_until_refused

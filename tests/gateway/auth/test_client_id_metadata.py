@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.client_id_metadata import (
+from gateway.auth.oauth.clients.metadata_documents import (
     MAX_FETCHES_PER_MINUTE,
     MAX_STALE_S,
     RETRY_S,
@@ -17,7 +17,7 @@ from gateway.auth.client_id_metadata import (
     check_client_id_url,
     is_client_id_url,
 )
-from gateway.egress import BodyTooLarge, Egress, EgressTimeout
+from gateway.net.egress import BodyTooLarge, Egress, EgressTimeout
 from tests.gateway.auth.issuing import Clock, FarEnd, rsa_key
 from tests.gateway.test_egress import answer, serving
 

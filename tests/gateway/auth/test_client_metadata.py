@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from gateway.auth.client_metadata import (
+from gateway.auth.oauth.clients.metadata import (
     GRANT_TYPES_OF_STRANGERS,
     MAX_KEYS,
     MAX_REDIRECT_URIS,

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.client_metadata import from_document
-from gateway.auth.clients import (
+from gateway.auth.oauth.clients.metadata import from_document
+from gateway.auth.oauth.clients.store import (
     MAX_GRACE_S,
     Client,
     Clients,

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.auth import delegation
-from gateway.auth.client_metadata import AUTHORIZATION_CODE, CLIENT_CREDENTIALS
 from gateway.auth.delegation import NOBODY, Bounds, Owner, Power, administers
-from gateway.auth.policy import KEY_SCOPES, SCOPES_OF, SERVICE_SCOPES, is_bound, may_give
+from gateway.auth.oauth.clients.metadata import AUTHORIZATION_CODE, CLIENT_CREDENTIALS
 from gateway.networks import Networks
+from gateway.permissions import KEY_SCOPES, SCOPES_OF, SERVICE_SCOPES, is_bound, may_give
 from gateway.principal import Principal, Role
 from gateway.tenancy.errors import NotAllowed
 

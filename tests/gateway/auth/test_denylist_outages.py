@@ -18,13 +18,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway import embedded
 from gateway.auth import revocations
 from gateway.auth.errors import AuthUnavailable, ExpiredToken
 from gateway.auth.revocations import Announcement, Revocation, announcing
-from gateway.children import Child
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import Child
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
 from migrations.runner import migrate

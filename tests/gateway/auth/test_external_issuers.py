@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.errors import AuthUnavailable, InvalidToken
-from gateway.auth.issuer_directory import REFRESH_S, IssuerDirectory
-from gateway.auth.issuer_keys import REFRESH_S as KEYS_REFRESH_S
-from gateway.auth.issuers import (
+from gateway.auth.federation.issuer_directory import REFRESH_S, IssuerDirectory
+from gateway.auth.federation.issuer_keys import REFRESH_S as KEYS_REFRESH_S
+from gateway.auth.federation.issuers import (
     MAX_ISSUERS_PER_ORG,
     Issuer,
     archive_issuer,
@@ -23,7 +23,7 @@ from gateway.auth.issuers import (
 from gateway.db import create_engine, tenant
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
-from gateway.tenancy.model_permissions import update_model_permissions
+from gateway.tenancy.keys.model_permissions import update_model_permissions
 from gateway.tenancy.pages import Cursor
 from tests.gateway.auth.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import (

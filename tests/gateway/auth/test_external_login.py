@@ -14,14 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.auth.external_login import (
+from gateway.auth.federation.external_login import (
     LOGIN_S,
     STATE_PURPOSE,
     ExternalLogin,
     Finished,
     LoginRefused,
 )
-from gateway.auth.issuers import CIPHER_PURPOSE, Issuer, create_issuer
+from gateway.auth.federation.issuers import CIPHER_PURPOSE, Issuer, create_issuer
 from gateway.db import tenant
 from gateway.tenancy.changes import changing
 from gateway.tenancy.users import archive_user, create_user

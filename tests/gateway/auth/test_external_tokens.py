@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from joserfc.jwk import OctKey
 
 from gateway.auth.errors import InvalidToken
-from gateway.auth.external_tokens import (
+from gateway.auth.federation.external_tokens import (
     MAX_TOKEN_BYTES,
     check_claims,
     read,

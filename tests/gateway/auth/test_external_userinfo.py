@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.egress import Fetched
+from gateway.net.egress import Fetched
 from tests.gateway.auth.federating import world
 from tests.gateway.auth.issuing import ISSUER
 from tests.gateway.auth.test_external_login import EMAIL, Desk, desk

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.grants import (
+from gateway.auth.oauth.tokens.grants import (
     CODE_KEPT_S,
     CODE_LIFETIME_S,
     Code,

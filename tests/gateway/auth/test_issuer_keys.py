@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.issuer_keys import (
+from gateway.auth.federation.issuer_keys import (
     MAX_AGE_S,
     MAX_KEYS,
     MIN_REFETCH_S,

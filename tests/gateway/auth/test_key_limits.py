@@ -16,14 +16,14 @@ from redis.asyncio import Redis
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.app import refuse
+from gateway.app.create import refuse
 from gateway.auth.errors import ExpiredKey, InvalidKey, WrongNetwork
-from gateway.auth.guards import authenticate, read_authorization
 from gateway.errors import to_face
 from gateway.networks import Networks, read_address
 from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.access import needs
-from gateway.tenancy.keys import hash_key
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.guards import authenticate, read_authorization
+from gateway.tenancy.keys.keys import hash_key
 from gateway.tenancy.tables import api_keys, plans, projects
 from tests.gateway.test_api_keys import (
     PEPPER,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.policy import (
+from gateway.permissions import (
     ADMIN_SCOPES,
     IDENTITY_SCOPES,
     KEY_SCOPES,

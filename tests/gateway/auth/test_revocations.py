@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth import access_tokens, revocations, signing_keys
+from gateway.auth import access_tokens, revocations
 from gateway.auth.access_tokens import AccessTokens
 from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.revocations import (
     CHANNEL,
     ENCODER,
@@ -29,14 +31,13 @@ from gateway.auth.revocations import (
     end_grant,
     purge,
 )
-from gateway.auth.signing_keys import KeyRing
 from gateway.auth.subjects import find_principal
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.principal import Plan
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.members import add_member, remove_member
+from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, update_org_plan
-from gateway.tenancy.plans import sync_plans
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, World, open_world

@@ -14,7 +14,7 @@ from joserfc.jwk import KeySet, OctKey, RSAKey
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.errors import ExpiredToken, InvalidToken
-from gateway.auth.rfc9068_access_token import (
+from gateway.auth.oauth.tokens.rfc9068_access_token import (
     CLOCK_SKEW_S,
     MAX_LIFETIME_S,
     MAX_TOKEN_BYTES,
@@ -26,7 +26,7 @@ from gateway.auth.rfc9068_access_token import (
     read_expired,
     sign,
 )
-from gateway.auth.signing_keys import JWKS_MAX_AGE_S, KeyRing, rotate
+from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S, KeyRing, rotate
 from tests.gateway.auth.parts import ISSUER, NOW, Clock, claims_of, open_ring
 
 

@@ -12,8 +12,8 @@ from gateway.auth.errors import (
     MissingScope,
     WrongNetwork,
 )
-from gateway.auth.rfc9449_dpop import InvalidProof
-from gateway.auth.rfc9728_protected_resource import (
+from gateway.auth.oauth.rfc9449_dpop import InvalidProof
+from gateway.auth.oauth.rfc9728_protected_resource import (
     challenge,
     find_error,
     find_metadata,

@@ -13,10 +13,10 @@ from cryptography.exceptions import InvalidTag
 from joserfc import jwt
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth import signing_keys
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.signing_keys import (
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.signing_keys import (
     JWKS_MAX_AGE_S,
     PURPOSE,
     ROTATE_AFTER_S,

@@ -6,7 +6,7 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from gateway.auth.throttle import ACCOUNT, ADDRESS, PAIR, Throttle, Waits, network_of
+from gateway.auth.login.throttle import ACCOUNT, ADDRESS, PAIR, Throttle, Waits, network_of
 
 HERE, THERE = "192.0.2.1", "198.51.100.1"
 

@@ -12,7 +12,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import principal_of
 from gateway.auth.errors import ExpiredKey, InvalidKey, RevokedKey
 from gateway.principal import Principal
-from gateway.tenancy.keys import CreatedKey, revoke_key
+from gateway.tenancy.keys.keys import CreatedKey, revoke_key
 from gateway.tenancy.tables import api_keys
 from tests.gateway.test_api_keys import authenticating, make_key
 

@@ -16,22 +16,22 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE, Actor
-from gateway.auth import rfc6749_token
 from gateway.auth.access_tokens import AccessTokens
-from gateway.auth.authority import Authority
-from gateway.auth.client_authentication import ClientAuthentication
-from gateway.auth.client_metadata import ClientMetadata
-from gateway.auth.clients import SECRET_PEPPER_PURPOSE, Client, Clients, create_client
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.auth.form import Form
-from gateway.auth.grants import CODE_PEPPER_PURPOSE, Grant, create_grant, issue_code
+from gateway.auth.login.throttle import Throttle
+from gateway.auth.oauth import rfc6749_token
+from gateway.auth.oauth.authority import Authority
+from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth.clients.metadata import ClientMetadata
+from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Client, Clients, create_client
+from gateway.auth.oauth.form import Form
+from gateway.auth.oauth.rfc6749_errors import OAuthError
+from gateway.auth.oauth.rfc6749_token import TokenRequest
+from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE, Grant, create_grant, issue_code
+from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
+from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
+from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
 from gateway.auth.peppers import Peppers
-from gateway.auth.refresh_tokens import RefreshTokens
-from gateway.auth.rfc6749_errors import OAuthError
-from gateway.auth.rfc6749_token import TokenRequest
-from gateway.auth.rfc9068_access_token import AccessClaims
-from gateway.auth.signing_keys import PURPOSE, KeyRing
-from gateway.auth.throttle import Throttle
 from gateway.auth.wiring import audiences
 from gateway.ids import uuid7
 from gateway.principal import Principal

@@ -15,7 +15,7 @@ from typing import Any
 import requests
 
 from bench.ports import free_port
-from gateway.settings_file import FileStoreConfig
+from gateway.settings.file import FileStoreConfig
 
 START_TIMEOUT_S = 60.0
 ACCESS_KEY, SECRET_KEY = "test-access", "test-secret"

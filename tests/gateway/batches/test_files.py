@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from gateway.audit.tables import entries
 from gateway.files.contents import CHUNK_BYTES
 from gateway.files.uploads import MIN_EXPIRY_S
-from gateway.wire.openai_files import ANCHOR, BATCH_EXPIRY_S, SECONDS
+from gateway.wire.openai.files import ANCHOR, BATCH_EXPIRY_S, SECONDS
 from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
 

@@ -217,7 +217,7 @@ def test_a_body_beyond_the_bounds_is_not_read(
     worker: Running, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     if bound == "of bodies":
-        monkeypatch.setattr("gateway.routes.message_batches.MAX_BODY_BYTES", 1000)
+        monkeypatch.setattr("gateway.routes.anthropic.message_batches.MAX_BODY_BYTES", 1000)
     else:
         monkeypatch.setattr(worker.services.files, "max_file_bytes", 1000)
     for size in (1001, 100_000):
@@ -230,7 +230,7 @@ def test_a_body_beyond_the_bounds_is_not_read(
         timeout=TIMEOUT_S,
     )
     assert chunked.status_code == 413
-    monkeypatch.setattr("gateway.routes.message_batches.MAX_REQUESTS", 2)
+    monkeypatch.setattr("gateway.routes.anthropic.message_batches.MAX_REQUESTS", 2)
     body = {"requests": [{"custom_id": str(n), "params": {}} for n in range(3)]}
     answer = post(worker, json.dumps(body).encode())
     assert answer.status_code == 400 and "at most 2 requests" in answer.json()["error"]["message"]

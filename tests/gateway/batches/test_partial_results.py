@@ -16,7 +16,7 @@ from gateway.batches.states import Shape
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField
-from gateway.wire.anthropic_batches import MessageBatchCounts, to_message_batch
+from gateway.wire.anthropic.batches import MessageBatchCounts, to_message_batch
 from tests.gateway.batches.test_runner import kill
 from tests.gateway.batches.world import World
 from tests.gateway.office import ScriptedReplica

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from billing import ledger
-from billing.price_book import PriceBook
+from billing.ledger import accounts as ledger
+from billing.pricing.price_book import PriceBook
 from billing.tables import usage_events
 from gateway.batches import lines, steward
 from gateway.batches.batches import Batch

@@ -15,29 +15,29 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.price_book import PriceBook
-from billing.spool import Spool
+from billing.ingestion.shipper import nobody
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
 from billing.tables import usage_events
-from billing.worker import nobody
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import Batch, create_batch, get_batch
 from gateway.batches.endpoints import Endpoint, ask_surface, in_anthropic_shape
 from gateway.batches.runner import BatchRunner
 from gateway.batches.states import MESSAGES, Shape, shape_of
 from gateway.batches.validation import InputBounds
-from gateway.calls import Surface
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
 from gateway.files.files import MESSAGE_BATCH, get_file
 from gateway.files.store import FileStore
 from gateway.fleet.replica import MeteredUsage, TextDelta
 from gateway.fleet.router import Fleet, Route
-from gateway.inference import Desk
+from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.inference.calls import Surface
+from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter
 from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
-from gateway.wire.request import ChatPrompt, GenerateRequest
 from tests.gateway.office import AsListed, ScriptedReplica
 from tests.gateway.whole_app import Tenant, make_tenant
 

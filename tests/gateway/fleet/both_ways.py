@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
-from engine.chat_template import ChatTemplate
-from engine.fake import FakeCore, FakeEngine
+from engine.fake.engine import FakeCore, FakeEngine
 from engine.protocol import EngineRequest
-from engine.tokenizer import Tokenizer
-from gateway.calls import Surface
-from gateway.fleet.engine_replica import EngineReplica
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage
-from gateway.wire.request import GenerateRequest, Heading
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.inference.calls import Surface
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest
+from gateway.wire.openai.from_chat import from_openai
 from tests.gateway.fleet.scripted_upstream import API_KEY, UPSTREAM_MODEL, Upstream
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.fleet.replica import MeteredUsage, RawChunk, RawRun, ReplicaEvent
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest
 
 UPSTREAM_MODEL = "vendor/big-32b"
 API_KEY = "sk-upstream-very-secret"

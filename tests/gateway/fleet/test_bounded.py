@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.chat_template import ChatTemplate
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.model_format import ModelFormat
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import BadField
-from gateway.fleet.model_format import ModelFormat
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import Replica
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.request import ChatPrompt, GenerateRequest, bounded_to, under_a_cap
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to, under_a_cap
 
 Chat = Callable[..., GenerateRequest]
 EXAMPLES = settings(

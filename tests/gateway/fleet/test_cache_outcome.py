@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from billing.cache_contracts import Breakpoint
-from engine.chat_template import ChatTemplate
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.protocol import SeenPrefix
-from engine.tokenizer import Tokenizer
-from gateway.fleet.cache_outcome import (
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.cache_outcome import (
     PREFIX_TOKENS,
     CacheOutcome,
     Circumstances,
@@ -27,15 +27,15 @@ from gateway.fleet.cache_outcome import (
     outcome_of,
     prefix_digest,
 )
-from gateway.fleet.engine_replica import EngineReplica
-from gateway.fleet.model_format import ModelFormat
-from gateway.fleet.prefix_memory import CHUNK_TOKENS, SentBefore
+from gateway.fleet.engine.model_format import ModelFormat
+from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, SentBefore
+from gateway.fleet.engine.prompt_beginning import PREFIX_CHARS, text_digest
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.prompt_beginning import PREFIX_CHARS, text_digest
 from gateway.fleet.replica import MeteredUsage
+from gateway.generate_request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
 from gateway.lanes import Turn
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
+from gateway.wire.openai.from_chat import from_openai
 
 BLOCK = 16
 PENNY = Path(__file__).resolve().parents[3] / "models/penny"

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from billing.cache_contracts import CONTRACTS, ContractName
 from engine.protocol import EngineOutput, FinishReason, Usage
-from engine.tokenizer import Tokenizer
-from gateway.fleet.choice_text import GenerationText
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.replica import MeteredUsage, TextDelta
-from gateway.wire.request import ChatPrompt
+from gateway.generate_request import ChatPrompt
 
 ANSWER = st.text(st.sampled_from("abS!ü😀"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abS!ü"), min_size=1, max_size=3), max_size=3)

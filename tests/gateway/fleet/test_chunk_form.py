@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.replica import RawRun
-from gateway.fleet.upstream import read_all
-from gateway.fleet.upstream_meter import UpstreamMeter
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.sse import EventParser
-from gateway.wire.to_openai import to_openai
+from gateway.fleet.upstream.meter import UpstreamMeter
+from gateway.fleet.upstream.replica import read_all
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.wire.openai.to_chat import to_openai
+from gateway.wire.shared.sse import EventParser
 
 ODD_TEXTS = [" tok", '"', "\\", '\\"', "}", '"}}]}', "\n", "\n\ndata: ", "é", "😀", "\x00"]
 TEXTS = st.text(max_size=6) | st.sampled_from(ODD_TEXTS)

@@ -14,12 +14,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from engine.chat_template import ChatTemplate
 from engine.errors import EngineUnavailable, InvalidRequest
-from engine.fake import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
+from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine, Respond, drawn
 from engine.protocol import EngineOutput, EngineRequest, LaneStatus, SamplingParams, Usage
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS
+from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import (
     BadField,
     ContextTooLong,
@@ -27,12 +28,11 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.fleet.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage, ReplicaEvent, TextDelta
+from gateway.generate_request import GenerateRequest
 from gateway.lanes import Turn
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
+from gateway.wire.openai.from_chat import from_openai
 
 PROMPT = "<user>hello</s><assistant>"
 PROMPT_TOKENS = 8

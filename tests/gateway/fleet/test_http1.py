@@ -12,8 +12,8 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet import http1
-from gateway.fleet.http1 import BrokenResponse, ConnectFailed, Connection, Pool, PoolFull
+from gateway.fleet.upstream import http1
+from gateway.fleet.upstream.http1 import BrokenResponse, ConnectFailed, Connection, Pool, PoolFull
 
 Answer = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.cache_contracts import Breakpoint, ContractName
-from engine.chat_template import ChatTemplate
-from engine.fake import FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica, Job
-from gateway.fleet.kept_prefixes import (
+from engine.fake.engine import FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.kept_prefixes import (
     AskedToKeep,
     common_chars,
     to_prefixes,
     under,
 )
-from gateway.fleet.model_format import ModelFormat
+from gateway.fleet.engine.model_format import ModelFormat
+from gateway.fleet.engine.replica import EngineReplica, Job
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MeteredUsage
+from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.lanes import Turn
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.wire.openai.from_chat import from_openai
 
 BLOCK = 16
 KEPT = {"type": "ephemeral"}

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from engine.chat_template import ChatTemplate
-from engine.fake import FakeCore, FakeEngine
-from engine.tokenizer import Tokenizer
-from gateway.fleet.engine_replica import EngineReplica
-from gateway.fleet.engine_routes import engine_routes
+from engine.fake.engine import FakeCore, FakeEngine
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.engine.replica import EngineReplica
+from gateway.fleet.engine.routes import engine_routes
 from gateway.fleet.errors import BadField, UnsupportedField
-from gateway.fleet.kept_prefixes import unheard
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ReplicaEvent, TextDelta
-from gateway.served_models import ModelConfig
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
+from gateway.generate_request import GenerateRequest
+from gateway.settings.models import ModelConfig
+from gateway.wire.openai.from_chat import from_openai
 
 Make = Callable[..., EngineReplica]
 

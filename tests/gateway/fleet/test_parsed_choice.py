@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output_parser import OutputFormat
 from engine.protocol import EngineOutput, FinishReason, TokenLogprob, TokenLogprobs, Usage
-from engine.tokenizer import Tokenizer
-from gateway.fleet.choice_text import GenerationText, Parsing
+from engine.text.output_parser import OutputFormat
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.choice_text import GenerationText, Parsing
 from gateway.fleet.replica import MeteredUsage, TextDelta
-from gateway.wire.request import ChatPrompt
+from gateway.generate_request import ChatPrompt
 
 EOS = 0
 TWO = (

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet import places as places_module
-from gateway.fleet.places import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
-from gateway.fleet.upstream_routes import room_before
+from gateway.fleet import slots as places_module
+from gateway.fleet.slots import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
+from gateway.fleet.upstream.routes import room_before
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.lanes import Turn
-from gateway.settings import Settings, load
+from gateway.settings.load import Settings, load
 
 OTHER = """
 import sys
 from pathlib import Path
-from gateway.fleet.places import SharedPlaces
+from gateway.fleet.slots import SharedPlaces
 places = SharedPlaces(Path(sys.argv[1]), int(sys.argv[2]), share=int(sys.argv[3]), clock=lambda: 0)
 taken = []
 for line in sys.stdin:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gateway.fleet import prefix_memory
-from gateway.fleet.prefix_memory import CHUNK_TOKENS, PrefixMemory
+from gateway.fleet.engine import prefix_memory
+from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, PrefixMemory
 from gateway.lru import Lru
 
 RANDOM = random.Random(1)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet import upstream as upstream_module
 from gateway.fleet.errors import (
     ReplicaLost,
     ReplicaOverloaded,
@@ -18,8 +17,9 @@ from gateway.fleet.errors import (
     UpstreamRefused,
 )
 from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream import replica as upstream_module
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest
 from tests.gateway.fleet.scripted_upstream import (
     API_KEY,
     COUNTED,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.fleet import http1
 from gateway.fleet.errors import ReplicaOverloaded
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream import http1
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest
 from tests.gateway.fleet.scripted_upstream import (
     COUNTED,
     Exchange,

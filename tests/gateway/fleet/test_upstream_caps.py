@@ -17,10 +17,10 @@ from redis.asyncio import Redis
 
 from gateway.fleet.errors import DeadlinePassed, UnsupportedField
 from gateway.fleet.router import Route
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.fleet.upstream_bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
-from gateway.inference import RateLimited
-from gateway.wire.request import GenerateRequest, bounded_to, under_a_cap
+from gateway.fleet.upstream.bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest, bounded_to, under_a_cap
+from gateway.inference.generate import RateLimited
 from tests.gateway.capped_office import CappedOffice, open_office
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, chunk, completion
 

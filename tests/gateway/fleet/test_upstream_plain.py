@@ -10,10 +10,10 @@ import pytest
 
 from gateway.fleet.errors import BadField, ReplicaUnavailable
 from gateway.fleet.replica import MeteredUsage, RawBody
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.wire.openai_completions import from_completions
-from gateway.wire.openai_embeddings import from_embeddings
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generate_request import GenerateRequest
+from gateway.wire.openai.completions import from_completions
+from gateway.wire.openai.embeddings import from_embeddings
 from tests.gateway.fleet.scripted_upstream import Exchange, Upstream, run
 
 Make = Callable[..., UpstreamReplica]

@@ -16,10 +16,10 @@ from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace, ReplicaUnavailable
 from gateway.fleet.replica import ReplicaEvent
 from gateway.fleet.router import Fleet, Route
-from gateway.fleet.upstream import UpstreamReplica
+from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
+from gateway.generate_request import GenerateRequest
 from gateway.lanes import Turn
-from gateway.wire.request import GenerateRequest
 from tests.gateway.fleet.scripted_upstream import (
     COUNTED,
     Exchange,

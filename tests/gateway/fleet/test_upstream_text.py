@@ -11,12 +11,12 @@ import pytest
 
 from gateway.fleet.errors import ReplicaLost, UnsupportedField
 from gateway.fleet.replica import CallDelta, MeteredUsage, RawChunk, TextDelta
-from gateway.fleet.upstream import UpstreamReplica
-from gateway.fleet.upstream_body import to_chat_body
-from gateway.fleet.upstream_text import UpstreamText
-from gateway.wire.from_anthropic import from_anthropic
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
+from gateway.fleet.upstream.body import to_chat_body
+from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.fleet.upstream.text import UpstreamText
+from gateway.generate_request import GenerateRequest
+from gateway.wire.anthropic.from_anthropic import from_anthropic
+from gateway.wire.openai.from_chat import from_openai
 from tests.gateway.fleet.scripted_upstream import COUNTED, Exchange, Upstream, good_stream, run
 
 Make = Callable[..., UpstreamReplica]

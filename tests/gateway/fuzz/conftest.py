@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from engine.config import EngineConfig
-from engine.fake import FakeCore
+from engine.fake.engine import FakeCore
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.fuzz.world import World, respond

@@ -13,9 +13,9 @@ import redis
 import sqlalchemy as sa
 
 from billing.tables import usage_events
-from engine.fake import FakeCore, drawn
+from engine.fake.engine import FakeCore, drawn
 from engine.protocol import EngineRequest
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.fuzz.asking import SEED_OF_A_CALL, Asker
 from tests.gateway.openapi.running import ROOT, TIMEOUT_S, VOCAB_SIZE, Running
 

@@ -8,7 +8,7 @@ import httpx
 from litestar import Litestar
 
 from gateway.db import tenant
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
 from tests.gateway.auth.browsing import new_browser
 from tests.gateway.auth.conftest import ACTOR, Tenant
 from tests.mcp_bridge.processes import last_of, modern

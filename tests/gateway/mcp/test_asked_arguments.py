@@ -6,10 +6,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.mcp.admin.call_arguments import AskedArguments, forget_late
 from gateway.mcp.approvals import PostgresApprovals
-from gateway.mcp.asked_arguments import AskedArguments, forget_late
 from gateway.mcp.tables import approvals as table
-from mcp_bridge.approvals import Moved, decided, requested, used
+from mcp_bridge.trust.approvals import Moved, decided, requested, used
 from tests.gateway.a_secret import a_secret
 from tests.gateway.mcp.test_stores import asked
 

@@ -15,18 +15,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.policy import KEY_SCOPES
-from gateway.cli import tollgate
+from gateway.cli.main import tollgate
 from gateway.db import tenant
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.permissions import KEY_SCOPES
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 from gateway.tenancy import orgs, projects
 from gateway.tenancy.errors import NotFound
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.users import create_user
-from mcp_bridge.audience import EVERYBODY, Audience
+from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import TIMEOUT_S, Running

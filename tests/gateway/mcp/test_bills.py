@@ -17,13 +17,13 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from openai import OpenAI
 
-from billing.ledger import check
+from billing.ledger.accounts import check
 from gateway.db import tenant
 from gateway.mcp.known import announce
 from gateway.mcp.rules import replace_rules
-from gateway.tenancy.keys import create_key
-from mcp_bridge.policy import SpendLimit, ToolRule
+from gateway.tenancy.keys.keys import create_key
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, LIMITED
+from mcp_bridge.trust.policy import SpendLimit, ToolRule
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running

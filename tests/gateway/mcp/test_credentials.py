@@ -10,16 +10,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
-from gateway.egress import Egress
 from gateway.mcp.credentials import KNOWN_S, Challenges, VaultCredentials
+from gateway.net.egress import Egress
 from gateway.vault.challenge import Challenge
 from gateway.vault.credentials import put_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import UpstreamTokens, tokens_to_values
 from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
-from mcp_bridge.carrier import NotSent
-from mcp_bridge.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.vault.conftest import Tenants, tenants
 from tests.gateway.vault.token_server import TokenServer, running

@@ -16,8 +16,8 @@ from litestar import Litestar
 from mcp.server.auth.provider import AccessToken
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 from tests.gateway.auth.browsing import ISSUER, live_app, new_browser
 from tests.gateway.auth.conftest import Clock, Tenant, acme, clock
 from tests.gateway.mcp.calling import caller_of, text_of

@@ -10,7 +10,7 @@ from typing import Any
 import requests
 from mcp.shared.exceptions import MCPError
 
-from mcp_bridge.breaker import FAILURES_TO_REST
+from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import TIMEOUT_S, Running

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from openai import OpenAI
 
 from gateway.db import tenant
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys.keys import create_key
 from tests.databases import Databases
 from tests.gateway.mcp.shop import Shop, selling
 from tests.gateway.openapi.fresh import fresh_worker

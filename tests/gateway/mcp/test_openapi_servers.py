@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.cli_mcp import offered, server_of
+from gateway.cli.mcp import offered, server_of
 from gateway.db import tenant
+from gateway.mcp.admin.pins_admin import changes_in
 from gateway.mcp.known import announce
-from gateway.mcp.pin_desk import changes_in
 from gateway.mcp.pins import approve_changes, read_pins
-from gateway.settings import Settings, load
+from gateway.settings.load import Settings, load
 from tests.databases import Databases
 from tests.gateway.mcp.shop import Shop, selling
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-from gateway.cli import tollgate
+from gateway.cli.main import tollgate
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import TIMEOUT_S, Running

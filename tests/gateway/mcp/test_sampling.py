@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from mcp.shared.exceptions import MCPError
 from openai import OpenAI
 
-from billing.ledger import check
+from billing.ledger.accounts import check
 from gateway.db import tenant
-from gateway.mcp.sampling_turns import to_chat, to_result
-from gateway.settings import load
-from gateway.settings_file import SettingsError, WrittenMcpSampling
-from gateway.tenancy.keys import create_key
-from gateway.wire.answer import (
+from gateway.mcp.models.sampling_turns import to_chat, to_result
+from gateway.settings.file import SettingsError, WrittenMcpSampling
+from gateway.settings.load import load
+from gateway.tenancy.keys.keys import create_key
+from gateway.wire.openai.chat_answer import (
     AnswerCall,
     AnswerChoice,
     AnswerFunction,

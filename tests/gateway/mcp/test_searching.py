@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.db import tenant
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 from tests.databases import Databases
 from tests.gateway.openapi.fresh import fresh_worker, mcp_client
 from tests.gateway.openapi.running import TIMEOUT_S, Running

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth.client_id_metadata import to_metadata
+from gateway.auth.oauth.clients.metadata_documents import to_metadata
 from gateway.mcp.sign_ins import SignedInAt, own_document, to_signed_in_at
-from gateway.settings import load
-from gateway.settings_file import SettingsError
+from gateway.settings.file import SettingsError
+from gateway.settings.load import load
 from gateway.vault.registration import KnownClient
 
 SERVER = """

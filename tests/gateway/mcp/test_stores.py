@@ -23,10 +23,10 @@ from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.mcp.records import masked
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.errors import InvalidField, NotFound
-from mcp_bridge.approvals import Approval, Approvals, ApprovedCall, Moved, decided, requested
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Approved, Change, compare, offer_of
-from mcp_bridge.policy import CallLimit, CallState, SpendLimit, ToolRule
+from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall, Moved, decided, requested
+from mcp_bridge.trust.policy import CallLimit, CallState, SpendLimit, ToolRule
 
 TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
 CHANGES = compare(Approved(), offer_of([("tool", TOOL)]))

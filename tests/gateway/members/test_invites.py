@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.tenancy import invites, members, owned_keys, projects, service_accounts, users
+from gateway.tenancy import invites, members, projects, users
 from gateway.tenancy.errors import (
     InvalidField,
     InviteClosed,
@@ -18,6 +18,7 @@ from gateway.tenancy.errors import (
     NotFound,
 )
 from gateway.tenancy.invites import CreatedInvite, ProjectGrant
+from gateway.tenancy.keys import owned_keys, service_accounts
 from gateway.tenancy.member_tables import ROLES
 from gateway.tenancy.users import User
 from tests.gateway.a_secret import a_secret

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_INFERENCE
-from gateway.tenancy import members, owned_keys, projects, service_accounts, users
+from gateway.tenancy import members, projects, users
 from gateway.tenancy.errors import (
     Archived,
     InvalidField,
@@ -20,7 +20,8 @@ from gateway.tenancy.errors import (
     NameTaken,
     NotFound,
 )
-from gateway.tenancy.keys import create_key
+from gateway.tenancy.keys import owned_keys, service_accounts
+from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.member_tables import check_email
 from gateway.tenancy.pages import Cursor
 from gateway.tenancy.users import User

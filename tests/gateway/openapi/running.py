@@ -23,32 +23,32 @@ import requests
 import uvicorn
 from litestar import Litestar
 
-from billing.ingest import ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.credits.top_ups import ask_for_top_up
+from billing.ingestion.ingest import ingest
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
+from billing.invoices.lines.accounts import Terms, set_account
 from billing.money import PICO_PER_USD
-from billing.top_ups import ask_for_top_up
-from engine.fake import FakeCore
-from engine.server import EngineServer
-from gateway import database
-from gateway.app import create_app
+from engine.fake.engine import FakeCore
+from engine.transport.server import EngineServer
+from gateway.app.connection import Connection
+from gateway.app.create import create_app
 from gateway.audit.log import Actor
-from gateway.auth import rfc9068_access_token
-from gateway.auth.grants import create_grant
-from gateway.auth.policy import IDENTITY_SCOPES, KEY_SCOPES
-from gateway.auth.rfc8414_metadata import USERINFO_PATH
-from gateway.auth.rfc9068_access_token import AccessClaims, token_id
-from gateway.connection import Connection
+from gateway.auth.oauth.rfc8414_metadata import USERINFO_PATH
+from gateway.auth.oauth.tokens import rfc9068_access_token
+from gateway.auth.oauth.tokens.grants import create_grant
+from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims, token_id
 from gateway.db import tenant
 from gateway.home import Home
 from gateway.mcp.approvals import PostgresApprovals
-from gateway.services import Services
-from gateway.settings import Settings, load
-from gateway.tenancy.keys import create_key
+from gateway.permissions import IDENTITY_SCOPES, KEY_SCOPES
+from gateway.processes import database
+from gateway.routes.shared.services import Services
+from gateway.settings.load import Settings, load
+from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.members import add_member
 from gateway.tenancy.users import create_user
-from mcp_bridge.approvals import ApprovedCall, requested
+from mcp_bridge.trust.approvals import ApprovedCall, requested
 from tests.billing.invoices.billed import tokens
 from tests.gateway.fleet.scripted_upstream import Upstream
 from tests.journeys.upstreams import good

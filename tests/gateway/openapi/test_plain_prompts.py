@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
 
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.gateway.openapi.running import ROOT, TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
 

@@ -27,9 +27,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.app import create_app
-from gateway.routes.access import SCOPE
-from gateway.settings import load
+from gateway.app.create import create_app
+from gateway.routes.shared.access import SCOPE
+from gateway.settings.load import load
 from tests.gateway.openapi.running import TIMEOUT_S, Running
 
 PAGE = "a page for people, whose form holds a token that only the page before it gives"

@@ -18,7 +18,7 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import BadField, ReplicaLost
 from gateway.ids import uuid7
-from gateway.inference import Call, NotAccepting
+from gateway.inference.generate import Call, NotAccepting
 from gateway.lanes import Turn
 from gateway.principal import Principal
 from gateway.responses import background as module
@@ -38,9 +38,9 @@ from gateway.responses.tables import responses as table
 from gateway.telemetry import RequestMeter
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects
-from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.responses_answer import begun
-from gateway.wire.to_responses import ResponseEncoder
+from gateway.wire.openai_responses.answer import begun
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from tests.gateway.office import PLAN, Office, ScriptedReplica
 from tests.gateway.responses.test_store import LIFETIME_S, SECRET
 from tests.gateway.test_inference import open_office, spool, tasks

@@ -21,7 +21,7 @@ from gateway.responses.tables import responses as table
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects
-from gateway.wire.responses_items import Message, OutputText, Text
+from gateway.wire.openai_responses.items import Message, OutputText, Text
 
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
 MINE, NEIGHBOUR, OTHER = (

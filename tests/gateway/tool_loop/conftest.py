@@ -11,8 +11,8 @@ import pytest
 import redis
 from openai import OpenAI
 
-from gateway.tool_loop import ToolLoops
-from gateway.tool_rounds import LoopBounds
+from gateway.tools.loop import ToolLoops
+from gateway.tools.rounds import LoopBounds
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.openapi.running import Running, running

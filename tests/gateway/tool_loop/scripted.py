@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from engine.config import EngineConfig
-from engine.fake import FakeCore
+from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest
-from engine.tokenizer import Tokenizer
-from gateway.toolbox import (
+from engine.text.tokenizer import Tokenizer
+from gateway.tools.toolbox import (
     FakeToolbox,
     ListFailed,
     NeedsApproval,

@@ -10,13 +10,13 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.mcp.calls import RedisCalls
-from gateway.mcp_door import to_caller
-from gateway.mcp_toolbox import BridgeToolbox, to_tool
+from gateway.mcp.door import to_caller
 from gateway.principal import Principal
-from gateway.toolbox import ListFailed, OfferedTool, Refused, ToolResult
-from mcp_bridge.approvals import Approvals
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.upstream import ServerConfig
+from gateway.tools.mcp_toolbox import BridgeToolbox, to_tool
+from gateway.tools.toolbox import ListFailed, OfferedTool, Refused, ToolResult
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.trust.approvals import Approvals
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.memory import MemoryApprovals
 from tests.mcp_bridge.processes import ERAS, Process, running
 

@@ -11,12 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.auth.signing_keys import KeyRing
-from gateway.egress import Egress
-from gateway.mcp.credential_desk import UpstreamVault
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
+from gateway.mcp.admin.credentials_admin import UpstreamVault
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.exchanges import Exchanges
 from gateway.mcp.sign_ins import SignedInAt, SignIns
+from gateway.net.egress import Egress
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, ConsentNeeded, IssuerUnavailable, NoCredential
@@ -25,9 +25,9 @@ from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.registration import Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
-from mcp_bridge.audience import EVERYBODY
-from mcp_bridge.carrier import NotSent
-from mcp_bridge.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.upstream.audience import EVERYBODY
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.upstream.transports.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.two_tenants import id_of
 

@@ -12,8 +12,8 @@ from gateway.audit.tables import entries
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.webhooks.outbox import fan_out
-from mcp_bridge.approvals import Approval, Approvals, ApprovedCall
 from mcp_bridge.caller import Caller
+from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall
 from tests.gateway.webhooks.conftest import MakeSender, Receiver, add_endpoint, turn
 
 ADMIN = Actor(kind="api_key", id="key_admin")

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 from standardwebhooks.webhooks import Webhook
 
-from billing import alerts
-from billing.alerts import CeilingUse, note_ceilings
+from billing.alerts import alerts
+from billing.alerts.alerts import CeilingUse, note_ceilings
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
@@ -352,7 +352,7 @@ KILLED = """
 import asyncio, base64, sys
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, create_engine
-from gateway.egress import Egress
+from gateway.net.egress import Egress
 from gateway.webhooks.endpoints import CIPHER_PURPOSE
 from gateway.webhooks.sender import Sender
 from tests.gateway.webhooks.conftest import SECRET

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from standardwebhooks.webhooks import Webhook
 
 from billing.events import Price, Quantities
-from billing.ingest import ingest
+from billing.ingestion.ingest import ingest
 from gateway.telemetry import Telemetry
 from gateway.webhooks.wiring import open_webhooks
 from tests.billing.samples import an_attempt, an_event

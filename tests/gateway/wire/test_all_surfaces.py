@@ -19,23 +19,22 @@ from openai.types.responses import (
     response_retrieve_params,
 )
 
-from gateway.routes import (
+from gateway.routes.anthropic import message_batches, messages
+from gateway.routes.openai import (
     batches,
     chat,
     completions,
     conversations,
     embeddings,
     files,
-    message_batches,
-    messages,
     models,
     responses,
     tokenize,
 )
-from gateway.wire import kept_surfaces as kept
-from gateway.wire.field_surface import Surface
-from gateway.wire.field_table import rows
-from gateway.wire.surfaces import COUNT_TOKENS, RESPONSES, SURFACES
+from gateway.wire.fields import kept_surfaces as kept
+from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surfaces import COUNT_TOKENS, RESPONSES, SURFACES
+from gateway.wire.fields.table import rows
 
 MODULES = (
     *(chat, completions, responses, conversations, embeddings, tokenize),

@@ -17,8 +17,8 @@ from openai.types import (
 )
 
 from gateway.fleet.errors import BadField
-from gateway.routes.batches import ENDPOINTS
-from gateway.wire.batch_surfaces import (
+from gateway.routes.openai.batches import ENDPOINTS
+from gateway.wire.fields.batch_surfaces import (
     BATCH_LIST,
     BATCH_SURFACES,
     BATCHES,
@@ -27,11 +27,11 @@ from gateway.wire.batch_surfaces import (
     MESSAGE_BATCH_LIST,
     MESSAGE_BATCHES,
 )
-from gateway.wire.field_surface import Surface
-from gateway.wire.field_table import rows
-from gateway.wire.openai_admin import parse_query
-from gateway.wire.openai_files import ANCHOR, SECONDS, read_upload
-from gateway.wire.refusals import decode
+from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.table import rows
+from gateway.wire.openai.files import ANCHOR, SECONDS, read_upload
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.refusals import decode
 
 HEADERS = {"user_profile_id", "workspace_id"}
 """Of Anthropic's SDK: not in a body, nor in a query."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import CacheBreakpoint, PromptPlace
+from gateway.generate_request import CacheBreakpoint, PromptPlace
+from gateway.wire.openai.from_chat import from_openai
 
 KEPT = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}

@@ -15,12 +15,12 @@ from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
 from gateway.fleet.errors import BadField
-from gateway.wire.field_table import page, rows
-from gateway.wire.from_anthropic import from_anthropic
-from gateway.wire.from_openai import from_openai
-from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.request import GenerateRequest
-from gateway.wire.surfaces import CHAT, MESSAGES, RESPONSES, Surface
+from gateway.generate_request import GenerateRequest
+from gateway.wire.anthropic.from_anthropic import from_anthropic
+from gateway.wire.fields.surfaces import CHAT, MESSAGES, RESPONSES, Surface
+from gateway.wire.fields.table import page, rows
+from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.errors import BadField, UnsupportedField
-from gateway.wire.from_openai import ModelKind, Peek, from_openai, peek
-from gateway.wire.openai import ChatCompletionRequest
-from gateway.wire.openai_forward import BILLED_OTHERWISE
-from gateway.wire.request import ChatPrompt, GenerateRequest
+from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.wire.openai.chat import ChatCompletionRequest
+from gateway.wire.openai.forward import BILLED_OTHERWISE
+from gateway.wire.openai.from_chat import ModelKind, Peek, from_openai, peek
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.wire.from_openai import ModelKind, from_openai
-from gateway.wire.openai import MAX_MESSAGES, MAX_PARTS
-from gateway.wire.openai_forward import BILLED_OTHERWISE, MAX_TOOLS
+from gateway.wire.openai.chat import MAX_MESSAGES, MAX_PARTS
+from gateway.wire.openai.forward import BILLED_OTHERWISE, MAX_TOOLS
+from gateway.wire.openai.from_chat import ModelKind, from_openai
 from tests.gateway.wire.test_from_openai import HELLO, encode, refused
 
 

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import from_openai
-from gateway.wire.json_place import (
+from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
     MAX_VALUES,
     has_more_values,
     locate,
     lone_surrogate,
 )
-from gateway.wire.refusals import decode_kept
+from gateway.wire.shared.refusals import decode_kept
 
 MARK = "\u00a7"
 KEYS = st.text(st.characters(exclude_characters=MARK + ".[", codec="utf-8"), max_size=5)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.fleet.errors import BadField
-from gateway.wire.field_table import Row, rows
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import GenerateRequest
-from gateway.wire.surfaces import CHAT
+from gateway.generate_request import GenerateRequest
+from gateway.wire.fields.surfaces import CHAT
+from gateway.wire.fields.table import Row, rows
+from gateway.wire.openai.from_chat import from_openai
 
 CALLED = {"name": "f", "arguments": "{}"}
 CALL = {"id": "1", "type": "function", "function": CALLED}

@@ -13,7 +13,7 @@ from openai.types.admin.organization.usage_completions_response import (
 from openai.types.admin.organization.usage_costs_response import DataResultOrganizationCostsResult
 
 from gateway.fleet.errors import BadField
-from gateway.wire.openai_admin import (
+from gateway.wire.organization.usage import (
     NOT_SOLD,
     Bucket,
     CostsQuery,

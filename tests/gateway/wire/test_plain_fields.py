@@ -10,12 +10,12 @@ import pytest
 from openai.types import completion_create_params, embedding_create_params
 
 from gateway.fleet.errors import BadField
-from gateway.wire.field_table import rows
-from gateway.wire.openai_completions import from_completions
-from gateway.wire.openai_embeddings import from_embeddings
-from gateway.wire.request import GenerateRequest
-from gateway.wire.surfaces import COMPLETIONS, EMBEDDINGS, Surface
-from gateway.wire.tokenizing import from_detokenize, from_tokenize
+from gateway.generate_request import GenerateRequest
+from gateway.wire.fields.surfaces import COMPLETIONS, EMBEDDINGS, Surface
+from gateway.wire.fields.table import rows
+from gateway.wire.openai.completions import from_completions
+from gateway.wire.openai.embeddings import from_embeddings
+from gateway.wire.openai.tokenizing import from_detokenize, from_tokenize
 
 Read = Callable[..., Any]
 

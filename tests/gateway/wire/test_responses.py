@@ -13,11 +13,18 @@ from openai.types.responses import Response
 
 from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta, TokenInfo, TokenTop
-from gateway.wire.from_responses import own_items, read_response, to_generate
-from gateway.wire.request import ChatPrompt
-from gateway.wire.responses_answer import begun
-from gateway.wire.responses_items import CallOutput, FunctionCall, Item, Message, Reasoning, Text
-from gateway.wire.to_responses import ResponseEncoder
+from gateway.generate_request import ChatPrompt
+from gateway.wire.openai_responses.answer import begun
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
+from gateway.wire.openai_responses.items import (
+    CallOutput,
+    FunctionCall,
+    Item,
+    Message,
+    Reasoning,
+    Text,
+)
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from tests.gateway.wire.test_field_table import read_responses as read
 from tests.gateway.wire.test_to_openai import sdk
 from tests.journeys.sdk_shapes import extras, said_in

@@ -9,8 +9,8 @@ import pytest
 
 from engine.protocol import MAX_GRAMMAR_BYTES, Grammar
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import OutputForm
+from gateway.generate_request import OutputForm
+from gateway.wire.openai.from_chat import from_openai
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": 1.0}}}
 AS_TEXT = '{"type":"object","properties":{"b":{"type":"integer"},"a":{"const":1.0}}}'

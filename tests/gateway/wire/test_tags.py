@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from billing.usage_tags import MAX_TAGS
+from billing.ledger.tags import MAX_TAGS
 from gateway.fleet.errors import BadField
-from gateway.wire.tags import HEADER_BYTES, TAGS_PATTERN, read_tags
+from gateway.wire.usage.tags import HEADER_BYTES, TAGS_PATTERN, read_tags
 
 EIGHT = ",".join(f"k{number}=v" for number in range(MAX_TAGS))
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.events import Price, Quantities, Tier
-from billing.rating import rate
+from billing.pricing.rating import rate
 from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta
-from gateway.wire.from_anthropic import from_anthropic
-from gateway.wire.partial_json import to_object
-from gateway.wire.request import GenerateRequest, Heading
-from gateway.wire.to_anthropic import to_anthropic, to_opening
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.wire.anthropic.from_anthropic import from_anthropic
+from gateway.wire.anthropic.partial_json import to_object
+from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
 from tests.journeys.sdk_shapes import extras, said_by
 
 USAGE = MeteredUsage(

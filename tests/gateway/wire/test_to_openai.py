@@ -14,7 +14,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from billing.events import Price, Quantities, Tier
-from billing.rating import Rated, rate
+from billing.pricing.rating import Rated, rate
 from gateway.fleet.replica import (
     CallDelta,
     MeteredUsage,
@@ -24,9 +24,9 @@ from gateway.fleet.replica import (
     TokenInfo,
     TokenTop,
 )
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import Heading
-from gateway.wire.to_openai import ChatEncoder, to_openai
+from gateway.generate_request import Heading
+from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai.to_chat import ChatEncoder, to_openai
 from tests.journeys.sdk_shapes import extras, said
 
 USAGE = MeteredUsage(uncached_input=5, cache_read=16, cache_write=3, output=7, reasoning_output=2)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.fleet.errors import BadField
-from gateway.wire.from_openai import from_openai
-from gateway.wire.request import ChatPrompt, GenerateRequest, Tool, ToolUse
+from gateway.generate_request import ChatPrompt, GenerateRequest, Tool, ToolUse
+from gateway.wire.openai.from_chat import from_openai
 
 PARAMETERS = {"type": "object", "properties": {"b": {}, "a": {"type": "integer"}}}
 F = {"type": "function", "function": {"name": "f", "description": "does", "parameters": PARAMETERS}}

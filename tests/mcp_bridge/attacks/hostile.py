@@ -11,11 +11,11 @@ import httpx
 import msgspec
 import redis.asyncio
 
-from mcp_bridge.bridge import Bridge
 from mcp_bridge.caller import Caller
-from mcp_bridge.door import Door
-from mcp_bridge.rebinding import Allowed
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.http import Door
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, Server, whole
 
 PUBLIC_URL = "http://localhost"

@@ -7,8 +7,8 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge import names
-from mcp_bridge.bridge import Bridge
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.counting import LOOK, counting
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import KEYS

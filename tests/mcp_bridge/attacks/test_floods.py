@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import exchanges, legacy_face, modern_face, upstream
 from mcp_bridge.protocol import inbound
-from mcp_bridge.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
+from mcp_bridge.routing import exchanges
+from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
+from mcp_bridge.server import legacy as legacy_face
+from mcp_bridge.server import modern as modern_face
+from mcp_bridge.upstream import upstream
 from tests.mcp_bridge.attacks.hostile import (
     Attacker,
     answer,

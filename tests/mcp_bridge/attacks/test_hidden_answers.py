@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.canonical import walk
-from mcp_bridge.hidden_text import hidden
+from mcp_bridge.canonical_json import walk
 from mcp_bridge.provenance import META_KEY, clean_message
+from mcp_bridge.text_safety.hidden_text import hidden
 from tests.mcp_bridge.processes import LegacyClient, messages_of, modern
 from tests.mcp_bridge.test_hostile import OK, SSE
 from tests.mcp_bridge.test_reads import URI, new_world, reads_of

@@ -11,7 +11,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mcp_bridge.upstream import as_object
+from mcp_bridge.upstream.upstream import as_object
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import OK, SSE

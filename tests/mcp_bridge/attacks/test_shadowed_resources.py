@@ -11,9 +11,9 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge import resource_owners
-from mcp_bridge.claims import MAX_TEMPLATE_LEN, MAX_TEMPLATES, MAX_URIS, Claims
-from mcp_bridge.sessions import MAX_URI_LEN
+from mcp_bridge.routing import resource_owners
+from mcp_bridge.routing.sessions import MAX_URI_LEN
+from mcp_bridge.upstream.resource_claims import MAX_TEMPLATE_LEN, MAX_TEMPLATES, MAX_URIS, Claims
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import whole

@@ -11,8 +11,14 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge import carriers, changes, door, http_carrier, legacy_face, modern_face, upstream
-from mcp_bridge.places import Places
+from mcp_bridge.routing import change_streams as changes
+from mcp_bridge.server import http as door
+from mcp_bridge.server import legacy as legacy_face
+from mcp_bridge.server import modern as modern_face
+from mcp_bridge.server.slots import Places
+from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream.transports import factory as carriers
+from mcp_bridge.upstream.transports import streamable_http as http_carrier
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, modern
 from tests.mcp_bridge.test_hostile import OK, SSE, whole

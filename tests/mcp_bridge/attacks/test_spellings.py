@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from mcp_bridge.names import IDENTITY, alias_of
-from mcp_bridge.policy import ToolRule
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, INVALID_PARAMS
+from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
 from tests.mcp_bridge.test_trust import URL, WEATHER, World, bridge_of, code_of

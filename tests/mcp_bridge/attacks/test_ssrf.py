@@ -12,8 +12,8 @@ import httpcore
 import pytest
 import redis.asyncio
 
-from gateway.egress import Resolve, lookup_on
 from gateway.mcp.network import UpstreamNetwork
+from gateway.net.egress import Resolve, lookup_on
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import ask_modern
 

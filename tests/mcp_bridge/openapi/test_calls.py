@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolResult, ImageContent, TextContent
 
-from mcp_bridge.openapi.calls import (
+from mcp_bridge.upstream.openapi.calls import (
     MAX_ANSWER_BYTES,
     HttpAnswer,
     HttpRequest,
     Secrets,
 )
-from mcp_bridge.openapi.errors import BadArguments
-from mcp_bridge.openapi.tools import OpenApiTools
+from mcp_bridge.upstream.openapi.errors import BadArguments
+from mcp_bridge.upstream.openapi.tools import OpenApiTools
 from tests.mcp_bridge.openapi.documents import PETS_30, asking
 
 BASE = "https://api.example/v1"

@@ -15,16 +15,17 @@ from urllib.parse import quote
 import pytest
 
 from gateway.mcp.network import UpstreamNetworks
-from mcp_bridge import carriers, openapi_http
-from mcp_bridge.carrier import CarrierFailed, NotSent
-from mcp_bridge.carriers import Carriers
-from mcp_bridge.catalog import changes_of
-from mcp_bridge.credentials import CredentialSet, Refusal, Whose
-from mcp_bridge.look import look
-from mcp_bridge.openapi import calls
 from mcp_bridge.pinning import Approved, approve
 from mcp_bridge.protocol import rpc
-from mcp_bridge.upstream import ServerConfig
+from mcp_bridge.routing.offer_reader import look
+from mcp_bridge.trust.catalog import changes_of
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.openapi import calls
+from mcp_bridge.upstream.openapi import http as openapi_http
+from mcp_bridge.upstream.transports import factory as carriers
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent
+from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.openapi.documents import document
 
 JSON = b"content-type: application/json\r\n"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool
 
-from mcp_bridge.openapi import document as bounds
-from mcp_bridge.openapi.errors import BadDocument
-from mcp_bridge.openapi.tools import OpenApiTools
+from mcp_bridge.upstream.openapi import document as bounds
+from mcp_bridge.upstream.openapi.errors import BadDocument
+from mcp_bridge.upstream.openapi.tools import OpenApiTools
 from tests.mcp_bridge.openapi.documents import PETS_30, asking, document
 
 BASE = "https://api.example/v1/"

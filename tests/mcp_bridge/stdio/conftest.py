@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mcp_bridge.stdio.isolation import Bubblewrap, OwnUid, Unprotected
-from mcp_bridge.stdio.process import Launcher
-from mcp_bridge.stdio.uids import UidLeases, may_change_uid
+from mcp_bridge.upstream.stdio.isolation import Bubblewrap, OwnUid, Unprotected
+from mcp_bridge.upstream.stdio.process import Launcher
+from mcp_bridge.upstream.stdio.uids import UidLeases, may_change_uid
 from tests.mcp_bridge.stdio.servers import FIRST_UID
 
 

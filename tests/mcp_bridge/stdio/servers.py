@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from mcp_bridge.stdio.launch_spec import LaunchSpec
-from mcp_bridge.stdio.process import Owner
+from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+from mcp_bridge.upstream.stdio.process import Owner
 
 SDK_SERVER = """
 import os, sys

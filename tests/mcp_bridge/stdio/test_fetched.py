@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_bridge.stdio.fetched import fetched, images_in, unpinned
+from mcp_bridge.upstream.stdio.package_refs import fetched, images_in, unpinned
 
 SHA, COMMIT = "a" * 64, "b" * 40
 IMAGE = f"ghcr.io/acme/server:1.2@sha256:{SHA}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_bridge.stdio import images
-from mcp_bridge.stdio.errors import DigestMismatch
-from mcp_bridge.stdio.launch_spec import ImageDigest, LaunchSpec
-from mcp_bridge.stdio.process import Launcher
+from mcp_bridge.upstream.stdio import images
+from mcp_bridge.upstream.stdio.errors import DigestMismatch
+from mcp_bridge.upstream.stdio.launch_spec import ImageDigest, LaunchSpec
+from mcp_bridge.upstream.stdio.process import Launcher
 from tests.mcp_bridge.stdio.servers import OWNER
 
 REFERENCE = "acme/server@sha256:" + "a" * 64

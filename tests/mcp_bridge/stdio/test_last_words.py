@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.hidden_text import hidden
-from mcp_bridge.said_back import written
-from mcp_bridge.stdio.last_words import (
+from mcp_bridge.text_safety.hidden_text import hidden
+from mcp_bridge.upstream.redaction import written
+from mcp_bridge.upstream.stdio.stderr_tail import (
     MAX_LINE_CHARS,
     MAX_LINES,
     ending_of,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import uvloop
 
-from mcp_bridge.stdio.errors import (
+from mcp_bridge.upstream.stdio.errors import (
     BadLaunch,
     CannotIsolate,
     DigestMismatch,
@@ -22,10 +22,10 @@ from mcp_bridge.stdio.errors import (
     StdioError,
     TooManyProcesses,
 )
-from mcp_bridge.stdio.isolation import OwnUid, Unprotected, chosen
-from mcp_bridge.stdio.launch_spec import FileDigest, LaunchSpec, ProcessLimits
-from mcp_bridge.stdio.process import Launcher, Owner, ServerProcess
-from mcp_bridge.stdio.uids import NoUid, UidLeases, runs_as
+from mcp_bridge.upstream.stdio.isolation import OwnUid, Unprotected, chosen
+from mcp_bridge.upstream.stdio.launch_spec import FileDigest, LaunchSpec, ProcessLimits
+from mcp_bridge.upstream.stdio.process import Launcher, Owner, ServerProcess
+from mcp_bridge.upstream.stdio.uids import NoUid, UidLeases, runs_as
 from tests.mcp_bridge.stdio.servers import (
     FIRST_UID,
     OWNER,
@@ -124,8 +124,8 @@ async def test_what_hides_dies_with_the_sandbox(sandbox_launcher: Launcher) -> N
 async def test_who_ignores_all_requests_is_killed(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcp_bridge.stdio.process.STDIN_GRACE_S", 0.05)
-    monkeypatch.setattr("mcp_bridge.stdio.process.TERM_GRACE_S", 0.05)
+    monkeypatch.setattr("mcp_bridge.upstream.stdio.process.STDIN_GRACE_S", 0.05)
+    monkeypatch.setattr("mcp_bridge.upstream.stdio.process.TERM_GRACE_S", 0.05)
     script = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -155,8 +155,8 @@ async def test_a_server_dies_with_the_gateway(scratch: Path) -> None:
     """kill -9 of who started it: the kernel tells the server."""
     script = textwrap.dedent(f"""
         import asyncio, pathlib
-        from mcp_bridge.stdio.isolation import Unprotected
-        from mcp_bridge.stdio.process import Launcher
+        from mcp_bridge.upstream.stdio.isolation import Unprotected
+        from mcp_bridge.upstream.stdio.process import Launcher
         from tests.mcp_bridge.stdio.servers import OWNER, python_spec
 
         async def main():
@@ -323,7 +323,7 @@ async def test_a_folder_that_others_cannot_reach_is_refused(scratch: Path) -> No
 def test_a_machine_that_can_isolate_nothing_is_told_so(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcp_bridge.stdio.isolation.may_change_uid", lambda: False)
+    monkeypatch.setattr("mcp_bridge.upstream.stdio.isolation.may_change_uid", lambda: False)
     monkeypatch.setenv("PATH", str(scratch))
     with pytest.raises(CannotIsolate, match=r"bwrap\(1\) is not installed"):
         chosen("auto", scratch / "uids")

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.clients import Client
+from gateway.auth.oauth.clients.store import Client
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.browsing import (
     PASSWORD,

@@ -13,17 +13,17 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.authorization import authorize
-from gateway.auth.clients import Client
-from gateway.auth.grants import Code, redeem_code, select_grants
-from gateway.auth.policy import SCOPES
-from gateway.auth.resources import MAX_RESOURCES
-from gateway.auth.rfc6749_authorize import DESCRIPTIONS, MAX_QUERY_LENGTH
-from gateway.auth.sessions import end_sessions_of
+from gateway.auth.login.sessions import end_sessions_of
+from gateway.auth.oauth.authorization import authorize
+from gateway.auth.oauth.clients.store import Client
+from gateway.auth.oauth.resources import MAX_RESOURCES
+from gateway.auth.oauth.rfc6749_authorize import DESCRIPTIONS, MAX_QUERY_LENGTH
+from gateway.auth.oauth.tokens.grants import Code, redeem_code, select_grants
 from gateway.auth.tables import oauth_consents
 from gateway.db import tenant
-from gateway.routes import oauth_authorize
-from gateway.routes.oauth_authorize import MEANINGS
+from gateway.permissions import SCOPES
+from gateway.routes.oauth import authorize as oauth_authorize
+from gateway.routes.oauth.authorize import MEANINGS
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import projects
 from tests.gateway.auth.browsing import (

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from litestar import Litestar
 
-from gateway.auth.clients import Client
 from gateway.auth.errors import AuthUnavailable
+from gateway.auth.oauth.clients.store import Client
 from tests.gateway.auth.browsing import authorize_url, desk_of, query_of
 
 

@@ -9,8 +9,8 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.clients import Client
-from gateway.auth.issuers import Rules, create_issuer
+from gateway.auth.federation.issuers import Rules, create_issuer
+from gateway.auth.oauth.clients.store import Client
 from gateway.db import tenant
 from tests.gateway.auth.browsing import (
     CALLBACK,

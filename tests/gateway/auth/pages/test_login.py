@@ -16,17 +16,17 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.tables import entries
-from gateway.auth import passwords
-from gateway.auth.login import Where, WrongCredentials
-from gateway.auth.passwords import Passwords, PasswordsBusy, WeakPassword, check_strength
-from gateway.auth.sessions import (
+from gateway.auth.login import passwords
+from gateway.auth.login.login import Where, WrongCredentials
+from gateway.auth.login.passwords import Passwords, PasswordsBusy, WeakPassword, check_strength
+from gateway.auth.login.sessions import (
     SESSION_LIFETIME_S,
     end_session,
     end_sessions_of,
     find_session,
 )
+from gateway.auth.login.throttle import PAIR
 from gateway.auth.tables import oauth_sessions
-from gateway.auth.throttle import PAIR
 from gateway.db import tenant
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.browsing import PASSWORD, desk_of, hidden, new_browser, sign_in

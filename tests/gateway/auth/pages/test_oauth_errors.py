@@ -6,10 +6,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from gateway.auth.rfc6749_errors import DESCRIPTIONS
-from gateway.routes.browser import MAX_FORM_BYTES
-from gateway.routes.media_types import FORM
-from gateway.routes.oauth_errors import TEXTS
+from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
+from gateway.routes.oauth.errors import TEXTS
+from gateway.routes.shared.browser import MAX_FORM_BYTES
+from gateway.routes.shared.media_types import FORM
 
 MACHINES = ("token", "revoke", "introspect", "jwks.json", "register", "register/x", "userinfo")
 PAGES = ("/oauth/authorize", "/oauth/login", "/oauth/account", "/invites/accept")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from litestar import Litestar
 from webauthn.helpers import bytes_to_base64url
 
-from gateway.auth import passkeys
+from gateway.auth.login import passkeys
 from tests.gateway.auth.browsing import ISSUER, desk_of, hidden, new_browser
 from tests.gateway.auth.conftest import Clock, Tenant
 

@@ -16,10 +16,11 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.tables import entries
-from gateway.auth import passwords, revocations
-from gateway.auth.clients import Client
-from gateway.auth.password_reset import LIFETIME, find_reset, make_reset
-from gateway.auth.throttle import PAIR
+from gateway.auth import revocations
+from gateway.auth.login import passwords
+from gateway.auth.login.reset import LIFETIME, find_reset, make_reset
+from gateway.auth.login.throttle import PAIR
+from gateway.auth.oauth.clients.store import Client
 from gateway.db import tenant
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.clients import STRANGERS, Client
-from gateway.auth.rfc6749_errors import DESCRIPTIONS
-from gateway.auth.rfc7591_register import EACH, MAX_BODY_BYTES
+from gateway.auth.oauth.clients.store import STRANGERS, Client
+from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
+from gateway.auth.oauth.rfc7591_register import EACH, MAX_BODY_BYTES
+from gateway.auth.oauth.tokens.token_tables import revocations
 from gateway.auth.tables import oauth_clients, oauth_grants
-from gateway.auth.token_tables import revocations
 from gateway.db import tenant
-from gateway.tenancy.keys import PEPPER_PURPOSE, create_key
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from tests.gateway.auth.browsing import (
     CALLBACK,
     ISSUER,

@@ -11,8 +11,8 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.mcp_door import vault_of
-from mcp_bridge.credentials import Whose
+from gateway.mcp.door import vault_of
+from mcp_bridge.upstream.credentials import Whose
 from tests.gateway.auth.browsing import live_app, new_browser, sign_in
 from tests.gateway.auth.conftest import Clock, Tenant
 from tests.gateway.vault.token_server import TokenServer, running

@@ -14,14 +14,14 @@ from litestar.datastructures import State
 from redis.asyncio import Redis
 
 from gateway.auth.api_keys import Authenticator
-from gateway.auth.guards import authenticate
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.errors import to_face
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.routes import oauth
-from gateway.routes.access import AUDIENCE, needs
-from gateway.routes.head import Head
+from gateway.routes.asgi.head import Head
+from gateway.routes.oauth import endpoints as oauth
+from gateway.routes.shared.access import AUDIENCE, needs
+from gateway.routes.shared.guards import authenticate
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.world import (
     World,

@@ -18,13 +18,13 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.auth import client_authentication
-from gateway.auth.client_authentication import ClientAuthentication
-from gateway.auth.clients import rotate_secret
-from gateway.auth.form import MAX_BODY_BYTES, Form
-from gateway.auth.rfc6749_errors import DESCRIPTIONS, OAuthError
-from gateway.auth.rfc7523_assertion import TYPE
-from gateway.auth.throttle import FAILED, Throttle
+from gateway.auth.login.throttle import FAILED, Throttle
+from gateway.auth.oauth.clients import authentication as client_authentication
+from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth.clients.store import rotate_secret
+from gateway.auth.oauth.form import MAX_BODY_BYTES, Form
+from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS, OAuthError
+from gateway.auth.oauth.rfc7523_assertion import TYPE
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import CREDENTIALS, assertion, basic, code_form
 from tests.gateway.auth.world import ACTOR, World, error_of

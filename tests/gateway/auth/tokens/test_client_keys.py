@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.client_keys import KEPT_S, RETRY_S, ClientKeys
-from gateway.egress import EgressFailed, Fetched
+from gateway.auth.oauth.clients.keys import KEPT_S, RETRY_S, ClientKeys
+from gateway.net.egress import EgressFailed, Fetched
 from tests.gateway.auth.parts import Clock
 from tests.pace import within
 

@@ -22,15 +22,16 @@ from hypothesis.stateful import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth import rfc7009_revoke, signing_keys
 from gateway.auth.access_tokens import AccessTokens
-from gateway.auth.clients import Client, archive_client
 from gateway.auth.errors import InvalidToken
-from gateway.auth.form import Form
-from gateway.auth.grants import CODE_KEPT_S, CODE_LIFETIME_S, Grant, find_grant
-from gateway.auth.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
+from gateway.auth.oauth import rfc7009_revoke
+from gateway.auth.oauth.clients.store import Client, archive_client
+from gateway.auth.oauth.form import Form
+from gateway.auth.oauth.rfc6749_errors import OAuthError
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.grants import CODE_KEPT_S, CODE_LIFETIME_S, Grant, find_grant
+from gateway.auth.oauth.tokens.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
 from gateway.auth.revocations import Announcement, announcing, end_grant
-from gateway.auth.rfc6749_errors import OAuthError
 from gateway.db import ROLE_SYSTEM, create_engine
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.world import (

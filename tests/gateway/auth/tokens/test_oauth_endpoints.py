@@ -11,7 +11,7 @@ import pytest
 from authlib.oauth2.rfc8414 import AuthorizationServerMetadata
 from joserfc.jwk import ECKey
 
-from gateway.auth.rfc6749_errors import DESCRIPTIONS
+from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
 from gateway.db import create_engine
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import CREDENTIALS, basic, proof

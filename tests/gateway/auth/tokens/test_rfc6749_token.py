@@ -12,12 +12,13 @@ from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth import rfc6749_token, signing_keys
 from gateway.auth.errors import InvalidToken, RevokedToken
-from gateway.auth.oidc import at_hash
-from gateway.auth.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
-from gateway.auth.rfc6749_errors import OAuthError
-from gateway.auth.signing_keys import JWKS_MAX_AGE_S
+from gateway.auth.oauth import rfc6749_token
+from gateway.auth.oauth.rfc6749_errors import OAuthError
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.oidc import at_hash
+from gateway.auth.oauth.tokens.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
+from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S
 from gateway.tenancy.member_tables import users
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.world import REDIRECT, VERIFIER, World, error_of

@@ -13,9 +13,9 @@ from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey
 from redis.asyncio import Redis
 
-from gateway.auth import rfc9449_dpop
-from gateway.auth.guards import sent_path
-from gateway.auth.rfc9449_dpop import InvalidProof
+from gateway.auth.oauth import rfc9449_dpop
+from gateway.auth.oauth.rfc9449_dpop import InvalidProof
+from gateway.routes.shared.guards import sent_path
 from tests.gateway.auth.parts import ISSUER, NOW
 from tests.gateway.auth.sending import code_form, proof
 from tests.gateway.auth.world import (

@@ -13,14 +13,14 @@ from litestar.config.app import AppConfig
 from litestar.datastructures import State
 from redis.asyncio import Redis
 
-from gateway.app import refuse
+from gateway.app.create import refuse
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.api_keys import Authenticator
-from gateway.auth.guards import authenticate
-from gateway.auth.signing_keys import JWKS_MAX_AGE_S, VERIFY_FOR_S
+from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S, VERIFY_FOR_S
 from gateway.networks import Networks
-from gateway.routes import signing_keys
-from gateway.tenancy.keys import create_key
+from gateway.routes.admin import signing_keys
+from gateway.routes.shared.guards import authenticate
+from gateway.tenancy.keys.keys import create_key
 from tests.gateway.auth.world import World
 
 PATH = "/v1/admin/signing_keys"

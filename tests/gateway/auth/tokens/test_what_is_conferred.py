@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.auth.errors import RevokedToken
-from gateway.auth.rfc6749_authorize import check_request, read_parameters
+from gateway.auth.oauth.rfc6749_authorize import check_request, read_parameters
 from gateway.tenancy.member_tables import service_accounts, users
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.sending import basic

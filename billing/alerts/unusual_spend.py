@@ -1,0 +1,90 @@
+"""Spend that is unusual for its hour: an alert, once a day, through the outbox of all alerts.
+
+Above: the gateway's sender of webhooks, which looks now and then. Below: `alerts`, `tables`,
+Postgres; of orgs it knows the table. An hour is compared with the same hour of the same weekday in
+the weeks before: what repeats every Monday morning is usual. Median and median deviation, because
+an odd week among them must not move the bound. Whoever looks second raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from statistics import median_high
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.alerts.alerts import RAISE, SPENT, UNUSUAL, WHOLE
+from billing.money import PICO_PER_USD, Pico
+from billing.reports.forecast import middle
+from billing.tables import AMOUNTS
+
+WEEKS = 8
+MIN_WEEKS = 4
+"""Of a shorter past nothing is unusual."""
+DEVIATIONS = 6
+DEVIATION_PER_10_000 = 14_826
+"""A standard deviation is 1.4826 median deviations, where the bulk is normal."""
+LEAST_EXCESS_PICO: Pico = PICO_PER_USD
+"""Above the usual; less is nobody's worry."""
+GRACE = timedelta(minutes=10)
+"""After its end an hour's usage is still being booked."""
+HOUR, WEEK = timedelta(hours=1), timedelta(weeks=1)
+
+
+def bound_pico(past: Sequence[Pico]) -> Pico | None:
+    """What an hour may cost and be usual; `past`: the same hours of the weeks before. None: there
+    are too few."""
+    if len(past) < MIN_WEEKS:
+        return None
+    usual = middle(sorted(past))
+    deviation = median_high(abs(amount - usual) for amount in past)
+    excess = DEVIATIONS * deviation * DEVIATION_PER_10_000 // 10_000
+    return usual + max(excess, usual, LEAST_EXCESS_PICO)
+
+
+_HOURS = sa.text(f"""
+    SELECT o.id AS org, h.hour, h.spent, f.first
+    FROM orgs o
+        CROSS JOIN LATERAL (
+            SELECT hour, sum({" + ".join(AMOUNTS)}) AS spent FROM usage_hourly
+            WHERE org = o.id AND hour = ANY(CAST(:hours AS timestamptz[])) GROUP BY hour
+        ) h
+        CROSS JOIN LATERAL (
+            SELECT day AS first FROM usage_daily WHERE org = o.id ORDER BY day LIMIT 1
+        ) f
+    WHERE o.archived_at IS NULL
+""")
+_RAISE = sa.text(f"""
+    WITH reached AS (
+        SELECT org AS org_id, 'org' AS scope, org AS scope_id, '{UNUSUAL}' AS measure, '' AS cap_id,
+            'day' AS period, CAST(:day AS timestamptz) AS period_start, ceiling, used,
+            '{SPENT}' AS reason
+        FROM unnest(CAST(:org AS text[]), CAST(:ceiling AS numeric[]), CAST(:used AS numeric[]))
+            AS r(org, ceiling, used)
+    )
+    {RAISE}
+""")
+
+
+async def watch(db: AsyncEngine, now: datetime) -> None:
+    """Look at the last hour that is over. `db`: of a role that sees every org's rows."""
+    ended = (now.astimezone(UTC) - GRACE).replace(minute=0, second=0, microsecond=0)
+    hour = ended - HOUR
+    hours = [hour - weeks * WEEK for weeks in range(WEEKS + 1)]
+    async with db.begin() as conn:
+        found = (await conn.execute(_HOURS, {"hours": hours})).all()
+        spent = {(row.org, row.hour): int(row.spent) for row in found}
+        firsts = {row.org: row.first for row in found}
+        raised: list[tuple[str, Pico, Pico]] = []
+        for org, first in firsts.items():
+            used = spent.get((org, hour), 0)
+            bound = bound_pico([spent.get((org, each), 0) for each in hours[1:] if each >= first])
+            if bound is not None and used >= bound:
+                raised.append((org, bound, used))
+        if raised:
+            orgs, ceilings, amounts = zip(*raised, strict=True)
+            wanted = {"org": list(orgs), "ceiling": list(ceilings), "used": list(amounts)}
+            day = hour.replace(hour=0)
+            await conn.execute(_RAISE, {**wanted, "day": day, "thresholds": [WHOLE]})

@@ -1,0 +1,318 @@
+"""Leases on cached prefixes: what a tenant's cache writes bought, whether it was kept for its time,
+and the refund of what was paid for keeping where it was not.
+
+    granted, then   kept           it was there for its time
+                    evicted        the engine needed the room, and said so
+                    engine_lost    its engine ended before, or was not heard of for LOST_AFTER
+                    recomputed     the same prefix was written again while this stood
+                    unrecorded     billed, and nobody knows of a lease: its gateway died with it
+
+All but `kept` are refunded: their event is rated anew (`ratings`), with the tokens that each was
+for at the price of uncached input in the place of that of writing. So a refund is in the ledger,
+the rollups, the credits that paid and the invoice as any correction is, and no later rating of the
+event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a lease
+has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is owed,
+once: an event may come to the books after the end of its lease.
+
+Above: the gateway, which hears of leases and knows which engines live. Below: `ratings`, `tables`.
+Knows no engine: one is a name (where it is) and an id (which process it is).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+from uuid import NAMESPACE_OID, uuid5
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.cache_contracts import TTL_S, WRITES, Ttl
+from billing.corrections.ratings import (
+    UNKEPT,
+    WAITS,
+    Announce,
+    Rating,
+    Standing,
+    as_it_stands,
+    hold_corrections,
+    post_ratings,
+    rate_standing,
+    to_nobody,
+    to_rating,
+    to_standing,
+)
+from billing.events import Quantities, UsageEvent
+from billing.money import Pico
+from billing.pricing.rating import premium
+from billing.tables import cache_leases, cache_writes, to_moment
+
+Outcome = Literal["kept", "evicted", "engine_lost", "recomputed", "unrecorded"]
+HEARD_WITHIN = "15 seconds"
+"""An engine says at once that a lease was broken off: one whose time was over for so long, and of
+which it did not say that, was kept."""
+RECORDED_WITHIN = "30 seconds"
+"""Of its event's booking: for so long a lease may yet be recorded."""
+LOST_AFTER = "1 hour"
+"""Nobody has heard of its engine since the lease's time was over."""
+SKEW = "1 second"
+"""Between the clocks of two gateways."""
+BATCH = 500
+_SWEEPING = 0x6C65617365730001
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    org_id: str
+    event_id: str
+    model: str
+    engine: str
+    engine_id: str
+    ttl: Ttl
+    num_tokens: int
+    """That were written for it."""
+    end_tokens: int
+    """Of the prompt, which it is on from its first token to here."""
+    prefix: bytes
+    """Stands for those."""
+    granted_at: float
+    asked_at: float
+    """Unix seconds; by whose request."""
+
+
+class Alive(NamedTuple):
+    """An engine that answers now."""
+
+    engine: str
+    engine_id: str
+    since: float
+    """Unix seconds; first heard of by whoever says so."""
+
+
+class Changed(NamedTuple):
+    """A lease by its new outcome."""
+
+    model: str
+    outcome: Outcome
+
+
+_ASKED = (
+    "id, org_id, event_id, model, engine, engine_id, ttl, num_tokens, end_tokens, prefix,"
+    " granted_at, kept_until"
+)
+_GRANT = sa.text(f"""
+    WITH asked AS (
+        SELECT CAST(:id AS text) AS id, CAST(:org_id AS text) AS org_id,
+            CAST(:event_id AS text) AS event_id, CAST(:model AS text) AS model,
+            CAST(:engine AS text) AS engine, CAST(:engine_id AS text) AS engine_id,
+            CAST(:ttl AS text) AS ttl, CAST(:num_tokens AS bigint) AS num_tokens,
+            CAST(:end_tokens AS bigint) AS end_tokens, CAST(:prefix AS bytea) AS prefix,
+            CAST(:granted_at AS timestamptz) AS granted_at,
+            CAST(:kept_until AS timestamptz) AS kept_until
+    ),
+    granted AS (
+        INSERT INTO cache_leases ({_ASKED})
+        SELECT {_ASKED} FROM asked a
+        WHERE NOT EXISTS (SELECT FROM cache_leases l
+            WHERE l.event_id = a.event_id AND l.outcome = 'unrecorded')
+        ON CONFLICT (id) DO NOTHING
+    )
+    UPDATE cache_leases l SET ended_at = a.granted_at, outcome = 'recomputed' FROM asked a
+    WHERE l.id <> a.id AND ended_at IS NULL AND l.kept_until > a.granted_at
+        AND (l.org_id, l.model, l.engine, l.engine_id, l.end_tokens, l.prefix)
+            = (a.org_id, a.model, a.engine, a.engine_id, a.end_tokens, a.prefix)
+        AND l.granted_at < CAST(:asked_at AS timestamptz) - interval '{SKEW}'
+    RETURNING l.model, outcome
+""")
+
+
+async def grant(db: AsyncEngine, lease: Lease) -> list[Changed]:
+    """Safe to repeat. What it says to have been lost is another lease on the same prefix, which
+    need not have been written again."""
+    row: dict[str, Any] = msgspec.structs.asdict(lease)
+    row["granted_at"] = to_moment(lease.granted_at)
+    row["asked_at"] = to_moment(lease.asked_at)
+    row["kept_until"] = to_moment(lease.granted_at + TTL_S[lease.ttl])
+    async with db.begin() as conn:
+        return [Changed(*each) for each in await conn.execute(_GRANT, row)]
+
+
+_END = sa.text("""
+    UPDATE cache_leases SET outcome = :outcome, ended_at = now()
+    WHERE id = :id AND (ended_at IS NULL OR outcome = 'kept')
+        AND outcome IS DISTINCT FROM :outcome
+    RETURNING model, outcome
+""")
+_STANDS = sa.text("""
+    SELECT EXISTS (SELECT FROM cache_leases
+        WHERE id = :id OR (event_id = :event_id AND outcome = 'unrecorded'))
+""")
+
+
+async def end(
+    db: AsyncEngine, lease_id: str, event_id: str, *, is_broken: bool
+) -> list[Changed] | None:
+    """As its engine says. None: nothing is known of it, nor of its event's other leases."""
+    named = {"id": lease_id, "outcome": "evicted" if is_broken else "kept"}
+    async with db.begin() as conn:
+        changed = [Changed(*each) for each in await conn.execute(_END, named)]
+        stands = await conn.scalar(_STANDS, {"id": lease_id, "event_id": event_id})
+    return changed if stands else None
+
+
+async def note_writes(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
+    """That these were billed for what leases should stand for; safe to repeat."""
+    rows = [
+        {"event_id": event.id, "org_id": event.attempt.org}
+        for event in events
+        if event.kind == "usage" and _is_written(event.quantities)
+    ]
+    if rows:
+        async with db.begin() as conn:
+            await conn.execute(insert(cache_writes).on_conflict_do_nothing(), rows)
+
+
+def _is_written(used: Quantities) -> bool:
+    return used.cache_write_5m + used.cache_write_1h > 0
+
+
+_UNRECORDED = sa.text(f"""
+    WITH due AS (
+        DELETE FROM cache_writes WHERE event_id IN (
+            SELECT event_id FROM cache_writes
+            WHERE booked_at < now() - interval '{RECORDED_WITHIN}'
+            ORDER BY booked_at LIMIT {BATCH})
+        RETURNING event_id
+    ),
+    missing AS (
+        SELECT u.id, u.org, u.model, u.admitted_at, w.ttl,
+            w.written - coalesce((SELECT sum(l.num_tokens) FROM cache_leases l
+                WHERE l.event_id = u.id AND l.ttl = w.ttl), 0) AS num_tokens
+        FROM due JOIN usage_events u ON u.id = due.event_id
+            CROSS JOIN LATERAL (VALUES ('5m', cache_write_5m), ('1h', cache_write_1h))
+                AS w(ttl, written)
+    )
+    INSERT INTO cache_leases ({_ASKED}, ended_at, outcome)
+    SELECT id || ':' || ttl, org, id, model, '', '', ttl, num_tokens, 0, '', admitted_at,
+        admitted_at, now(), 'unrecorded'
+    FROM missing WHERE num_tokens > 0
+    ON CONFLICT (id) DO NOTHING
+    RETURNING model, outcome
+""")
+_ALIVE = """
+    unnest(CAST(:engines AS text[]), CAST(:engine_ids AS text[]), CAST(:sinces AS timestamptz[]))
+        AS a(engine, engine_id, since)
+"""
+_KEPT = sa.text(f"""
+    UPDATE cache_leases l SET ended_at = kept_until, outcome = 'kept' FROM {_ALIVE}
+    WHERE ended_at IS NULL AND l.engine = a.engine AND l.engine_id = a.engine_id
+        AND greatest(kept_until, since) < now() - interval '{HEARD_WITHIN}'
+    RETURNING model, outcome
+""")
+_ENGINE_LOST = sa.text(f"""
+    UPDATE cache_leases l SET ended_at = now(), outcome = 'engine_lost'
+    WHERE ended_at IS NULL AND (kept_until < now() - interval '{LOST_AFTER}' OR EXISTS (
+        SELECT FROM {_ALIVE} WHERE l.engine = a.engine AND l.engine_id <> a.engine_id
+            AND l.granted_at < since))
+    RETURNING model, outcome
+""")
+
+
+async def sweep(
+    db: AsyncEngine, alive: Sequence[Alive], announce: Announce = to_nobody
+) -> Counter[Changed]:
+    """End what is over, and post what is owed. One sweeps at a time; who finds another at it has
+    nothing to do."""
+    engines = {
+        "engines": [each.engine for each in alive],
+        "engine_ids": [each.engine_id for each in alive],
+        "sinces": [to_moment(each.since) for each in alive],
+    }
+    changed: Counter[Changed] = Counter()
+    async with db.begin() as conn:
+        if await conn.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(_SWEEPING))):
+            for query, named in ((_KEPT, engines), (_ENGINE_LOST, engines), (_UNRECORDED, {})):
+                changed.update(Changed(*each) for each in await conn.execute(query, named))
+    await refund(db, announce)
+    return changed
+
+
+def select_leases(org_id: str, is_open: bool | None = None) -> sa.Select[Any]:
+    """`is_open`: only those whose time is running, or only the others."""
+    found = sa.select(cache_leases).where(cache_leases.c.org_id == org_id)
+    if is_open is None:
+        return found
+    ended_at = cache_leases.c.ended_at
+    return found.where(ended_at.is_(None) if is_open else ended_at.is_not(None))
+
+
+# ---- refunds
+
+_OWED = sa.text(f"""
+    SELECT l.id, l.event_id, l.ttl, l.num_tokens
+    FROM cache_leases l JOIN usage_events u ON u.id = l.event_id
+    WHERE l.refunded_pico IS NULL AND l.outcome <> 'kept' AND NOT ({WAITS})
+    ORDER BY l.id LIMIT {BATCH} FOR UPDATE OF l
+""")
+_STANDING = sa.text(f"{as_it_stands(UNKEPT)} WHERE u.id = ANY(CAST(:ids AS text[]))")
+_REFUNDED = sa.text("""
+    UPDATE cache_leases l SET refunded_pico = r.refunded_pico, refund_id = r.refund_id,
+        refund_seq = (SELECT nextval('posting_seq'))
+    FROM unnest(CAST(:ids AS text[]), CAST(:refund_ids AS text[]), CAST(:amounts AS numeric[]))
+        AS r(id, refund_id, refunded_pico)
+    WHERE l.id = r.id
+""")
+_ANY_OWED = sa.text(f"""
+    SELECT EXISTS (
+        SELECT FROM cache_leases l JOIN usage_events u ON u.id = l.event_id
+        WHERE l.refunded_pico IS NULL AND l.outcome <> 'kept' AND NOT ({WAITS}))
+""")
+
+
+async def refund(db: AsyncEngine, announce: Announce = to_nobody) -> int:
+    """Rate the events of broken leases anew. Returns how many leases that was for."""
+    async with db.connect() as conn:
+        if not await conn.scalar(_ANY_OWED):
+            return 0
+    async with db.begin() as conn:
+        await hold_corrections(conn)
+        leases = (await conn.execute(_OWED)).all()
+        # Read after the leases, so that none of these is missing in what an event did not keep.
+        rows = await conn.execute(_STANDING, {"ids": sorted({it.event_id for it in leases})})
+        events = {row.id: to_standing(row) for row in rows}
+        # What the house lost is its own.
+        ratings = [without_premium(each) for each in events.values() if each.kind == "usage"]
+        changing = [each for each in ratings if not each.changes_nothing]
+        await post_ratings(conn, changing, reverses=True, announce=announce)
+        refunded = {
+            "ids": [it.id for it in leases],
+            "refund_ids": [refund_id(it.id) for it in leases],
+            "amounts": [_premium(it, events[it.event_id]) for it in leases],
+        }
+        await conn.execute(_REFUNDED, refunded)
+    return len(leases)
+
+
+def without_premium(event: Standing) -> Rating:
+    """What was not kept costs what it would have uncached; where that is all of it, at that price
+    by its name."""
+    prices, uncached = dict(event.prices), event.prices.get("uncached_input")
+    for component, num_tokens in event.unkept.items():
+        if num_tokens and uncached and num_tokens == getattr(event.quantities, component):
+            prices[component] = uncached
+    rated = rate_standing(event, event.prices)
+    return to_rating(event, rated, prices)
+
+
+def refund_id(lease_id: str) -> str:
+    return str(uuid5(NAMESPACE_OID, f"{lease_id}:refund"))
+
+
+def _premium(lease: sa.Row[Any], event: Standing) -> Pico:
+    if event.kind != "usage":
+        return 0
+    size = event.quantities.input_total
+    return premium(WRITES[lease.ttl], lease.num_tokens, event.prices, size)

@@ -1,0 +1,211 @@
+"""What credits paid for an event that costs something else after all: it pays for the event as it
+is rated now, and what is too much goes back to the credits that paid it.
+
+    before 100, of which the credits paid 70, an invoice 30
+    after  120: 70 and 30 stay paid, 20 are owed
+    after   80: 70 and 10 stay paid; the next invoice gives 20 back
+    after   50: 50 stay paid; the credits get 20 back, the next invoice gives 30 back
+
+Above: `ratings`. Below: `credit_lines` (whose line is held all the while), `balance_watch`,
+`grants`, `transfers`. Knows no price. A credit that had ended is open again: what it gets back and
+nobody may spend any more is over, as it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.credits.balance_leases import account
+from billing.credits.balance_watch import watch
+from billing.credits.grants import Grant, Usage, burn
+from billing.ledger.accounts import account_of
+from billing.ledger.transfers import GOOD, Transfer, transfer
+from billing.money import Pico
+from billing.tables import credit_burns, credit_grants, credit_lines, unpaid_usage
+
+
+class HeldLine(msgspec.Struct, frozen=True):
+    org_id: str
+    version: int
+
+
+class Repaid(msgspec.Struct, frozen=True, kw_only=True):
+    """An event, and what takes the place of what."""
+
+    event_id: str
+    model: str
+    admitted_at: datetime
+    before_pico: Pico
+    reversals: Mapping[str, str]
+    """By the transfer that each of them reverses."""
+    transfer_id: str
+    """What it costs now."""
+    amounts: Mapping[str, Pico]
+    """By component."""
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes of it."""
+
+    burns: dict[str, Pico]
+    """By credit, of the new transfer."""
+    returned: dict[str, Pico]
+    """By credit, beyond that."""
+    owed_pico: Pico
+    """Nobody has paid that yet."""
+
+
+def carry(
+    grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, of: Repaid
+) -> Carried:
+    """`burned`: by credit, of what is reversed. `unpaid_pico`: of it, what nobody had paid; the
+    rest was on an invoice, and stays paid as far as it goes."""
+    paying = [
+        msgspec.structs.replace(grant, left_pico=burned[grant.id])
+        for grant in grants
+        if burned.get(grant.id)
+    ]
+    usage = Usage(
+        transfer_id=of.transfer_id, model=of.model, admitted_at=of.admitted_at, amounts=of.amounts
+    )
+    burns = {each.grant_id: each.amount_pico for each in burn(paying, [usage])}
+    invoiced = of.before_pico - sum(burned.values()) - unpaid_pico
+    owed = usage.amount_pico - sum(burns.values()) - max(0, invoiced)
+    back = {name: amount - burns.get(name, 0) for name, amount in burned.items()}
+    return Carried(
+        burns=burns,
+        returned={name: amount for name, amount in back.items() if amount},
+        owed_pico=max(0, owed),
+    )
+
+
+async def hold_line(conn: AsyncConnection, org_id: str) -> HeldLine | None:
+    """None: it was never given credit. Behind the books' lock, before any balance."""
+    own = credit_lines.c
+    found = sa.select(own.org_id, own.version).where(own.org_id == org_id).with_for_update()
+    row = (await conn.execute(found)).one_or_none()
+    return None if row is None else HeldLine(row.org_id, row.version)
+
+
+async def carry_over(conn: AsyncConnection, line: HeldLine, repaid: Sequence[Repaid]) -> None:
+    """In the transaction that has reversed the one and posted the other."""
+    reversed_ids = [name for each in repaid for name in each.reversals]
+    if not repaid:
+        return
+    burned = await _burned(conn, reversed_ids)
+    unpaid = await _forget_unpaid(conn, line.org_id, reversed_ids)
+    grants = await _grants(conn, {name for by_grant in burned.values() for name in by_grant})
+    version, paid, back = line.version + 1, 0, dict[str, Pico]()
+    rows: list[dict[str, Any]] = []
+    for each in repaid:
+        of_event = _added([burned.get(name, {}) for name in each.reversals])
+        missing = sum(unpaid.get(name, 0) for name in each.reversals)
+        found = carry(grants, of_event, missing, each)
+        same = {"org_id": line.org_id, "event_id": each.event_id, "version": version}
+        for name, reversal in each.reversals.items():
+            for grant_id, amount in burned.get(name, {}).items():
+                taken = {"transfer_id": reversal, "grant_id": grant_id, "amount_pico": -amount}
+                rows.append(same | taken)
+        for grant_id, amount in found.burns.items():
+            kept = {"transfer_id": each.transfer_id, "grant_id": grant_id, "amount_pico": amount}
+            rows.append(same | kept)
+        back = _added([back, found.returned])
+        after = sum(each.amounts.values())
+        paid += (after - found.owed_pico) - (each.before_pico - missing)
+        await _keep_owed(conn, each.transfer_id, after, found.owed_pico)
+    if rows:
+        await conn.execute(insert(credit_burns), rows)
+    await _give_back(conn, line.org_id, version, back)
+    own = credit_lines.c
+    changed = sa.update(credit_lines).where(own.org_id == line.org_id)
+    await conn.execute(changed.values(version=version, paid_pico=own.paid_pico + paid))
+    await watch(conn, line.org_id)
+
+
+def _added(sums: Sequence[Mapping[str, Pico]]) -> dict[str, Pico]:
+    total: dict[str, Pico] = {}
+    for each in sums:
+        for name, amount in each.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+async def _burned(conn: AsyncConnection, transfer_ids: Sequence[str]) -> dict[str, dict[str, Pico]]:
+    """By transfer and credit."""
+    own = credit_burns.c
+    query = (
+        sa.select(own.transfer_id, own.grant_id, sa.func.sum(own.amount_pico))
+        .where(own.transfer_id.in_(transfer_ids))
+        .group_by(own.transfer_id, own.grant_id)
+    )
+    found: dict[str, dict[str, Pico]] = {}
+    for transfer_id, grant_id, amount in await conn.execute(query):
+        found.setdefault(transfer_id, {})[grant_id] = int(amount)
+    return found
+
+
+async def _forget_unpaid(
+    conn: AsyncConnection, org_id: str, transfer_ids: Sequence[str]
+) -> dict[str, Pico]:
+    """What nobody has paid of what is reversed need not be paid any more."""
+    own = unpaid_usage.c
+    gone = sa.delete(unpaid_usage).where(own.org_id == org_id, own.transfer_id.in_(transfer_ids))
+    rows = await conn.execute(gone.returning(own.transfer_id, own.amount_pico))
+    return {transfer_id: int(amount) for transfer_id, amount in rows}
+
+
+async def _grants(conn: AsyncConnection, ids: set[str]) -> list[Grant]:
+    """Of all that have ended, too; what is left in them is not asked for."""
+    found = sa.select(credit_grants).where(credit_grants.c.id.in_(ids))
+    return [
+        Grant(
+            id=row.id,
+            left_pico=0,
+            priority=row.priority,
+            expires_at=row.expires_at,
+            models=None if row.models is None else tuple(row.models),
+            components=None if row.components is None else tuple(row.components),
+            created_at=row.created_at,
+        )
+        for row in await conn.execute(found)
+    ]
+
+
+async def _keep_owed(conn: AsyncConnection, transfer_id: str, whole: Pico, owed: Pico) -> None:
+    """`ledger.POST_LEGS` has noted all of it."""
+    if owed == whole:
+        return
+    mine = unpaid_usage.c.transfer_id == transfer_id
+    if owed:
+        await conn.execute(sa.update(unpaid_usage).where(mine).values(amount_pico=owed))
+    else:
+        await conn.execute(sa.delete(unpaid_usage).where(mine))
+
+
+async def _give_back(
+    conn: AsyncConnection, org_id: str, version: int, back: Mapping[str, Pico]
+) -> None:
+    if not back:
+        return
+    wanted = [
+        Transfer(
+            id=f"returned:{org_id}:{version}:{grant_id}",
+            debit=account_of(org_id),
+            credit=account(grant_id),
+            amount_pico=amount,
+            kind="returned",
+        )
+        for grant_id, amount in sorted(back.items())
+    ]
+    statuses = await transfer(conn, wanted)
+    assert all(status in GOOD for status in statuses), statuses
+    own = credit_grants.c
+    reopened = sa.update(credit_grants).where(own.id.in_(list(back)), own.ended_at.is_not(None))
+    await conn.execute(reopened.values(ended_at=None))

@@ -1,0 +1,67 @@
+"""What a period is rated by anew: the prices of a book, as they are in force while it lasts, for
+the models, tiers and price lists that were used in it. Pure.
+
+Above: `rerating`, which keeps it with what it was shown to change, so that a book that has changed
+since changes nothing of it. Below: `price_book`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import msgspec
+
+from billing.events import PriceSet, Tier
+from billing.pricing.price_book import Place, PriceBook
+
+
+class Span(msgspec.Struct, frozen=True):
+    """From then on (Unix seconds)."""
+
+    since: float
+    prices: PriceSet
+
+
+class Fare(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one model in one tier. `price_list`: by which its events were admitted."""
+
+    price_list: str
+    model: str
+    tier: Tier
+    spans: tuple[Span, ...]
+
+
+class Tariff(msgspec.Struct, frozen=True):
+    fares: tuple[Fare, ...]
+
+    def by_place(self) -> dict[Place, tuple[Span, ...]]:
+        return {(it.price_list, it.model, it.tier): it.spans for it in self.fares}
+
+
+def tariff_of(
+    book: PriceBook, places: Iterable[Place], start: float, end: float, *, price_list: str | None
+) -> Tariff:
+    """From `start` to `end`, in Unix seconds. `price_list`: by which all of it is rated, instead of
+    the one by which it was admitted."""
+    starts = [start, *(each for each in book.starts if start < each < end)]
+    return Tariff(
+        tuple(
+            Fare(
+                price_list=admitted_by,
+                model=model,
+                tier=tier,
+                spans=tuple(
+                    Span(since, book.at(model, since, tier, price_list or admitted_by))
+                    for since in starts
+                ),
+            )
+            for admitted_by, model, tier in sorted(places)
+        )
+    )
+
+
+def at(spans: tuple[Span, ...], unix_time: float) -> PriceSet:
+    """What is in force then."""
+    position = bisect_right(spans, unix_time, key=lambda span: span.since) - 1
+    return spans[max(0, position)].prices

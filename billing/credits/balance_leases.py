@@ -1,0 +1,319 @@
+"""What a prepaid org may spend before anybody asks the books again: leases on its grants.
+
+Pure. Above: `credit_lines`, which keeps it in Postgres. Below: `grants`, `transfers`. Knows no
+Redis. A lease is a pending transfer from a grant's account to what the org owes; all of an org's
+end at one moment and are replaced together, by whoever tops up. What the org may have spent, all in
+all, is what was paid for it and what is leased: `funded`.
+
+    funded = paid + leases, and of each grant: posted + leased <= credited (the schema says so, too)
+
+While a lease lives `funded` never falls: whoever was told of it may still be spending it. What a
+grant was taken back or has expired keeps what is leased of it until the lease has ended, or until
+whoever was told has let go (`released`). Settled usage is burned from the grants in their order and
+posts against their leases, which shrink by as much as `paid` grows; which grant has paid what of
+which transfer stands in `credit_burns`. A lease that nobody renews expires and is free again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from billing.credits.grants import Burn, Grant, Usage, burn, in_order
+from billing.ledger.accounts import CASH, account_of
+from billing.ledger.transfers import GRANT_PREFIX, Transfer
+from billing.money import PICO_PER_USD, Pico
+
+LEASE_TTL = timedelta(seconds=60)
+EXPIRY_MARGIN = timedelta(seconds=10)
+"""So much later than whoever holds it the books take a lease to have ended: clocks differ."""
+HORIZON_S = 30.0
+"""At the rate of late a lease lasts for so long."""
+MIN_ELAPSED_S = 1.0
+MIN_LEASE_PICO = PICO_PER_USD // 10
+MAX_LEASE_PICO = 100 * PICO_PER_USD
+"""Beyond what is spent and held already; but for one request that needs more."""
+REFILL_SHARE = 2
+"""When less than one in so many of it is left, it is time to top up."""
+BREAKAGE = "house:breakage"
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an org that was ever given credit, or is prepaid."""
+
+    org_id: str
+    version: int
+    told: int = 0
+    """The version that holders of leases were told last; what must shrink nobody is told."""
+    paid_pico: Pico
+    """For all that it ever spent, by grants or by invoice."""
+    is_prepaid: bool
+    leased_until: datetime | None = None
+    leased_at: datetime | None = None
+    spent_pico: Pico = 0
+    """What it had spent and held then."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    spent_pico: Pico
+    """All in all, with what running requests hold."""
+    wanted_pico: Pico = 0
+    """Beyond that, by a request that waits."""
+    released: int | None = None
+    """The version up to which its holders have let go, and take no older one."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    line: Line
+    burns: Sequence[Burn]
+    transfers: Sequence[Transfer]
+    leases: Mapping[str, Transfer]
+    """The ones that are open now, by grant."""
+    ended: Sequence[str]
+    """Grants of which nothing is left."""
+    owed: Mapping[str, Pico]
+    """What nobody has paid of each transfer; it is tried again."""
+    refill_pico: Pico
+    """When less is left, it is time to top up; 0: a top-up would bring no more."""
+    refill_by_model: Mapping[str, Pico]
+    """The same of requests to these models, where there is more for them alone."""
+    is_dry: bool
+    """All that may be leased is."""
+    must_shrink: bool
+    """Something is leased of a grant that is over."""
+
+    def does_anything(self, usages: Sequence[Usage]) -> bool:
+        return bool(self.transfers or self.ended) or len(self.owed) < len(usages)
+
+    def funded_pico(self, grants: Mapping[str, Grant]) -> tuple[Pico, dict[str, Pico]]:
+        """Whatever the model, and by model what comes to that."""
+        general, by_model = self.line.paid_pico, dict[str, Pico]()
+        for grant_id, lease in self.leases.items():
+            models = grants[grant_id].models
+            if models is None:
+                general += lease.amount_pico
+            for model in models or ():
+                by_model[model] = by_model.get(model, 0) + lease.amount_pico
+        return general, by_model
+
+    def is_short(self, grants: Mapping[str, Grant], ask: Ask) -> bool:
+        """Who waits needs more than there is, whatever the model."""
+        general, by_model = self.funded_pico(grants)
+        free = general + max(by_model.values(), default=0) - ask.spent_pico
+        return self.is_dry and not self.must_shrink and free < ask.wanted_pico
+
+
+def lease_amount(used_pico: Pico, elapsed_s: float) -> Pico:
+    """For the time to come, by what was used in the time before."""
+    expected = int(used_pico * HORIZON_S / max(elapsed_s, MIN_ELAPSED_S))
+    return max(MIN_LEASE_PICO, min(MAX_LEASE_PICO, expected))
+
+
+def plan(
+    line: Line,
+    grants: Sequence[Grant],
+    leases: Mapping[str, Transfer],
+    usages: Sequence[Usage],
+    ask: Ask | None,
+    now: datetime,
+) -> Plan:
+    """Burn what was used, give back what is over, lease what is asked for. `grants`: all that are
+    open. None asks for nothing."""
+    burns = burn(grants, usages)
+    burned, owed = _sums(burns, usages)
+    left = {each.id: each.left_pico - burned.get(each.id, 0) for each in grants}
+    is_released = ask is not None and ask.released is not None and ask.released >= line.told
+    is_live = bool(leases) and not is_released and _ends_at(leases) > now
+    kept = {
+        grant_id: max(0, lease.amount_pico - burned.get(grant_id, 0)) if is_live else 0
+        for grant_id, lease in leases.items()
+    }
+    paid = line.paid_pico + sum(burned.values())
+    if not line.is_prepaid:  # the rest is on an invoice
+        paid, owed = paid + sum(owed.values()), {}
+    leased, refill = kept, 0
+    if ask is not None and line.is_prepaid:
+        leased, refill = _lease(line, grants, left, kept, ask, paid, now)
+    valid = [each for each in grants if each.is_valid(now)]
+    must_shrink = any(leased.get(each.id) for each in grants if each not in valid)
+    until = _until(line, grants, leased, ask, must_shrink, now)
+    following = msgspec.structs.replace(
+        line, version=line.version + 1, paid_pico=paid, leased_until=until
+    )
+    if ask is not None and not must_shrink:
+        following = msgspec.structs.replace(
+            following, told=following.version, leased_at=now, spent_pico=ask.spent_pico
+        )
+    transfers, open_leases = _transfers(following, grants, leases, leased, burned, now)
+    back = _give_back(following, grants, left, leased, now)
+    given = {each.debit: each.amount_pico for each in back}
+    after = {each.id: left[each.id] - given.get(account(each.id), 0) for each in grants}
+    spare = [
+        each
+        for each in valid
+        if each.components is None and after[each.id] > leased.get(each.id, 0)
+    ]
+    refill_pico, refill_by_model = _refills(spare, refill // REFILL_SHARE)
+    return Plan(
+        line=following,
+        burns=burns,
+        transfers=[*transfers, *back],
+        leases=open_leases,
+        ended=[grant_id for grant_id, amount in after.items() if amount == 0],
+        owed=owed,
+        refill_pico=refill_pico,
+        refill_by_model=refill_by_model,
+        is_dry=not spare,
+        must_shrink=must_shrink,
+    )
+
+
+def _refills(spare: Sequence[Grant], refill_pico: Pico) -> tuple[Pico, dict[str, Pico]]:
+    """For whom a top-up would bring more: of what is for some models alone, for these."""
+    if any(each.models is None for each in spare):
+        return refill_pico, {}
+    models = sorted({model for each in spare for model in each.models or ()})
+    return 0, dict.fromkeys(models, refill_pico)
+
+
+def account(grant_id: str) -> str:
+    return f"{GRANT_PREFIX}{grant_id}"
+
+
+def _sums(
+    burns: Sequence[Burn], usages: Sequence[Usage]
+) -> tuple[dict[str, Pico], dict[str, Pico]]:
+    """Of each grant what is burned, of each usage what is still owed."""
+    burned: dict[str, Pico] = {}
+    owed = {usage.transfer_id: usage.amount_pico for usage in usages}
+    for each in burns:
+        burned[each.grant_id] = burned.get(each.grant_id, 0) + each.amount_pico
+        owed[each.transfer_id] -= each.amount_pico
+    return burned, {name: amount for name, amount in owed.items() if amount}
+
+
+def _ends_at(leases: Mapping[str, Transfer]) -> datetime:
+    return max(lease.expires_at for lease in leases.values() if lease.expires_at is not None)
+
+
+def _lease(
+    line: Line,
+    grants: Sequence[Grant],
+    left: Mapping[str, Pico],
+    kept: Mapping[str, Pico],
+    ask: Ask,
+    paid: Pico,
+    now: datetime,
+) -> tuple[dict[str, Pico], Pico]:
+    """Of each grant what is leased from now on, and how much of it is ahead of what is spent."""
+    elapsed_s = (now - line.leased_at).total_seconds() if line.leased_at else HORIZON_S
+    used = max(0, ask.spent_pico - line.spent_pico) if line.leased_at else 0
+    ahead = max(ask.wanted_pico, lease_amount(used, elapsed_s))
+    target = max(0, ask.spent_pico - paid) + ahead
+    leased = dict(kept)
+    missing = target - sum(leased.get(each.id, 0) for each in grants if not each.is_scoped)
+    for grant in in_order(each for each in grants if each.is_valid(now)):
+        if grant.components is not None:
+            continue  # what of a request it will pay nobody can say before
+        held = leased.get(grant.id, 0)
+        if grant.models is not None:
+            leased[grant.id] = max(held, min(left[grant.id], target))
+            continue
+        more = max(0, min(left[grant.id] - held, missing))
+        leased[grant.id] = held + more
+        missing -= more
+    return leased, ahead
+
+
+def _until(
+    line: Line,
+    grants: Sequence[Grant],
+    leased: Mapping[str, Pico],
+    ask: Ask | None,
+    must_shrink: bool,
+    now: datetime,
+) -> datetime | None:
+    """No grant is promised beyond its expiry; one that is over no longer than it was."""
+    if not any(leased.values()):
+        return None
+    if ask is None or must_shrink:
+        return line.leased_until
+    ends = [each.expires_at for each in grants if leased.get(each.id) and each.expires_at]
+    return min([now + LEASE_TTL, *ends])
+
+
+def _transfers(
+    line: Line,
+    grants: Sequence[Grant],
+    leases: Mapping[str, Transfer],
+    leased: Mapping[str, Pico],
+    burned: Mapping[str, Pico],
+    now: datetime,
+) -> tuple[list[Transfer], dict[str, Transfer]]:
+    """What was used posts against the leases there were, beyond them at once; then the next."""
+    made, still = list[Transfer](), dict[str, Transfer]()
+    for grant in grants:
+        before, used = leases.get(grant.id), burned.get(grant.id, 0)
+        next_pico, name = leased.get(grant.id, 0), f"{line.org_id}:{line.version}:{grant.id}"
+        expires_at = line.leased_until + EXPIRY_MARGIN if line.leased_until else None
+        if before is not None and not used and before.amount_pico == next_pico:
+            if before.expires_at == expires_at:
+                still[grant.id] = before
+                continue
+        posted = min(used, before.amount_pico) if before else 0
+        if before is not None:
+            made.append(_end(before, f"end:{name}", posted, now))
+        paying = Transfer(
+            id=f"burn:{name}",
+            debit=account(grant.id),
+            credit=account_of(line.org_id),
+            amount_pico=used - posted,
+            kind="burn",
+        )
+        if used > posted:
+            made.append(paying)
+        if next_pico:
+            still[grant.id] = msgspec.structs.replace(
+                paying,
+                id=f"lease:{name}",
+                amount_pico=next_pico,
+                kind="lease",
+                phase="pending",
+                expires_at=expires_at,
+            )
+            made.append(still[grant.id])
+    return made, still
+
+
+def _end(lease: Transfer, transfer_id: str, posted: Pico, now: datetime) -> Transfer:
+    if posted:
+        return lease.post(transfer_id, posted)
+    assert lease.expires_at is not None
+    return lease.expire(transfer_id) if lease.expires_at <= now else lease.void(transfer_id)
+
+
+def _give_back(
+    line: Line,
+    grants: Sequence[Grant],
+    left: Mapping[str, Pico],
+    leased: Mapping[str, Pico],
+    now: datetime,
+) -> list[Transfer]:
+    """Of grants that are over what is not leased: what expired the house keeps."""
+    made = []
+    for grant in grants:
+        free = left[grant.id] - leased.get(grant.id, 0)
+        if free and grant.is_over(now):
+            revoked = grant.revoked_at is not None
+            made.append(
+                Transfer(
+                    id=f"over:{line.org_id}:{line.version}:{grant.id}",
+                    debit=account(grant.id),
+                    credit=CASH if revoked else BREAKAGE,
+                    amount_pico=free,
+                    kind="revoked" if revoked else "expired",
+                )
+            )
+    return made

@@ -1,0 +1,240 @@
+"""The shipper: from the spool to Postgres, at its own pace, for as long as it takes.
+
+    shipper = Shipper(spool, db, adopt_from=home / "spool"); shipper.start()
+    ...
+    await shipper.drain(10.0); await shipper.stop(); await spool.shutdown()
+
+The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
+backoff and a growing backlog, never a lost event and never a close that waits. Above: the gateway's
+lifespan. Below: `spool`, `ingest`, `reconcile`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.errors import SpoolLocked
+from billing.events import UsageEvent
+from billing.ingestion.ingest import MAX_BATCH, ingest
+from billing.ingestion.settle_late import settle_late
+from billing.loops import Unforeseen
+from billing.spool.spool import Spool
+
+log = logging.getLogger(__name__)
+JITTER = random.Random()
+"""Of its own: nobody's seed is drawn from."""
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+ADOPT_INTERVAL_S = 1.0
+"""How long what a dead neighbour left may lie unseen: its bill is late by as much. A process that
+comes back for its own directory waits for an adopter (`billing.spool.spool.LOCK_WAIT_S`)."""
+DRAIN_POLL_S = 0.02
+GATHER_S = 0.5
+"""Between two batches that are not full: a batch costs some ten times as much as an event in it."""
+
+
+class Alarms(msgspec.Struct):
+    """Counts of what a person must look at; each one was logged as an error."""
+
+    conflicts: int = 0
+    """Events that came again with other content; kept in usage_conflicts."""
+    refused: int = 0
+    """Events that Postgres will never take, or that damage took; kept in the spool's quarantine."""
+
+
+OnRecovered = Callable[[list[UsageEvent]], None]
+OnBooked = Callable[[Sequence[UsageEvent]], Awaitable[None]]
+
+
+async def nobody(_: Sequence[UsageEvent]) -> None:
+    """Wants to know."""
+
+
+class Shipper:
+    """Ships one process's spool, and what dead neighbours left in `adopt_from`."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        db: AsyncEngine,
+        *,
+        adopt_from: Path | None = None,
+        on_recovered: OnRecovered = lambda events: None,
+        on_left: OnRecovered = lambda events: None,
+        on_booked: OnBooked = nobody,
+    ) -> None:
+        """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
+        and as soon as they are on disk: Postgres may be down for long. `on_left` gets all that a
+        process had closed which did not live to ship it, nor perhaps to do what follows a close.
+        `on_booked` gets what Postgres has by then, at least once; where it raises they come
+        again."""
+        self._spool, self._db, self._adopt_from = spool, db, adopt_from
+        self._on_recovered, self._on_left = on_recovered, on_left
+        self._on_booked = on_booked
+        self._num_left = spool.backlog
+        """Of the events to ship next, how many are of the process before."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hurried = asyncio.Event()
+        self.alarms = Alarms()
+
+    def start(self) -> None:
+        self._tasks.append(asyncio.create_task(self._ship_forever(), name="shipper"))
+        if self._adopt_from is not None:
+            adopting = self._adopt_forever(self._adopt_from)
+            self._tasks.append(asyncio.create_task(adopting, name="spool adopter"))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until everything closed so far is in Postgres; False when time is up."""
+        deadline = time.monotonic() + timeout_s
+        self._hurried.set()
+        try:
+            while self._spool.backlog:
+                if time.monotonic() >= deadline:
+                    return False
+                await asyncio.sleep(DRAIN_POLL_S)
+            return True
+        finally:
+            self._hurried.clear()
+
+    async def stop(self) -> None:
+        """What has not shipped stays in the spool for the next start, or for an adopter."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _ship_forever(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            await self._spool.wait_readable()
+            try:
+                events = await ship_batch(self._db, self._spool, self.alarms, self._on_booked)
+                if self._num_left:
+                    self._on_left(events[: self._num_left])
+                    self._num_left = max(0, self._num_left - len(events))
+                backoff_s = FIRST_BACKOFF_S
+                if self._spool.backlog < MAX_BATCH:
+                    await self._gather()
+            except Exception as error:
+                # Whatever went wrong, the events are on disk and stay there until it goes right.
+                log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
+                await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _gather(self) -> None:
+        """Let events come together, unless somebody waits for them."""
+        try:
+            async with asyncio.timeout(GATHER_S):
+                await self._hurried.wait()
+        except TimeoutError:
+            return
+
+    async def _adopt_forever(self, parent: Path) -> None:
+        unforeseen = Unforeseen(log, "nothing is adopted")
+        while True:
+            with unforeseen:
+                await self._adopt_all(parent)
+            await asyncio.sleep(ADOPT_INTERVAL_S)
+
+    async def _adopt_all(self, parent: Path) -> None:
+        try:
+            await (await self._db.connect()).close()
+        except Exception as error:
+            # Every opening of a spool adds a segment to it, so none without a use.
+            log.warning("adopting waits for Postgres: %r", error)
+            return
+        for lock in sorted(parent.glob("*/lock")):
+            try:
+                await adopt(
+                    self._db,
+                    lock.parent,
+                    self.alarms,
+                    self._on_recovered,
+                    self._on_booked,
+                    self._on_left,
+                )
+            except SpoolLocked:
+                continue  # alive, this process's own among them
+            except Exception as error:
+                log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
+
+
+async def adopt(
+    db: AsyncEngine,
+    directory: Path,
+    alarms: Alarms,
+    on_recovered: OnRecovered,
+    on_booked: OnBooked = nobody,
+    on_left: OnRecovered = lambda events: None,
+) -> None:
+    """Recover, ship and remove a directory whose process is gone.
+
+    Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left for
+    the next to try. What was recovered is closed on disk by then and will not be found open again,
+    so `on_recovered` hears of it before anything ships.
+    """
+    spool = await Spool.open(directory, lock_wait_s=0)
+    log.info("adopted spool %s with %d events", directory, spool.backlog)
+    try:
+        if spool.recovered:
+            on_recovered(spool.recovered)
+        while spool.backlog:
+            on_left(await ship_batch(db, spool, alarms, on_booked))
+    except BaseException:
+        await spool.shutdown()
+        raise
+    await spool.remove()
+
+
+async def ship_batch(
+    db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = nobody
+) -> list[UsageEvent]:
+    """Book the oldest events that have not shipped, then move the cursor behind them."""
+    batch = await spool.read_closed(MAX_BATCH)
+    await _book(db, spool, batch.events, alarms)
+    await settle_late(db, batch.events)
+    await on_booked(batch.events)
+    await spool.commit(batch)
+    alarms.refused += batch.lost
+    return batch.events
+
+
+async def _book(
+    db: AsyncEngine, spool: Spool, events: Sequence[UsageEvent], alarms: Alarms
+) -> None:
+    """Ingest; what Postgres refuses for its content is narrowed down and put aside, so that one
+    broken event blocks no other."""
+    try:
+        alarms.conflicts += len((await ingest(db, events)).conflicts)
+    except (DBAPIError, ValueError, OverflowError) as error:
+        if not is_refusal(error):
+            raise
+        if len(events) > 1:
+            middle = len(events) // 2
+            await _book(db, spool, events[:middle], alarms)
+            await _book(db, spool, events[middle:], alarms)
+        else:
+            log.error("Postgres refuses event %s: %r", events[0].id, error)
+            alarms.refused += 1
+            await spool.quarantine(events[0])
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the content is at fault and trying again is useless: a value that Python or asyncpg
+    cannot convert, or SQLSTATE class 22 (data exception) or 23 (integrity violation)."""
+    if not isinstance(error, DBAPIError):
+        return True
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    if state is not None:
+        return state[:2] in ("22", "23")
+    return isinstance(error.orig.__cause__, ValueError) if error.orig else False

@@ -1,0 +1,156 @@
+"""What is behind a line: its hours, its requests, and what they were tagged with, as booked.
+
+Above: the gateway's administration. Below: `priced`, `rerated`, `usage_events`. The line says what
+it is about, its invoice up to where it counts, so these are the very postings that were added up.
+All are selections for a page by `id`: of an hour its beginning, of a request its event, whose ids
+are in the order of time, of a set of tags its digest. Of a single hour requests are found by the
+index.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from billing.events import COMPONENTS
+from billing.invoices.invoice import Invoice, Line
+from billing.invoices.lines.prices import parts, price_id
+from billing.invoices.lines.rerated import PARTS
+from billing.tables import AMOUNTS, MONEY, amount_column
+
+HOUR = timedelta(hours=1)
+HOUR_ID = """to_char(date_trunc('hour', admitted_at, 'UTC') AT TIME ZONE 'UTC',
+    'YYYY-MM-DD"T"HH24"Z"')"""
+_ITSELF = ("id", "request_id", "key", "admitted_at")
+_RATED = f"""
+    SELECT {", ".join(f"u.{name}" for name in (*_ITSELF, *COMPONENTS))},
+        {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
+        coalesce(r.prices, p.prices) AS prices
+    FROM usage_events u JOIN price_sets p ON p.id = u.price_set LEFT JOIN (
+        SELECT DISTINCT ON (event_id) * FROM event_ratings
+        WHERE org_id = :org AND seq < :cutoff ORDER BY event_id, number DESC
+    ) r ON r.event_id = u.id
+    WHERE u.org = :org AND u.kind = 'usage'
+        AND u.admitted_at >= :from AND u.admitted_at < :to
+        AND u.seq >= :since AND u.seq < :cutoff AND u.project = :project
+        AND u.model = :model AND u.tier = :tier
+"""
+
+
+def _usage(component: str) -> str:
+    """Events as they are rated by the cutoff."""
+    rated = f"({_RATED} AND u.{component} > 0) rated"
+    return f"""
+        SELECT {", ".join(_ITSELF)}, {component} AS quantity,
+            {amount_column(component)} AS amount_pico
+        FROM ({parts(rated, *_ITSELF)}) e
+        WHERE {component} > 0 AND {price_id(component)} = :price_id
+    """
+
+
+def _corrections(component: str) -> str:
+    """Less than nothing where a price was taken back."""
+    quantity, amount = (f"sum(sign * {name})" for name in (component, amount_column(component)))
+    return f"""
+        WITH {PARTS}
+        SELECT {", ".join(_ITSELF)}, {quantity} AS quantity, {amount} AS amount_pico
+        FROM parts
+        WHERE line_kind = 'correction' AND admitted_at >= :from AND admitted_at < :to
+            AND project = :project AND model = :model AND tier = :tier AND {component} > 0
+            AND {price_id(component)} = :price_id
+        GROUP BY {", ".join(_ITSELF)} HAVING {quantity} <> 0 OR {amount} <> 0
+    """
+
+
+def _postings(invoice: Invoice, line: Line, hour: datetime | None) -> tuple[str, dict[str, Any]]:
+    assert line.component in COMPONENTS, line.component
+    named: dict[str, Any] = {
+        "org": invoice.org_id,
+        "from": line.usage_start if hour is None else max(hour, line.usage_start),
+        "to": line.usage_end if hour is None else min(hour + HOUR, line.usage_end),
+        "since": invoice.since,
+        "cutoff": invoice.cutoff,
+        "project": line.project,
+        "model": line.model,
+        "tier": line.tier,
+        "price_id": line.price_id,
+    }
+    if line.kind == "correction":
+        window = {"start": invoice.period_start, "end": invoice.period_end}
+        return _corrections(line.component), named | window
+    since = invoice.since if line.kind == "late" else 0
+    return _usage(line.component), named | {"since": since}
+
+
+def _selected(query: str, named: dict[str, Any], *columns: sa.Column[Any]) -> sa.Select[Any]:
+    found = sa.text(query).bindparams(**named).columns(*columns).subquery("found")
+    return sa.select(found)
+
+
+def requests_of(invoice: Invoice, line: Line, hour: datetime | None = None) -> sa.Select[Any]:
+    """id, request_id, key, admitted_at, quantity, amount_pico. `hour`: of this one alone. Of an
+    adjustment, which no event has made, there is none (`behind`)."""
+    query, named = _postings(invoice, line, hour)
+    return _selected(
+        query,
+        named,
+        sa.Column("id", sa.Text),
+        sa.Column("request_id", sa.Text),
+        sa.Column("key", sa.Text),
+        sa.Column("admitted_at", sa.TIMESTAMP(timezone=True)),
+        sa.Column("quantity", sa.BigInteger),
+        sa.Column("amount_pico", MONEY),
+    )
+
+
+def hours_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
+    """id (such as 2026-11-01T00Z), quantity, amount_pico, num_requests."""
+    query, named = _postings(invoice, line, None)
+    grouped = f"""
+        SELECT {HOUR_ID} AS id, sum(quantity) AS quantity, sum(amount_pico) AS amount_pico,
+            count(*) AS num_requests
+        FROM ({query}) p GROUP BY 1
+    """
+    return _selected(
+        grouped,
+        named,
+        sa.Column("id", sa.Text),
+        *_summed_up(),
+    )
+
+
+def _summed_up() -> tuple[sa.Column[Any], ...]:
+    return (
+        sa.Column("quantity", MONEY),
+        sa.Column("amount_pico", MONEY),
+        sa.Column("num_requests", sa.BigInteger),
+    )
+
+
+def tags_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
+    """id, tags, quantity, amount_pico, num_requests: by all that a request was tagged with, or {}.
+    A request is in one of these, however many tags it has, so they come to the line."""
+    query, named = _postings(invoice, line, None)
+    grouped = f"""
+        SELECT encode(sha256(convert_to(CAST(tags AS text), 'UTF8')), 'hex') AS id, tags,
+            sum(quantity) AS quantity, sum(amount_pico) AS amount_pico, count(*) AS num_requests
+        FROM (
+            SELECT quantity, amount_pico, coalesce(t.tags, '{{}}') AS tags
+            FROM ({query}) p LEFT JOIN event_tags t ON t.event_id = p.id
+        ) g GROUP BY tags
+    """
+    return _selected(
+        grouped,
+        named,
+        sa.Column("id", sa.Text),
+        sa.Column("tags", JSONB),
+        *_summed_up(),
+    )
+
+
+def behind(line: Line) -> bool:
+    """Whether requests stand behind it."""
+    return line.component in COMPONENTS

@@ -1,0 +1,84 @@
+"""What an org has agreed upon for a whole period, as charges: `adjustments` over the charges that
+its usage has come to.
+
+Above: `closing`, which counts them with the rest. Below: `adjustments`, `price_lists`,
+`usage_order`, and the tables of prices. The terms are those of the price list that the org's plan
+names when the period is counted, as they were in force when it began. They are about usage of the
+period itself: what comes late for another one, and corrections, are charged as they were booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.invoices.calendar import Period
+from billing.invoices.lines.charges import Charge, Subject, Window
+from billing.invoices.lines.usage_order import lines_in_order
+from billing.pricing.adjustments import Adjustment, PeriodTerms, UsageLine, adjustments
+from billing.pricing.entries import DEFAULT_LIST
+from billing.pricing.lists import stored_terms
+
+_PRICE_LIST = sa.text("""
+    SELECT p.price_list FROM orgs o JOIN plans p ON p.name = o.plan WHERE o.id = :org
+""")
+_RULES = sa.text("""
+    SELECT rule_id, slot, content FROM price_rules
+    WHERE price_list = :price_list AND valid @> CAST(:moment AS timestamptz)
+    ORDER BY rule_id
+""")
+
+
+async def with_terms(db: AsyncEngine, window: Window, charges: Sequence[Charge]) -> list[Charge]:
+    """`charges`, and behind them what the org's terms add or give back. Raises: PriceBookError."""
+    async with db.connect() as conn:
+        terms = await _terms_of(conn, window.org, window.period)
+    # Only what is free depends on the order in which it was used.
+    ordered = await lines_in_order(db, window, terms) if terms.allowances else _lines(charges)
+    adjusted = adjustments(terms, ordered)
+    return [*charges, *(_charge(each, window.period) for each in adjusted)]
+
+
+async def _terms_of(conn: AsyncConnection, org: str, period: Period) -> PeriodTerms:
+    price_list = await conn.scalar(_PRICE_LIST, {"org": org}) or DEFAULT_LIST
+    rows = await conn.execute(_RULES, {"price_list": price_list, "moment": period.start})
+    return stored_terms((row.rule_id, row.slot, row.content) for row in rows)
+
+
+def _lines(charges: Sequence[Charge]) -> list[UsageLine]:
+    return [
+        UsageLine(
+            model=each.subject.model,
+            tier=each.subject.tier,
+            component=each.subject.component,
+            quantity=each.quantity,
+            amount_pico=each.amount_pico,
+        )
+        for each in charges
+        if each.subject.kind == "usage"
+    ]
+
+
+def _charge(adjustment: Adjustment, period: Period) -> Charge:
+    return Charge(
+        subject=_subject(adjustment, period),
+        quantity=adjustment.quantity,
+        num_requests=0,
+        amount_pico=adjustment.amount_pico,
+    )
+
+
+def _subject(adjustment: Adjustment, period: Period) -> Subject:
+    scope = adjustment.scope
+    return Subject(
+        usage=period,
+        kind="adjustment",
+        project="",
+        model=scope.model or "",
+        tier=scope.tier or "",
+        component=adjustment.kind,
+        price_id=adjustment.rule_id,
+        pico_per_token=None,
+    )

@@ -1,0 +1,200 @@
+"""Usage by the tags that requests carry: days of it by each tag, beside those of all.
+
+Above: `ingest` and `ratings`, in whose transactions this adds up what they book; `usage_report`,
+which reads it; the gateway's header and its budgets by tag. Below: `alerts`, `rating`, `tables`,
+Postgres; of spend caps it knows the table. A request without tags comes nowhere near.
+
+An event of n tags counts n times: once in the sum of each. An org has at most MAX_A_DAY different
+tags a day of its own; of more the value is counted as OTHER, and of a key that is new that day the
+key, too. A tag with a budget is always counted by its name. Whoever adds up holds the balance of
+the org, or the books: of two at once the second sees what the first has counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import UnsetType
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.alerts.alerts import TagSpend
+from billing.events import COMPONENTS, Attempt, Quantities, Tags, UsageEvent
+from billing.money import Pico
+from billing.pricing.rating import rate
+from billing.tables import AMOUNTS, EPOCH, GROUPED, amount_column, event_tags, to_moment
+
+MAX_TAGS = 8
+"""Of one request."""
+MAX_KEY_CHARS, MAX_VALUE_CHARS = 32, 64
+KEY_PATTERN = rf"[a-z][a-z0-9_.-]{{0,{MAX_KEY_CHARS - 1}}}"
+VALUE_PATTERN = rf"[A-Za-z0-9_.:/@+-]{{1,{MAX_VALUE_CHARS}}}"
+_TAG = re.compile(rf"({KEY_PATTERN})=({VALUE_PATTERN})")
+MAX_A_DAY = 1000
+"""Different ones of an org."""
+OTHER = "(other)"
+"""No tag that anybody can send."""
+DAY_S = 86_400
+
+
+def to_tag(text: str) -> tuple[str, str] | None:
+    """None: it is none."""
+    found = _TAG.fullmatch(text)
+    return None if found is None else (found[1], found[2])
+
+
+def tags_of(attempt: Attempt) -> Tags:
+    return {} if isinstance(attempt.tags, UnsetType) else attempt.tags
+
+
+class Tagged(msgspec.Struct, frozen=True, kw_only=True):
+    """What one event adds to the sums of its tags."""
+
+    org: str
+    day: int
+    """Of its admission, since 1970."""
+    place: tuple[str, str, str, str, bool]
+    """Project, key, model, tier, and whether it came in a batch."""
+    tags: Mapping[str, str]
+    quantities: Quantities = Quantities()
+    num_requests: int = 0
+    amounts: Mapping[str, Pico]
+    """By component."""
+
+
+def of_event(event: UsageEvent) -> Tagged:
+    """Of one that is booked."""
+    attempt = event.attempt
+    rated = rate(event.quantities, attempt.prices)
+    return Tagged(
+        org=attempt.org,
+        day=(to_moment(attempt.admitted_at) - EPOCH).days,
+        place=(
+            *(attempt.project, attempt.key, attempt.model, attempt.tier),
+            attempt.lane == "batch",
+        ),
+        tags=tags_of(attempt),
+        quantities=event.quantities,
+        num_requests=1,
+        amounts={str(line.component): line.amount_pico for line in rated.lines},
+    )
+
+
+_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests", "num_embeddings")
+_OF_TAG = ("org", "day", "tag", "value")
+_KEY = (*_OF_TAG, *GROUPED, "batch")
+_AMOUNT = " + ".join(AMOUNTS)
+
+
+def _is(one: str, other: str) -> str:
+    """SQL: the same tag."""
+    return " AND ".join(f"{one}.{name} = {other}.{name}" for name in _OF_TAG)
+
+
+_ADD = sa.text(f"""
+    WITH incoming AS (
+        SELECT org, to_timestamp(day * {DAY_S}) AS day, tag, value, {", ".join(GROUPED)}, batch,
+            {", ".join(f"coalesce({name}, 0) AS {name}" for name in _COUNTED)}
+        FROM json_to_recordset(CAST(:batch AS json)) AS t(org text, day bigint, tag text,
+            value text, {", ".join(f"{name} text" for name in GROUPED)}, batch boolean,
+            {", ".join(f"{name} numeric" for name in _COUNTED)})
+    ),
+    named AS (SELECT DISTINCT {", ".join(_OF_TAG)} FROM incoming),
+    standing AS (SELECT k.* FROM usage_tags k JOIN named USING ({", ".join(_OF_TAG)})),
+    capped AS (
+        SELECT DISTINCT org_id, tag FROM spend_caps WHERE tag IS NOT NULL AND archived_at IS NULL
+    ),
+    fresh AS (
+        SELECT n.*, c.tag IS NOT NULL AS is_capped,
+            (SELECT count(*) FROM usage_tags k WHERE k.org = n.org AND k.day = n.day)
+            + row_number() OVER (PARTITION BY n.org, n.day ORDER BY n.tag, n.value) AS place
+        FROM named n LEFT JOIN capped c ON c.org_id = n.org AND c.tag = n.tag || '=' || n.value
+        WHERE NOT EXISTS (SELECT FROM standing s WHERE {_is("s", "n")})
+    ),
+    added AS (
+        INSERT INTO usage_tags ({", ".join(_OF_TAG)})
+        SELECT {", ".join(_OF_TAG)} FROM fresh
+        WHERE NOT CAST(:corrects AS boolean) AND (is_capped OR place <= :most)
+        ORDER BY {", ".join(_OF_TAG)} RETURNING *
+    ),
+    known AS (SELECT * FROM standing UNION ALL SELECT * FROM added),
+    keys AS (
+        SELECT DISTINCT k.org, k.day, k.tag FROM usage_tags k JOIN named USING (org, day, tag)
+        UNION SELECT org, day, tag FROM added
+    ),
+    counted AS (
+        SELECT i.org, i.day, CASE WHEN keys.tag IS NULL THEN '{OTHER}' ELSE i.tag END AS tag,
+            CASE WHEN known.value IS NULL THEN '{OTHER}' ELSE i.value END AS value,
+            {", ".join(f"i.{name}" for name in (*GROUPED, "batch", *_COUNTED))}
+        FROM incoming i LEFT JOIN known ON {_is("known", "i")}
+            LEFT JOIN keys ON (keys.org, keys.day, keys.tag) = (i.org, i.day, i.tag)
+    ),
+    grown AS (
+        INSERT INTO usage_tags_daily AS r ({", ".join((*_KEY, *_COUNTED))})
+        SELECT {", ".join(_KEY)}, {", ".join(f"sum({name})" for name in _COUNTED)} FROM counted
+        GROUP BY {", ".join(_KEY)} ORDER BY {", ".join(_KEY)}
+        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
+            {", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)}
+    )
+    SELECT org, tag || '=' || value AS tag,
+        CAST(extract(epoch FROM day) AS bigint) / {DAY_S} AS day, sum({_AMOUNT}) AS amount_pico
+    FROM counted WHERE value <> '{OTHER}' GROUP BY 1, 2, 3 HAVING sum({_AMOUNT}) <> 0
+""")
+
+
+async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[TagSpend]:
+    """Of events with tags that were inserted in this transaction; returns as `add_tagged`."""
+    if not events:
+        return []
+    rows = [
+        {"event_id": each.id, "org": each.attempt.org, "tags": tags_of(each.attempt)}
+        for each in events
+    ]
+    await conn.execute(sa.insert(event_tags), rows)
+    used = [of_event(each) for each in events if each.kind == "usage"]
+    counted = [each for each in used if any(msgspec.structs.astuple(each.quantities))]
+    return await add_tagged(conn, counted)
+
+
+async def add_tagged(
+    conn: AsyncConnection, events: Sequence[Tagged], *, corrects: bool = False
+) -> list[TagSpend]:
+    """In the transaction that books `events`, behind their booking. Returns by how much each tag
+    has grown that is counted by its name. `corrects`: what was counted before, so that no tag gets
+    a name by it: what stands in OTHER is corrected there."""
+    if not events:
+        return []
+    batch = msgspec.json.encode(_rows(events)).decode()
+    named = {"batch": batch, "most": MAX_A_DAY, "corrects": corrects}
+    grown = await conn.execute(_ADD, named)
+    return [TagSpend(it.org, it.tag, it.day, int(it.amount_pico)) for it in grown]
+
+
+def _rows(events: Iterable[Tagged]) -> list[dict[str, Any]]:
+    """Of each tag and place one. Money is text: it may exceed 64 bits."""
+    sums: dict[tuple[Any, ...], dict[str, int]] = {}
+    for event in events:
+        counts = _counts(event)
+        for tag, value in event.tags.items():
+            total = sums.setdefault((event.org, event.day, tag, value, *event.place), {})
+            for name, number in counts.items():
+                total[name] = total.get(name, 0) + number
+    return [
+        dict(zip(_KEY, key, strict=True)) | {name: str(each) for name, each in total.items()}
+        for key, total in sums.items()
+    ]
+
+
+def _counts(event: Tagged) -> dict[str, int]:
+    counts: dict[str, int] = {
+        name: getattr(event.quantities, name)
+        for name in COMPONENTS
+        if getattr(event.quantities, name)
+    }
+    counts["num_requests"] = event.num_requests
+    counts["num_embeddings"] = event.num_requests if event.quantities.embedding_input else 0
+    counts.update((amount_column(name), amount) for name, amount in event.amounts.items())
+    return counts

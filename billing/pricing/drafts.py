@@ -1,0 +1,144 @@
+"""Drafts of prices: what others publish, beside what our book says, as a file that a person reads,
+may change, and applies. Pure.
+
+A draft is an ordinary price book. What it would change is a list of differences, and its digest is
+made of both: who applies it says the digest that they were shown, so that neither another draft
+nor a book that has changed since can be applied unseen.
+
+Above: the command line. Below: `price_sources`, `price_book`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+import msgspec
+
+from billing.events import CALLS, COMPONENTS, TIERS, Component, Tier
+from billing.pricing.entries import COMPONENT_OF_KEY, PriceEntry, moment_text
+from billing.pricing.price_book import PriceBook
+from billing.pricing.sources import Place, Published
+
+PICO_PER_MICRO = 1_000_000
+KEY_OF_COMPONENT = {component: key for key, component in COMPONENT_OF_KEY.items()}
+Prices = Mapping[Place, Mapping[Component, int]]
+
+
+class Difference(msgspec.Struct, frozen=True, order=True):
+    """Of one component; pico-USD, None: it has no price."""
+
+    model: str
+    tier: Tier
+    min_total_input: int
+    component: Component
+    before: int | None
+    after: int | None
+
+    def __str__(self) -> str:
+        size = f" from {self.min_total_input} tokens" if self.min_total_input else ""
+        before, after = (_amount(self.component, pico) for pico in (self.before, self.after))
+        change = ""
+        if self.before and self.after is not None:
+            percent = Decimal(100 * (self.after - self.before)) / self.before
+            change = f" ({percent:+.1f} %)"
+        return f"{self.model} {self.tier}{size} {self.component}: {before} -> {after}{change}"
+
+
+def _amount(component: Component, pico: int | None) -> str:
+    return "none" if pico is None else written(component, pico)
+
+
+def written(component: Component, pico: int) -> str:
+    """As in a book: USD per million tokens, or per call."""
+    if component in CALLS:
+        return f"{Decimal(pico).scaleb(-12):f}"
+    return f"{Decimal(pico) / PICO_PER_MICRO:f}"
+
+
+def ours(book: PriceBook, model: str, unix_time: float) -> Prices:
+    """What the book says of a model at a moment, of tiers that it sells alone."""
+    found: dict[Place, dict[Component, int]] = {}
+    for tier in TIERS:
+        if tier != "default" and not book.sells(model, unix_time, tier):
+            continue
+        for component, price in book.at(model, unix_time, tier).items():
+            found.setdefault((tier, 0), {})[component] = price.pico_per_token
+            for band in price.bands:
+                place = found.setdefault((tier, band.min_total_input), {})
+                place[component] = band.pico_per_token
+    return found
+
+
+def differences(model: str, before: Prices, after: Prices) -> list[Difference]:
+    return [
+        Difference(model, tier, least, component, old, new)
+        for tier, least in sorted({*before, *after}, key=lambda place: (place[0], place[1]))
+        for component in COMPONENTS
+        if (old := before.get((tier, least), {}).get(component))
+        != (new := after.get((tier, least), {}).get(component))
+    ]
+
+
+def draft_of(
+    published: Mapping[str, Published], book: PriceBook, valid_from: datetime, source: str
+) -> str:
+    """A price book with the entries that would change, whole: what a source leaves out of one that
+    it changes stays as it is. `published`: by our name of the model. Empty: nothing would."""
+    lines: list[str] = []
+    for model, theirs in published.items():
+        known = ours(book, model, valid_from.timestamp())
+        if theirs.left_out:
+            lines.append(f"# {model}: {source} also prices {', '.join(theirs.left_out)}\n")
+        for place, prices in sorted(theirs.prices.items()):
+            merged = {**_below(place, theirs), **known.get(place, {}), **prices}
+            if merged != known.get(place):
+                lines += _entry(model, place, merged, valid_from)
+    if not any(line.startswith("[[price]]") for line in lines):
+        return ""
+    head = f"# From {source}. In USD per million tokens; a draft until it is applied.\n"
+    return "".join([head, *lines])
+
+
+def _below(place: Place, theirs: Published) -> Mapping[Component, int]:
+    """What a tier costs where nothing is said of it: what the default does. Its own entry hides
+    that, so it has to say so."""
+    tier, least = place
+    return {} if tier == "default" or least else theirs.prices.get(("default", 0), {})
+
+
+def _entry(
+    model: str, place: Place, prices: Mapping[Component, int], valid_from: datetime
+) -> Sequence[str]:
+    tier, least = place
+    head = ["[[price]]\n", f"model = {json.dumps(model)}\n"]
+    if tier != "default":
+        head.append(f'tier = "{tier}"\n')
+    if least:
+        head.append(f"min_total_input = {least}\n")
+    head.append(f'valid_from = "{moment_text(valid_from)}"\n')
+    return head + [
+        f'{KEY_OF_COMPONENT[component]} = "{written(component, prices[component])}"\n'
+        for component in COMPONENTS
+        if component in prices
+    ]
+
+
+def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]:
+    """What the entries of a draft change, each at the moment at which it begins."""
+    found: list[Difference] = []
+    for entry in draft:
+        place = (entry.tier, entry.min_total_input)
+        known = ours(book, entry.model, entry.valid_from.timestamp()).get(place, {})
+        after = {component: price.pico_per_token for component, price in entry.prices.items()}
+        found += differences(entry.model, {place: known}, {place: after})
+    return sorted(found, key=lambda it: (it.model, it.tier, it.min_total_input, it.component))
+
+
+def digest_of(draft: bytes, changes: Iterable[Difference]) -> str:
+    """SHA-256 of a draft and of what it was shown to change."""
+    shown = "\n".join(map(str, changes)).encode()
+    return hashlib.sha256(hashlib.sha256(draft).digest() + shown).hexdigest()

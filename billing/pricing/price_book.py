@@ -1,0 +1,228 @@
+"""The price book: dated, append-only TOML files, in USD per million tokens. Reads files, no more.
+
+    [[price]]
+    model = "penny"
+    tier = "priority"                # optional; default, priority, flex or batch
+    min_total_input = 200_001        # optional; a band: requests of at least so much input
+    valid_from = "2026-11-01"        # UTC; a date or a date-time ending in Z
+    valid_to = "2027-01-01"          # optional, exclusive; else until the model's next entry
+    uncached_input = "0.10"          # every component is optional; one that is missing is unpriced
+    cache_read = "0.01"
+    cache_write = "0.00"             # of the 5 minute cache
+    cache_write_1h = "0.00"
+    cache_prices = "explicit"        # optional; of those three, what is left out is 0.1, 1.25 and 2
+                                     # times uncached_input
+    output = "0.40"
+    reasoning_output = "0.40"        # where it is left out: what output costs
+    embedding_input = "0.02"         # where it is left out: what uncached_input costs
+    tool_call = "0.01"               # USD per call
+    batch_queue = "0.001"            # USD per request that was taken from the batch queue
+
+Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `price_entries`, and
+`price_lists`, which says what else may stand in a book: the terms of tenants. Knows no database.
+There is no wildcard: a model that is not named has no price, and its usage waits in suspense. Only
+a model that is said to be based on another one costs what that one costs, for as long as it has no
+price of its own; and a tier without prices of its own costs what the default does. A band prices
+the whole request, and needs the price below it for as long as it is valid; what it leaves out costs
+what it does below.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from billing.errors import PriceBookError
+from billing.events import Band, PriceSet, Tier
+from billing.pricing.adjustments import PeriodTerms
+from billing.pricing.entries import DEFAULT_LIST, PriceEntry, read_entry, starts_of, timeline
+from billing.pricing.lists import KINDS, PriceLists, Rule, read_rules
+
+SHIPPED = Path(__file__).parent / "price_books"
+MAX_BOOK_BYTES = 4 * 1024 * 1024
+Place = tuple[str, str, Tier]
+"""Price list, model, tier."""
+
+
+class PriceBook:
+    """All prices of all times, looked up by model, moment, tier and price list."""
+
+    def __init__(
+        self,
+        entries: Iterable[PriceEntry],
+        rules: Iterable[Rule] = (),
+        *,
+        bases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`bases`: the model that another one is based on, by the name of the other. Raises:
+        PriceBookError when two entries of a model, a tier and a band overlap, or two rules."""
+        self._bases = dict(bases or {})
+        self.lists = PriceLists(rules)
+        self._entries = list(_in_order(entries))
+        self._entries += self.lists.discounted(tuple(self._entries))
+        by_place: defaultdict[Place, list[PriceEntry]] = defaultdict(list)
+        for entry in self._entries:
+            by_place[entry.price_list, entry.model, entry.tier].append(entry)
+        self._spans: dict[Place, _Spans] = {}
+        for (price_list, model, tier), own in by_place.items():
+            if price_list == DEFAULT_LIST:
+                spans = _spans(own, ())
+            else:
+                spans = _spans(by_place[DEFAULT_LIST, model, tier], own)
+            self._spans[price_list, model, tier] = spans
+
+    @classmethod
+    def load(
+        cls,
+        paths: Iterable[Path | str] = (SHIPPED,),
+        *,
+        bases: Mapping[str, str] | None = None,
+    ) -> PriceBook:
+        """Merge files; what is no *.toml is a folder and stands for its own, if it is there.
+        Raises: PriceBookError."""
+        entries: list[PriceEntry] = []
+        rules: list[Rule] = []
+        for path in map(Path, paths):
+            for file in (path,) if path.suffix == ".toml" else sorted(path.glob("*.toml")):
+                _read(file, entries, rules)
+        return cls(entries, rules, bases=bases)
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> PriceBook:
+        """One file by itself. Raises: PriceBookError."""
+        entries: list[PriceEntry] = []
+        rules: list[Rule] = []
+        _parse(content, where, entries, rules)
+        return cls(entries, rules)
+
+    def at(
+        self,
+        model: str,
+        unix_time: float,
+        tier: Tier = "default",
+        price_list: str = DEFAULT_LIST,
+    ) -> PriceSet:
+        """The prices in force, shared and not to be changed; empty when there are none."""
+        base = self._bases.get(model)
+        return (
+            self._own(model, unix_time, tier, price_list)
+            or self._own(model, unix_time, "default", price_list)
+            or (self.at(base, unix_time, tier, price_list) if base is not None else {})
+        )
+
+    def sells(self, model: str, unix_time: float, tier: Tier) -> bool:
+        """Whether the tier has prices of its own there."""
+        found = self.at(model, unix_time, tier)
+        return bool(found) and found is not self.at(model, unix_time)
+
+    @property
+    def starts(self) -> list[float]:
+        """Every moment (Unix seconds) from which on something else may cost something else."""
+        return sorted({start for spans in self._spans.values() for start in spans.starts})
+
+    def terms_of(self, price_list: str, unix_time: float) -> PeriodTerms:
+        """What is agreed for a period that begins then, for `adjustments`."""
+        return self.lists.terms_of(price_list, unix_time)
+
+    def _own(self, model: str, unix_time: float, tier: Tier, price_list: str) -> PriceSet:
+        spans = self._spans.get((price_list, model, tier))
+        if spans is None and price_list != DEFAULT_LIST:
+            spans = self._spans.get((DEFAULT_LIST, model, tier))
+        if spans is None:
+            return {}
+        position = bisect_right(spans.starts, unix_time) - 1
+        return {} if position < 0 else spans.prices[position]
+
+    def __iter__(self) -> Iterator[PriceEntry]:
+        """Of all lists, everybody's first."""
+        yield from self._entries
+
+
+def _in_order(entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
+    by_band: defaultdict[tuple[str, Tier, int], list[PriceEntry]] = defaultdict(list)
+    for entry in entries:
+        by_band[entry.model, entry.tier, entry.min_total_input].append(entry)
+    for (model, tier, _), found in sorted(by_band.items(), key=lambda each: each[0][2]):
+        yield from timeline(found, f"{model} ({tier})")
+
+
+class _Spans(NamedTuple):
+    """What is in force from each start until the next."""
+
+    starts: list[float]
+    prices: list[PriceSet]
+
+
+def _spans(entries: Sequence[PriceEntry], own: Sequence[PriceEntry]) -> _Spans:
+    """`entries`: everybody's for one model and tier, by band. `own`: what of it a list has of its
+    own. Raises: PriceBookError."""
+    spans = _Spans(starts_of((*entries, *own)), [])
+    for start in spans.starts:
+        special = [entry for entry in own if entry.covers(start)]
+        in_force = [_over(entry, special) for entry in entries if entry.covers(start)]
+        spans.prices.append(_merged(in_force) if in_force else {})
+    return spans
+
+
+def _over(entry: PriceEntry, special: Iterable[PriceEntry]) -> PriceEntry:
+    prices = dict(entry.prices)
+    for each in special:
+        if each.min_total_input == entry.min_total_input:
+            prices.update(each.prices)
+    return msgspec.structs.replace(entry, prices=prices)
+
+
+def _merged(in_force: Sequence[PriceEntry]) -> PriceSet:
+    """`in_force`: at one moment, of each band at most one, in their order."""
+    prices: PriceSet = {}
+    for entry in in_force:
+        for component, price in entry.prices.items():
+            if not entry.min_total_input:
+                prices[component] = price
+                continue
+            below = prices.get(component)
+            if below is None:
+                raise PriceBookError(
+                    f"{entry.where}: {component} of {entry.model} ({entry.tier}) has no price"
+                    f" below {entry.min_total_input} all the while"
+                )
+            band = Band(entry.min_total_input, price.price_id, price.pico_per_token)
+            prices[component] = msgspec.structs.replace(below, bands=(*below.bands, band))
+    return prices
+
+
+def _read(file: Path, entries: list[PriceEntry], rules: list[Rule]) -> None:
+    """Into `entries` and `rules`. Raises: PriceBookError."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BOOK_BYTES + 1)
+    except OSError as error:
+        raise PriceBookError(f"{file}: {error}") from error
+    _parse(content, str(file), entries, rules)
+
+
+def _parse(content: bytes, where: str, entries: list[PriceEntry], rules: list[Rule]) -> None:
+    """As `_read`."""
+    if len(content) > MAX_BOOK_BYTES:
+        raise PriceBookError(f"{where}: larger than {MAX_BOOK_BYTES} bytes")
+    try:
+        # Decimal keeps a TOML float as it was written: 0.15 is exactly fifteen hundredths.
+        document = tomllib.loads(content.decode(), parse_float=Decimal)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PriceBookError(f"{where}: {error}") from error
+    unknown = sorted(set(document) - {"price", *KINDS})
+    if unknown or not all(isinstance(tables, list) for tables in document.values()):
+        belongs = ", ".join(f"[[{kind}]]" for kind in ("price", *KINDS))
+        raise PriceBookError(f"{where}: only {belongs} belong here, not {unknown}")
+    for number, table in enumerate(document.get("price", []), 1):
+        entries.append(read_entry(table, f"{where}: price {number}"))
+    for kind in KINDS:
+        for number, table in enumerate(document.get(kind, []), 1):
+            rules.extend(read_rules(kind, table, f"{where}: {kind} {number}"))

@@ -1,0 +1,252 @@
+"""Do all say the same: engines, spools, ledger, rollups, invoices? And if not, since which request?
+
+    what engines generated = what was billed + the house's waste, in the books or on the way there
+
+Above: `tollgate reconcile`, the daily job. Below: `spool_files`, `ledger`, `invoices.proof`. Knows
+no engine: it gets their counts. All of it may run meanwhile: engines are asked before and after,
+and what they count as acknowledged was on a gateway's disk by then. So what is in the books or a
+spool lies between the two, and is both of them while nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
+from billing.ingestion.ingest import digest
+from billing.ingestion.settle_late import nobodys_waste_id
+from billing.invoices import proof
+from billing.ledger import accounts as ledger
+from billing.reconciliation import cache_lease_proof, credit_proof, spend_proof
+from billing.spool.directory import closed_in
+from billing.tables import to_moment
+
+T = TypeVar("T")
+CHUNK = 1000
+
+
+class Tokens(NamedTuple):
+    prompt: int = 0
+    generated: int = 0
+
+    def plus(self, other: Tokens) -> Tokens:
+        return Tokens(self.prompt + other.prompt, self.generated + other.generated)
+
+
+class EngineCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine says that it did, from one moment on."""
+
+    name: str
+    models: frozenset[str]
+    """Under which names it is sold."""
+    since: float
+    until: float | None
+    """Unix seconds; None: it still counts."""
+    is_lost: bool
+    """It went with its kernel: there may have been more, or less was acknowledged than it says."""
+    acknowledged: Tokens
+    open: dict[str, Tokens]
+    """By attempt: not acknowledged yet."""
+    recent: dict[str, Tokens]
+    """By attempt: some of those that were acknowledged last."""
+
+
+class Agreement(msgspec.Struct, kw_only=True):
+    problems: list[str] = []
+    """In each kind the first request, account or hour that differs comes first."""
+    unknown: list[str] = []
+    """What nobody can know any more, such as an engine's count that a power cut took."""
+    num_waiting: int = 0
+    """Events that stand in spools alone."""
+
+    @property
+    def first(self) -> str | None:
+        """The problem to begin with: one that names a request, if any does."""
+        named = (problem for problem in self.problems if "request " in problem)
+        return next(named, self.problems[0] if self.problems else None)
+
+
+class Waiting(NamedTuple):
+    """An event that stands in a spool alone."""
+
+    model: str
+    admitted_at: float
+    tokens: Tokens
+
+
+async def agree(
+    db: AsyncEngine, spools: Path, engines: Callable[[], Sequence[EngineCount]]
+) -> Agreement:
+    """`db`: of a role that sees every org's rows. Raises: what SQLAlchemy raises, OSError."""
+    found = Agreement()
+    before = engines()
+    waiting = await _compare_spools(db, spools, found.problems)
+    found.num_waiting = len(waiting)
+    async with db.connect() as connection:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
+        arrived = await _known(connection, list(waiting))
+        still = [it for event_id, it in waiting.items() if event_id not in arrived]
+        booked = [await _booked(connection, count, still) for count in before]
+        after = {(count.name, count.since): count for count in engines()}
+        for count, total in zip(before, booked, strict=True):
+            later = after.get((count.name, count.since), count)
+            _compare_totals(count, later, total, found)
+            await _compare_requests(connection, count, later, waiting, found.problems)
+    found.problems += await ledger.check(db)
+    found.problems += await proof.check(db)
+    found.problems += await credit_proof.check(db)
+    found.problems += await cache_lease_proof.check(db)
+    found.problems += await spend_proof.check(db)
+    return found
+
+
+async def _compare_spools(db: AsyncEngine, spools: Path, problems: list[str]) -> dict[str, Waiting]:
+    """What stands in spools alone, by event."""
+    waiting: dict[str, Waiting] = {}
+    closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_in(lock.parent))
+    for chunk in _chunks(closed):
+        async with db.connect() as connection:
+            standing = await _known(connection, [event.id for event, _ in chunk])
+        for event, shipped in chunk:
+            if event.id not in standing:
+                if shipped:
+                    problems.append(f"{_name(event)}: its spool has shipped it, the books lack it")
+                else:
+                    waiting[event.id] = _to_waiting(event)
+            elif standing[event.id] != digest(event):
+                problems.append(f"{_name(event)}: its spool and the books have other content")
+    return waiting
+
+
+def _compare_totals(
+    before: EngineCount, after: EngineCount, booked: Tokens, found: Agreement
+) -> None:
+    most = after.acknowledged
+    for tokens in after.open.values():
+        most = most.plus(tokens)
+    for what, least, total, limit in zip(
+        Tokens._fields, before.acknowledged, booked, most, strict=True
+    ):
+        if least <= total <= limit:
+            continue
+        beside = f"{least} to {limit}" if least != limit else str(limit)
+        line = f"engine {before.name}: {beside} {what} tokens, and {total} in the books and spools"
+        if before.is_lost:
+            found.unknown.append(f"{line}: its count was lost with its machine's memory")
+        else:
+            found.problems.append(line)
+
+
+async def _compare_requests(
+    connection: AsyncConnection,
+    before: EngineCount,
+    after: EngineCount,
+    waiting: dict[str, Waiting],
+    problems: list[str],
+) -> None:
+    """Name the first that differs, of those whose count the engine still knows."""
+    settled = (it for it in sorted(before.recent.items()) if after.recent.get(it[0]) == it[1])
+    for chunk in _chunks(settled):
+        parts = {attempt: _events_of(attempt) for attempt, _ in chunk}
+        rows = await _tokens_of(connection, [each for ids in parts.values() for each in ids])
+        for attempt, generated in chunk:
+            booked = Tokens()
+            for event_id in parts[attempt]:
+                if event_id in rows:
+                    booked = booked.plus(rows[event_id][1])
+                elif event_id in waiting:
+                    booked = booked.plus(waiting[event_id].tokens)
+            if booked != generated:
+                request = rows[attempt][0] if attempt in rows else "unknown"
+                problems.append(
+                    f"request {request}, event {attempt}: engine {before.name} counts "
+                    f"{generated.prompt} + {generated.generated} tokens, "
+                    f"the books {booked.prompt} + {booked.generated}"
+                )
+                return
+
+
+def _events_of(attempt: str) -> list[str]:
+    """Where an attempt's tokens may stand."""
+    try:
+        behind_stop = [stop_waste_id(str(UUID(attempt)))]
+    except ValueError:
+        behind_stop = []
+    undelivered = str(uuid5(NAMESPACE_OID, f"{attempt}:waste"))
+    return [attempt, undelivered, nobodys_waste_id(attempt), *behind_stop]
+
+
+# A waste that was reversed is another event's by now.
+_REVERSED = f"""
+    EXISTS (SELECT FROM transfers t JOIN transfers r ON r.corrects = t.id
+        WHERE {ledger.transfers_of("u.id")} AND r.kind = 'reversed')
+"""
+_TOKENS = f"{' + '.join(INPUTS)} AS prompt, {' + '.join(OUTPUTS)} AS generated"
+_SUMS = sa.text(f"""
+    SELECT coalesce(sum(prompt), 0) AS prompt, coalesce(sum(generated), 0) AS generated FROM (
+        SELECT {_TOKENS} FROM usage_events u
+        WHERE model = ANY(CAST(:models AS text[])) AND admitted_at >= :since
+            AND (CAST(:until AS timestamptz) IS NULL OR admitted_at < :until)
+            AND (kind = 'usage' OR NOT {_REVERSED})
+    ) s
+""")
+_EACH = sa.text(f"""
+    SELECT id, request_id, {_TOKENS} FROM usage_events u
+    WHERE id = ANY(CAST(:ids AS text[])) AND (kind = 'usage' OR NOT {_REVERSED})
+""")
+_KNOWN = sa.text("SELECT id, digest FROM usage_events WHERE id = ANY(CAST(:ids AS text[]))")
+
+
+async def _booked(
+    connection: AsyncConnection, count: EngineCount, waiting: Iterable[Waiting]
+) -> Tokens:
+    """Of what this engine did, all that is in the books or waits for them."""
+    until = None if count.until is None else to_moment(count.until)
+    bounds = {"since": to_moment(count.since), "until": until, "models": sorted(count.models)}
+    row = (await connection.execute(_SUMS, bounds)).one()
+    total = Tokens(int(row.prompt), int(row.generated))
+    for it in waiting:
+        in_time = it.admitted_at >= count.since and it.admitted_at < (count.until or 1e18)
+        if in_time and it.model in count.models:
+            total = total.plus(it.tokens)
+    return total
+
+
+async def _tokens_of(
+    connection: AsyncConnection, ids: Sequence[str]
+) -> dict[str, tuple[str, Tokens]]:
+    rows = await connection.execute(_EACH, {"ids": list(ids)})
+    return {it.id: (it.request_id, Tokens(int(it.prompt), int(it.generated))) for it in rows}
+
+
+async def _known(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, bytes]:
+    """Those that are in the books, and their digests."""
+    known: dict[str, bytes] = {}
+    for chunk in _chunks(ids):
+        rows = await connection.execute(_KNOWN, {"ids": chunk})
+        known.update((row.id, row.digest) for row in rows)
+    return known
+
+
+def _to_waiting(event: UsageEvent) -> Waiting:
+    used = event.quantities
+    tokens = Tokens(used.input_total, used.output_total)
+    return Waiting(event.attempt.model, event.attempt.admitted_at, tokens)
+
+
+def _name(event: UsageEvent) -> str:
+    return f"request {event.attempt.request_id}, event {event.id}"
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    source = iter(items)
+    while chunk := list(islice(source, CHUNK)):
+        yield chunk

@@ -1,0 +1,82 @@
+"""The prefix cache of an engine without a model: digests of prompts' blocks, and leases on them.
+
+Above: `fake.py`. Below: `keeping.py`. Every prompt is computed at once: what is promised is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+from engine.config import BLOCK_SIZE, ResolvedConfig
+from engine.kv_cache.block_leases import CacheLeases
+from engine.kv_cache.miss_history import PromptMemory
+from engine.kv_cache.prefix_leases import Keeping
+from engine.protocol import EngineRequest, SeenPrefix
+from engine.sequence import NOTHING_KEPT, Kept
+
+
+class Found(NamedTuple):
+    cached_tokens: int
+    kept: Kept
+    """Of them and of the others."""
+    seen: SeenPrefix | None = None
+
+
+class FakeCache:
+    """As many blocks as the engine has, for what is remembered alone."""
+
+    def __init__(self, resolved: ResolvedConfig, clock: Callable[[], float]) -> None:
+        config = resolved.config
+        self.enabled = config.enable_prefix_caching
+        self.num_blocks = resolved.num_blocks
+        self.num_queried = self.num_hit = 0
+        """Tokens."""
+        self.leases = CacheLeases(int(self.num_blocks * config.cache_lease_share), clock)
+        self.keeping = Keeping(self.leases, BLOCK_SIZE)
+        self._prompts = PromptMemory(BLOCK_SIZE)
+        self._numbers = count()
+        self._prefixes: dict[bytes, int] = {}
+        """Blocks' numbers by content, a child before its parent, least recently used first."""
+
+    def look_up(self, request: EngineRequest) -> Found:
+        """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
+        breakpoints, kept = request.breakpoints, NOTHING_KEPT
+        if not self.enabled:
+            return Found(0, Kept(written_tokens=(0,) * len(breakpoints)))
+        prompt = request.prompt_token_ids
+        salt = prefix = request.cache_namespace.encode()
+        digests, table, cached_tokens = [], [], 0
+        for start in range(0, len(prompt) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            block = repr(prompt[start : start + BLOCK_SIZE]).encode()
+            prefix = hashlib.blake2b(prefix + block, digest_size=16).digest()
+            end = start + BLOCK_SIZE
+            number = self._prefixes.pop(prefix, None)
+            if number is not None and end < len(prompt):  # the last token is computed anew
+                cached_tokens = end
+            digests.append(prefix)
+            table.append(next(self._numbers) if number is None else number)
+        if breakpoints:
+            found = table[: cached_tokens // BLOCK_SIZE]
+            kept = self.keeping.begin(request.request_id, request.tenant, found, breakpoints)
+        for digest, number in zip(reversed(digests), reversed(table), strict=True):
+            self._prefixes[digest] = number
+        self.keeping.computed(request.request_id, table, len(table))
+        if len(self._prefixes) > self.num_blocks:
+            self._forget_oldest({*table})
+        self.num_queried += len(prompt)
+        self.num_hit += cached_tokens
+        seen = self._prompts.meet(prompt, [salt, *digests], cached_tokens)
+        return Found(cached_tokens, kept, seen)
+
+    def _forget_oldest(self, held: set[int]) -> None:
+        """As many as there are too many, those under lease last."""
+        excess = len(self._prefixes) - self.num_blocks
+        idle = [(digest, number) for digest, number in self._prefixes.items() if number not in held]
+        idle.sort(key=lambda each: self.leases.holds(each[1]))
+        for digest, number in idle[:excess]:
+            if self.leases.holds(number):
+                self.leases.break_off(number)
+            del self._prefixes[digest]

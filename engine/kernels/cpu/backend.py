@@ -1,0 +1,180 @@
+"""Whether the processor's own kernels run here, and how one is started.
+
+Above: `cpu_attention.py`, `cpu_linear.py`, `cpu_rows.py`. Below: numba and libgomp. Knows no
+operation.
+
+Kernels run on the threads that torch's operators run on: libgomp is asked for a team exactly as
+torch asks for one. A pool of their own would compete with torch's, whose threads spin for work.
+What numba has compiled is kept in a folder named by the kernels' own text, so that a first start
+compiles (some seconds) and others load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import logging
+import os
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.kernels.backend import interpreted
+
+logger = logging.getLogger(__name__)
+
+DTYPES = (torch.float32, torch.bfloat16)
+LANES = 16
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""mallopt(3)"""
+KEPT_BYTES = 32 << 20
+"""The most that mallopt allows."""
+SOURCES = Path(__file__).parent
+SLOW_S = 3.0
+"""A start of the kernels that takes longer compiled them, and is told."""
+
+
+def uses_cpu_kernels(device: torch.device) -> bool:
+    """On a CPU with numba, and libgomp under torch; not while Triton's interpreter is on, which
+    is there to try the other kernels."""
+    return device.type == "cpu" and not interpreted() and _team() is not None
+
+
+def serves(x: Tensor) -> bool:
+    """Whether a row-wise kernel can take `x`."""
+    return (
+        x.is_cpu
+        and x.dtype in DTYPES
+        and x.is_contiguous()
+        and x.shape[-1] % LANES == 0
+        and uses_cpu_kernels(x.device)
+    )
+
+
+def half(dtype: torch.dtype) -> int:
+    """How kernels are told the dtype."""
+    return int(dtype == torch.bfloat16)
+
+
+def float_bits(value: float) -> int:
+    """A float32 as the integer that a kernel takes it from."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+class Call(NamedTuple):
+    kernel: int
+    arguments: tuple[int, ...]
+    varies: str
+    """Names those calls whose arguments differ from step to step in the same way."""
+
+
+class Recording(Protocol):
+    def started(self, call: Call) -> None:
+        """A kernel runs."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for what a kernel makes."""
+
+
+class _Thread(threading.local):
+    recording: Recording | None = None
+
+
+_thread = _Thread()
+
+
+def record(recording: Recording | None) -> None:
+    """Tell `recording` of every kernel that this thread starts, until None is given."""
+    _thread.recording = recording
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """For what a kernel makes."""
+    if (recording := _thread.recording) is not None:
+        return recording.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def start(kernel: int, arguments: tuple[int, ...], threads: int, varies: str = "") -> None:
+    """Run the kernel at this address on so many threads of torch's pool, and wait. Where threads
+    draw their work from a counter, that is the first of `arguments`, and 0."""
+    if (recording := _thread.recording) is not None:
+        recording.started(Call(kernel, arguments, varies))
+    team = _team()
+    assert team is not None, "no kernel without numba"
+    team(kernel, (ctypes.c_int64 * len(arguments))(*arguments), threads, 0)
+
+
+@cache
+def barrier() -> int:
+    """The address of a function that returns when all threads of a team have called it."""
+    return int(ctypes.cast(ctypes.CDLL(None).GOMP_barrier, ctypes.c_void_p).value or 0)
+
+
+@cache
+def kernel(module: str, name: str) -> int:
+    """The address of a kernel of the folder `cpu`, compiled or loaded now."""
+    import numba
+
+    numba.config.CACHE_DIR = str(_cache_folder(numba.__version__))
+    began = time.perf_counter()
+    found = getattr(importlib.import_module(f"engine.kernels.cpu.{module}"), name)
+    if (took_s := time.perf_counter() - began) > SLOW_S:
+        logger.info("kernel %s took %.1f s: it is compiled at a first start", module, took_s)
+    return int(found.address)
+
+
+@cache
+def _team() -> Any:
+    """libgomp's GOMP_parallel(function, argument, threads, flags); None where there is none, or no
+    numba."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:  # not installed, or for another numpy
+        logger.warning("torch's operators serve on this processor, several times slower: %s", error)
+        return None
+    try:
+        # The instance that torch brought: its symbols are global.
+        team = ctypes.CDLL(None).GOMP_parallel
+    except AttributeError:
+        return None
+    _keep_memory()
+    team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    team.restype = None
+    return team
+
+
+def _keep_memory() -> None:
+    """Let the C library (glibc) keep what is freed: a step's tensors, fetched from the system anew,
+    cost a page fault for every 4 KiB, as long as the kernel that fills them takes."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def _cache_folder(version: str) -> Path:
+    """A folder for this text of the kernels that nobody else can write to. numba itself tells
+    processors apart."""
+    digest = hashlib.sha256(version.encode())
+    for path in sorted(SOURCES.glob("*.py")):
+        digest.update(path.read_bytes())
+    name = f"cpu-{digest.hexdigest()[:16]}"
+    for parent in (SOURCES / "__pycache__", Path.home() / ".cache" / "tollgate"):
+        try:
+            (parent / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK) and (parent / name).stat().st_uid == os.getuid():
+            return parent / name
+    # Nothing that lasts is writable: compiled for this process alone.
+    return Path(tempfile.mkdtemp(prefix="tollgate-kernels-"))

@@ -1,0 +1,100 @@
+"""From one product's queries, keys and values to attention's inputs: normalise, rotate, store.
+
+    q, k <- rms_norm(q), rms_norm(k)            per head, where the model asks (arXiv:2505.09388)
+    (a, b) <- (a cos - b sin, b cos + a sin)    q and k; channels i and i + head_dim / 2 are a pair
+    cache[slot of token] <- k, v                (RoFormer, arXiv:2104.09864)
+
+Above: `layers/rotary.py` makes the `Rotation` of a step, `layers/attention.py` calls. Below: torch;
+`rotary_cache_triton.py` and `cpu_attention.py` do all of it in one pass. Knows no frequencies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.attention.cpu import CpuAttentionPlan
+from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
+from engine.kernels.backend import uses_triton
+
+
+class Rotation(NamedTuple):
+    """Of the tokens of one step, for all heads."""
+
+    cos: Tensor
+    """[N, 1, head_dim], both halves alike"""
+    sin: Tensor
+    """[N, 1, head_dim / 2]"""
+    positions: Tensor | None = None
+    """int64 [T]: the row of each token. None: row i is that of token i."""
+
+
+class QKVHeads(NamedTuple):
+    """How the heads of a token lie in the product: queries, keys, values."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class QKNorm(NamedTuple):
+    """Weights [head_dim] of the norms of queries and keys."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """x [T, heads, head_dim] turned by each token's angles; a new tensor."""
+    cos, sin = _angles(rotation)
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    out = x * cos
+    out[..., :half].addcmul_(second, sin, value=-1)
+    out[..., half:].addcmul_(first, sin)
+    return out
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    heads: QKVHeads,
+    norm: QKNorm | None,
+    rotation: Rotation,
+    plan: AttentionPlan,
+    cache: KVLayer,
+) -> Tensor:
+    """qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> queries [T, num_heads, head_dim], ready
+    for `plan.attend`; the keys and values are in `cache`."""
+    if uses_triton(qkv.device):
+        from engine.kernels.pointwise import rotary_cache_triton
+
+        return rotary_cache_triton.rotate_and_store(qkv, heads, norm, rotation, plan.slots, cache)
+    if isinstance(plan, CpuAttentionPlan):
+        cos, sin = _angles(rotation)
+        return plan.rotate_and_store(qkv, heads.num_heads, cos, sin, norm, cache)
+    each = qkv.view(qkv.shape[0], -1, heads.head_dim)
+    # Queries and keys lie side by side, so one rotation turns both.
+    num_qk = heads.num_heads + heads.num_kv_heads
+    turned = rotate(_normalise(each[:, :num_qk], heads, norm), rotation)
+    plan.write(turned[:, heads.num_heads :], each[:, num_qk:], cache)
+    return turned[:, : heads.num_heads]
+
+
+def _angles(rotation: Rotation) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, a row for each token."""
+    if rotation.positions is None:
+        return rotation.cos, rotation.sin
+    return rotation.cos[rotation.positions], rotation.sin[rotation.positions]
+
+
+def _normalise(qk: Tensor, heads: QKVHeads, norm: QKNorm | None) -> Tensor:
+    if norm is None:
+        return qk
+    size, count = (heads.head_dim,), heads.num_heads
+    normed = qk.new_empty(qk.shape)
+    normed[:, :count] = F.rms_norm(qk[:, :count], size, norm.q_weight, norm.eps)
+    normed[:, count:] = F.rms_norm(qk[:, count:], size, norm.k_weight, norm.eps)
+    return normed

@@ -1,0 +1,1 @@
+"""step_inputs."""

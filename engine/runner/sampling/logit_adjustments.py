@@ -1,0 +1,129 @@
+"""What requests do to logits before anything is drawn: bias, minimum length, penalties, grammar.
+
+Above: `sampler.py`, and `sampling_tensors.py` for devices that adjust by kernels. Below: torch,
+`kernels/cpu_drawing.py`. In place and sparse: only the named tokens of the rows that asked are
+touched, so that a plain request costs nothing. The order is that of `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.kernels.sampling import cpu as cpu_drawing
+from engine.protocol import SamplingParams
+from engine.runner.batch import SampleRow
+
+
+def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]) -> None:
+    """logits: float32 [S, vocab], row i for `seqs[i]`; changed in place."""
+    _add_bias(logits, seqs)
+    _forbid_early_stop(logits, seqs, eos_token_ids)
+    _penalise(logits, seqs)
+    _forbid_what_does_not_fit(logits, seqs)
+
+
+def is_adjusted(row: SampleRow) -> bool:
+    """Whether `adjust_logits` can change the row."""
+    return row.seq.is_adjusted or row.num_output_tokens < row.seq.sampling.min_tokens
+
+
+def allowed_tokens(seqs: Rows[SampleRow], vocab: int) -> NDArray[np.int32] | None:
+    """[S, vocab / 32 rounded up]: a bit for each token, from the lowest of the first word on, set
+    where a row's grammar allows it. None where no row has a grammar."""
+    asked = [
+        (index, row.seq.constraint, row.seq.output_token_ids, row.drafts)
+        for index, row in enumerate(seqs)
+        if row.seq.constraint is not None
+    ]
+    if not asked:
+        return None
+    for index, _, said, drafts in asked:
+        num_said = len(said) + len(drafts)
+        assert num_said == seqs[index].num_output_tokens, "a grammar ahead of time"
+    masks = np.full((len(seqs), -(-vocab // 32)), -1, np.int32)
+    asked[0][1].allow_all(asked, masks)
+    return masks
+
+
+def _add_bias(logits: Tensor, seqs: Rows[SampleRow]) -> None:
+    biases = [
+        (row, token_id, bias)
+        for row, seq in enumerate(seqs)
+        if seq.sampling.logit_bias
+        for token_id, bias in seq.sampling.logit_bias.items()
+    ]
+    if biases:
+        rows, token_ids, values = zip(*biases, strict=True)
+        logits[list(rows), list(token_ids)] += torch.tensor(values, device=logits.device)
+
+
+def _forbid_early_stop(
+    logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]
+) -> None:
+    """Whatever would end a sequence cannot be drawn before `min_tokens` others."""
+    forbidden = [
+        (row, token_id)
+        for row, seq in enumerate(seqs)
+        if seq.num_output_tokens < seq.sampling.min_tokens
+        for token_id in stop_ids(seq.sampling, eos_token_ids)
+    ]
+    if forbidden:
+        rows, token_ids = zip(*forbidden, strict=True)
+        logits[list(rows), list(token_ids)] = float("-inf")
+
+
+def stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """What ends a sequence."""
+    asked = frozenset(sampling.stop_token_ids)
+    return asked if sampling.ignore_eos else asked | eos_token_ids
+
+
+def _penalise(logits: Tensor, seqs: Rows[SampleRow]) -> None:
+    """Repetition first, over prompt and output (arXiv:1909.05858); then frequency and presence,
+    over the output alone."""
+    rows, token_ids, counts, factors = [], [], [], []
+    for row, seq in enumerate(seqs):
+        p = seq.sampling
+        if p.repetition_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0:
+            continue
+        seen, where = np.unique(np.array(seq.token_ids), return_inverse=True)
+        times = np.bincount(where[seq.num_prompt_tokens :], minlength=len(seen))
+        factor = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+        rows.append(np.full(len(seen), row))
+        token_ids.append(seen)
+        counts.append(times)
+        factors.append(np.broadcast_to(np.array(factor), (len(seen), 3)))
+    if not rows:
+        return
+    device = logits.device
+    at = tuple(torch.from_numpy(np.concatenate(part)).to(device) for part in (rows, token_ids))
+    count = torch.from_numpy(np.concatenate(counts)).to(device)
+    repetition, frequency, presence = (
+        torch.from_numpy(np.concatenate(factors)).to(device, torch.float32).unbind(dim=1)
+    )
+    value = logits[at]
+    value = torch.where(value > 0, value / repetition, value * repetition)
+    logits[at] = value - frequency * count - presence * (count > 0)
+
+
+def _forbid_what_does_not_fit(logits: Tensor, seqs: Rows[SampleRow]) -> None:
+    """Last, so that nothing brings a token back."""
+    vocab = logits.shape[1]
+    masks = allowed_tokens(seqs, vocab)
+    if masks is None:
+        return
+    if cpu_drawing.forbids(logits):
+        cpu_drawing.forbid(logits, masks)
+        return
+    bound = [i for i, row in enumerate(seqs) if row.seq.constraint is not None]
+    bits = np.unpackbits(~masks[bound].view(np.uint8), axis=1, bitorder="little")[:, :vocab]
+    forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    if len(bound) == len(seqs):  # as they often are; then nothing is copied
+        logits.masked_fill_(forbidden, float("-inf"))
+    else:
+        logits[bound] = logits[bound].masked_fill_(forbidden, float("-inf"))

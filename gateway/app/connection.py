@@ -1,0 +1,340 @@
+"""One client's connection: uvicorn's HTTP/1.1, with bounds on what a stranger may hold of a worker.
+
+Above: `worker` gives the class to uvicorn. Below: uvicorn's protocol on httptools. Knows bytes,
+times and how many connections there are, no route and no key: everything here happens before a
+request has a name. httptools puts no bound on a request's head (the request line and the headers)
+and collects a value in time quadratic in its length, so the bytes are counted here, and those of a
+body's trailers and chunk headers. What is refused is answered in the shape of all errors and
+closed; what has no head yet reaches no route, so no metric counts it.
+
+A worker that leaves takes what is on its way to it: the kernel would reset a connection that is
+closed over bytes nobody read, and its client could not tell whether it was served.
+
+A client that closes its sending side has hung up, and what it asked for is aborted: no message
+tells half a close from a whole one. GET and HEAD are answered all the same, they cost no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, ClassVar
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from gateway.errors import INVALID, Face, face, unavailable
+from gateway.ids import uuid7
+from gateway.routes.asgi.envelope import named
+from gateway.routes.shared.reply import ON_LEAVE
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of the request line and all headers; one read of the socket more where they do not end."""
+HEAD_TIMEOUT_S = 30.0
+"""From the first byte of a head, or from the connection's opening, to the head's last byte."""
+BODY_TIMEOUT_S = 30.0
+"""From a head's last byte to the last byte of its body, and a second more for each
+MIN_BODY_BYTES_PER_S that came."""
+MIN_BODY_BYTES_PER_S = 16 * 1024
+MAX_CONNECTIONS = 16_384
+"""Of one worker. A request on one more is answered with 503."""
+SPARE_CONNECTIONS = 1024
+"""How many more are kept to be told so; the next ones are closed without a word."""
+OTHER_FILES = 512
+"""Descriptors that are no client's: stores, spool, engines, upstreams' connections."""
+LINGER_S = 1.0
+"""How long what a refused client still sends is dropped: closing over it would make the kernel
+reset the connection, and the answer would be lost."""
+MAX_LINGER_BYTES = 1024 * 1024
+"""Who goes on for longer than that does not read."""
+LAST_REQUEST_S = 0.5
+"""How long a connection without a request may still bring one to a worker that leaves: a new one,
+whose client was let in and is about to write, or one that was kept, whose client did not hear yet.
+"""
+SEPARATORS_BYTES = 4
+"""Of a header line: a colon, a space and the line's end."""
+
+TOO_LARGE = face(
+    431,
+    f"The request line and headers are too large: more than {MAX_HEAD_BYTES} bytes.",
+    INVALID,
+    code="request_header_fields_too_large",
+    param="headers",
+)
+TOO_SLOW = face(408, "The request's headers took too long.", INVALID, code="request_timeout")
+TOO_SLOW_BODY = face(408, "The request's body took too long.", INVALID, code="request_timeout")
+MALFORMED = face(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
+TOO_MANY = unavailable("This gateway has too many open connections.", code="overloaded")
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request that is whole and not wanted."""
+
+
+class Connection(HttpToolsProtocol):
+    """What uvicorn makes for each client. `refusal`: what it was told, from then on it is deaf."""
+
+    unread_s: ClassVar[float] = 60.0
+    """How long what is written may wait for its reader. Closing waits for that as well, so whoever
+    took a byte now and then would hold a connection that was given up for days."""
+    leaving: ClassVar[bool] = False
+    """The worker leaves: what is answered from now on is a connection's last answer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refusal: Face | None = None
+        self._max_connections = max_connections()
+        self._running: RequestResponseCycle | None = None
+        """What is being answered, or was last."""
+        self._on_leave: Callable[[], None] | None = None
+        """Of what is being answered: to be called should its client leave."""
+        self._is_last = False
+        """Whatever comes now is the last request: the worker leaves."""
+        self._in_head = True
+        """Nothing but a head, or its beginning, may come next."""
+        self._begun = False
+        self._head_bytes = 0
+        self._num_heads = 0
+        self._has_body_bytes = False
+        """The last read brought some of a body."""
+        self._body_bytes = 0
+        self._body_since = 0.0
+        self._dropped_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def reading_within(cls, unread_s: float) -> type[Connection]:
+        return type(cls.__name__, (cls,), {"unread_s": unread_s})
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections + SPARE_CONNECTIONS:
+            transport.abort()
+            return
+        self._expect_head()
+        if self.leaving:  # the kernel had let it in before the socket was let go
+            self.shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self._is_read()
+        if self._running is not None:
+            # uvicorn tells the request that came last, which may wait for this one's answer
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+        if self._on_leave is not None:
+            self._on_leave()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True keeps the connection open to write to."""
+        return (
+            self.refusal is None
+            and self._answering()
+            and not self.cycle.more_body
+            and self.cycle.scope["method"] in ("GET", "HEAD")
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self.refusal is not None:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > MAX_LINGER_BYTES:
+                self.transport.abort()
+            return
+        was_in_head, num_heads = self._in_head, self._num_heads
+        self._has_body_bytes = False
+        super().data_received(data)
+        if self.refusal is not None or self.transport.is_closing():
+            return
+        if was_in_head and num_heads == self._num_heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(TOO_LARGE)
+            else:
+                self._expect_head()
+        elif self._begun:
+            self._expect_head()
+        elif not self._in_head:
+            around = len(data) if num_heads == self._num_heads and not self._has_body_bytes else 0
+            self._expect_body(len(data), around)
+
+    # uvicorn
+
+    def shutdown(self) -> None:
+        """The worker leaves: this connection ends with the request it has, or may yet bring."""
+        self._is_last = True
+        if self._answering():
+            super().shutdown()
+        elif self.refusal is None:
+            self.loop.call_later(LAST_REQUEST_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """A head that has begun to come, and what is being answered, have times of their own."""
+        if not self._begun and self._in_head and not self._answering():
+            self.transport.close()
+
+    def on_leave(self, callback: Callable[[], None] | None) -> None:
+        """The client's leaving, from now on; None: what is being answered is complete."""
+        self._on_leave = callback
+        if callback is not None and self._running is not None and self._running.disconnected:
+            callback()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        extensions: Any = {ON_LEAVE: self.on_leave}
+        cycle.scope["extensions"] = extensions
+        if self._is_last:
+            cycle.keep_alive = False
+        super()._start_asgi_task(cycle, app)
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._begun = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._cancel_timer()
+        self._begun = False
+        self._head_bytes = 0
+        self._num_heads += 1
+        size_bytes = len(self.url) + SEPARATORS_BYTES * len(self.headers)
+        size_bytes += sum(map(len, chain.from_iterable(self.headers)))
+        if size_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+            raise _Refused
+        if len(self.connections) > self._max_connections:
+            self._refuse(TOO_MANY)
+            raise _Refused
+        super().on_headers_complete()
+        self._in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        self._has_body_bytes = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._cancel_timer()
+        self._in_head = True
+        self._head_bytes = self._body_bytes = 0
+        super().on_message_complete()
+
+    # what is refused
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's, for what the parser could not take, or must not go on with."""
+        if self.refusal is None:
+            self._refuse(MALFORMED)
+
+    def _refuse(self, why: Face) -> None:
+        """Tell it, as long as no answer is on its way, and close."""
+        self.refusal = why
+        self._cancel_timer()
+        if self._answering() and not self._give_up_body():
+            self.transport.close()
+            return
+        body = why.encode()
+        headers = [
+            *self.server_state.default_headers,
+            *((name.encode(), value.encode()) for name, value in why.headers.items()),
+            *named(f"req_{uuid7().hex}", elapsed_ms=0),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in headers]
+        self.transport.write(b"".join([STATUS_LINE[why.status], *lines, b"\r\n", body]))
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _give_up_body(self) -> bool:
+        """Whoever waits for the rest of the body hears that the client has left; False where there
+        is nobody, or where the answer has begun."""
+        if self._in_head or self.cycle.response_started or self.pipeline:
+            return False
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        return True
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # the time that a head and a body may take
+
+    def _expect_head(self) -> None:
+        """Its time begins, if it has not begun already."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._answering():  # the head of the next request, which may wait
+            self._expect_head()
+        elif self._begun:
+            self._refuse(TOO_SLOW)
+        else:
+            self.transport.close()
+
+    def _expect_body(self, num_bytes: int, num_bytes_around: int) -> None:
+        """It is not whole. `num_bytes_around`: of chunk headers and trailers alone."""
+        self._head_bytes += num_bytes_around
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
+            return
+        self._body_bytes += num_bytes
+        if self._timer is None:
+            self._body_since = self.loop.time()
+            self._timer = self.loop.call_later(BODY_TIMEOUT_S, self._body_is_late)
+
+    def _body_is_late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused or self.pipeline:  # it is we who do not read it
+            self._body_since = self.loop.time()
+        allowed_s = BODY_TIMEOUT_S + self._body_bytes / MIN_BODY_BYTES_PER_S
+        left_s = self._body_since + allowed_s - self.loop.time()
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._body_is_late)
+        elif self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self._refuse(TOO_SLOW_BODY)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def max_connections() -> int:
+    """As many as there are descriptors for, and `MAX_CONNECTIONS` at most."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(MAX_CONNECTIONS, files - OTHER_FILES - SPARE_CONNECTIONS))

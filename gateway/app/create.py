@@ -1,0 +1,411 @@
+"""create_app(): the only place where things are wired.
+
+Above: `worker` and the tests. Below: everything. What needs an event loop is opened in the
+lifespan, in the order of dependence, and closed in the reverse of it: streams are drained before
+the spool is shipped, and the spool is shipped before the pools close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+from litestar import Litestar, Request, Response
+from litestar.plugins import PluginProtocol
+from litestar.plugins.core import MsgspecDIPlugin
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.ingestion.shipper import OnBooked, Shipper
+from billing.invoices.invoicer import Invoicer
+from billing.pricing.price_book import PriceBook
+from billing.reports.first_use import ever_used
+from billing.spool.spool import Spool
+from engine.transport.client import EngineClient
+from gateway.app.connection import LAST_REQUEST_S
+from gateway.app.engine_clients import await_engines, connect_engines
+from gateway.auth.errors import AuthError, MissingScope
+from gateway.auth.wiring import open_auth
+from gateway.batches.wiring import open_batches
+from gateway.bookkeeping.credit_sweeper import CreditSweeper
+from gateway.bookkeeping.engine_counts import start_daily_agreement
+from gateway.bookkeeping.spend_reader import PostgresBooks
+from gateway.cache_report.leases import CacheLeases, both
+from gateway.cache_report.notes import OnCached
+from gateway.cache_report.report import CacheReport
+from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
+from gateway.errors import to_face
+from gateway.files.wiring import open_files
+from gateway.fleet.engine.kept_prefixes import OnAsked
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Fleet, Route
+from gateway.fleet.upstream.routes import upstream_route
+from gateway.home import Home
+from gateway.inference.generate import Desk, drain
+from gateway.inference.settlement import Settlement
+from gateway.inference.superseded import start_superseded
+from gateway.limits.ceilings import Ceilings
+from gateway.limits.limiter import Limiter
+from gateway.limits.refused_caps import RefusedCaps
+from gateway.mcp.admin.call_arguments import AskedArguments
+from gateway.mcp.door import open_mcp, open_tool_loops
+from gateway.networks import Networks
+from gateway.responses.wiring import open_responses
+from gateway.routes.all import ROUTES
+from gateway.routes.asgi.cors import Cors
+from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME, Counted
+from gateway.routes.asgi.envelope import REQUEST_ID, Envelope
+from gateway.routes.asgi.fast_path import Straight
+from gateway.routes.asgi.head import Head
+from gateway.routes.oauth import errors as oauth_errors
+from gateway.routes.oauth import protected_resources
+from gateway.routes.shared.guards import authenticate
+from gateway.routes.shared.idempotency import Idempotent, claim_key
+from gateway.routes.shared.problem import asked_as, encode_face, spoken
+from gateway.routes.shared.readiness import Readiness
+from gateway.routes.shared.schema import complete, openapi_config
+from gateway.routes.shared.services import Services
+from gateway.secret import Secret
+from gateway.settings.load import Settings
+from gateway.tasks import TaskSet
+from gateway.telemetry import Telemetry
+from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
+from gateway.tenancy.money.suspension import tell_workers
+from gateway.webhooks.wiring import open_webhooks
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 2.0
+MAX_REDIS_CONNECTIONS = 64
+SHIP_TIMEOUT_S = 10.0
+"""At shutdown: what is not in Postgres by then stays in the spool, for whoever adopts it."""
+CACHED_SALTS = 65_536
+CACHE_SALT = "cache-salt"
+
+
+class Application(Litestar):
+    """Without Litestar's plugins for bodies of pydantic and attrs, which are nobody's here: where
+    pydantic is installed, for whatever else, each worker would load all of it."""
+
+    @staticmethod
+    def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
+        return [*plugins, MsgspecDIPlugin()]
+
+
+def create_app(
+    settings: Settings, *, worker_id: str = "0", metrics: Path | None = None
+) -> Litestar:
+    """One worker's ASGI application. `metrics`: prometheus-client's shared folder, where there is
+    one."""
+    app = with_routes(settings.max_body_bytes)
+    app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
+    app.state.begin_drain = lambda: None
+    app.state.drain_timeout_s = settings.drain_timeout_s
+    app.state.public_url = settings.issuer
+    return app
+
+
+def with_routes(max_body_bytes: int) -> Litestar:
+    """What does not depend on settings beside this: what does, stands in its state."""
+    app = Application(
+        route_handlers=ROUTES,
+        lifespan=[lifespan],
+        guards=[authenticate],
+        before_request=claim_key,
+        exception_handlers={Exception: refuse},
+        request_max_body_size=max_body_bytes,
+        openapi_config=openapi_config(),
+        debug=False,
+        logging_config=None,
+    )
+    complete(app)
+    others = Cors(Idempotent(Head(app.asgi_handler)))
+    app.asgi_handler = Counted(Envelope(Straight(others, app)))
+    return app
+
+
+@asynccontextmanager
+async def lifespan(app: Litestar) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        services: Services = await app.state.open(stack)
+        app.state.services = services
+        services.desk.tasks.spawn(services.observe_forever(), name="observe")
+        services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
+        sweep = services.responses.store.sweep_forever()
+        services.desk.tasks.spawn(sweep, name="sweep responses")
+        app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
+        yield
+
+
+def begin_drain(services: Services, timeout_s: float) -> None:
+    """SIGTERM: what is still open after `timeout_s` is ended and billed. Readiness turns red once
+    no connection brings another request: a probe that is on its way is served as all others are,
+    and a worker that gives way to another one makes nobody think that the gateway leaves."""
+    asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
+    services.batches.leave()
+    services.responses.background.leave()
+    if services.mcp is not None:
+        services.mcp.begin_drain()
+    services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
+
+
+def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    scope = request.scope
+    if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
+        return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
+    path = asked_as(scope["path"], scope["headers"])
+    face = spoken(to_face(error), path)
+    headers = face.headers
+    if isinstance(error, (AuthError, MissingScope)):
+        headers = headers | protected_resources.challenged(request, error)
+    if oauth_errors.speaks_oauth(scope["path"]):
+        return oauth_errors.to_response(request, face, headers)
+    body, media_type = encode_face(face, path, scope.get("state", {}).get(REQUEST_ID))
+    return Response(body, status_code=face.status, headers=headers, media_type=media_type)
+
+
+async def open_services(
+    settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
+) -> Services:
+    assert settings.redis_url is not None
+    secret = Secret.load(settings.secret_key_file)
+    tasks = TaskSet()
+    stack.push_async_callback(tasks.close)
+    db = open_pool(settings, stack, ROLE_TENANT)
+    system_db = open_pool(settings, stack, ROLE_SYSTEM)
+    store = open_redis(settings.redis_url, stack)
+    telemetry = Telemetry(models=settings.model_names, shared_folder=metrics)
+    stack.callback(telemetry.close, os.getpid())
+    price_book = PriceBook.load(settings.price_books, bases=settings.bases)
+    spool = await Spool.open(Home(settings.home).spool / worker_id)
+    stack.push_async_callback(spool.shutdown)
+    limiter = await open_limiter(settings, stack, store, system_db, spool)
+    settlement = Settlement(
+        db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
+    )
+    settlement.recovered(spool.recovered)
+    leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
+    on_booked = both(leases.booked, limiter.counters.book)
+    shipper = start_shipper(stack, spool, system_db, settlement, on_booked)
+    start_bookkeeping(settings, stack, system_db, store)
+    auth = await open_auth(
+        stack,
+        issuer=settings.issuer,
+        db=db,
+        system_db=system_db,
+        redis=store,
+        secret=secret,
+        allow_loopback=settings.egress_to_loopback,
+    )
+    near = settings.egress_to_loopback
+    webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
+    engines = connect_engines(settings, settlement, leases)
+    fleet = await open_fleet(settings, engines, stack, leases)
+    report = start_cache_report(stack, system_db)
+    desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks, report.note)
+    kept = open_responses(settings, stack, desk, secret, db, system_db)
+    files = open_files(settings, stack, secret, db, system_db)
+    batches = open_batches(settings, stack, desk, kept, telemetry, db, system_db, files, on_booked)
+    stack.push_async_callback(drain, desk, 0)
+    return Services(
+        desk=desk,
+        telemetry=telemetry,
+        readiness=Readiness(fleet=fleet, redis=store, spool=spool),
+        authenticator=auth.authenticator,
+        authority=auth.authority,
+        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
+        responses=kept,
+        db=db,
+        system_db=system_db,
+        redis=store,
+        cors_origins=auth.cors_origins,
+        spool=spool,
+        shipper=shipper,
+        engines=engines,
+        rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
+        authorization=auth.authorization,
+        federation=auth.federation,
+        webhooks=webhooks,
+        files=files,
+        batches=batches,
+        mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth, telemetry)),
+        tool_loops=open_tool_loops(settings, mcp),
+        asked_arguments=AskedArguments(secret),
+        cache_report=report,
+        trusted_proxies=Networks.of(settings.trusted_proxies),
+    )
+
+
+def to_desk(
+    settings: Settings,
+    secret: Secret,
+    fleet: Fleet,
+    limiter: Limiter,
+    spool: Spool,
+    price_book: PriceBook,
+    tasks: TaskSet,
+    on_cached: OnCached,
+) -> Desk:
+    return Desk(
+        fleet=fleet,
+        limiter=limiter,
+        spool=spool,
+        price_book=price_book,
+        tasks=tasks,
+        cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
+        stalled_reader_s=settings.stalled_reader_s,
+        deadlines=settings.deadlines,
+        on_cached=on_cached,
+    )
+
+
+def start_cache_report(stack: AsyncExitStack, system_db: AsyncEngine) -> CacheReport:
+    report = CacheReport(system_db)
+    report.start()
+    stack.push_async_callback(report.close)
+    return report
+
+
+def start_shipper(
+    stack: AsyncExitStack,
+    spool: Spool,
+    system_db: AsyncEngine,
+    settlement: Settlement,
+    on_booked: OnBooked,
+) -> Shipper:
+    shipper = Shipper(
+        spool,
+        system_db,
+        adopt_from=spool.directory.parent,
+        on_recovered=settlement.recovered,
+        on_left=settlement.left,
+        on_booked=on_booked,
+    )
+    shipper.start()
+    stack.push_async_callback(shipper.stop)
+    stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    return shipper
+
+
+def start_bookkeeping(
+    settings: Settings, stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
+) -> None:
+    start_superseded(stack, system_db, store)
+    start_invoicer(stack, system_db, store)
+    start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
+
+
+def start_invoicer(
+    stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
+) -> None:
+    invoicer = Invoicer(system_db, on_suspension=lambda: tell_workers(store))
+    invoicer.start()
+    stack.push_async_callback(invoicer.close)
+
+
+async def open_limiter(
+    settings: Settings,
+    stack: AsyncExitStack,
+    store: redis.asyncio.Redis,
+    system_db: AsyncEngine,
+    spool: Spool,
+) -> Limiter:
+    ceilings = Ceilings(system_db, num_gateways=lambda: limiter.num_gateways)
+    ceilings.start()
+    stack.push_async_callback(ceilings.close)
+    refused_caps = RefusedCaps(system_db)
+    refused_caps.start()
+    stack.push_async_callback(refused_caps.close)
+    sweeper = CreditSweeper(system_db)
+    sweeper.start()
+    stack.push_async_callback(sweeper.close)
+    books = PostgresBooks(system_db)
+    limiter = Limiter(
+        store,
+        ever_used=partial(ever_used, system_db, spool),
+        num_gateways=settings.workers,
+        books=books,
+        lender=books,
+        on_use=ceilings.note,
+        on_refusal=refused_caps.note,
+    )
+    await limiter.start()
+    stack.push_async_callback(limiter.close)
+    return limiter
+
+
+async def open_fleet(
+    settings: Settings,
+    engines: dict[str, EngineClient],
+    stack: AsyncExitStack,
+    leases: CacheLeases,
+) -> Fleet:
+    threads = PrepareThreads()
+    stack.callback(threads.close)
+    fleet = build_fleet(settings, engines, threads, leases.asked)
+    leases.start()
+    stack.push_async_callback(leases.close)
+    await await_engines(engines.values())
+    await fleet.start()
+    stack.push_async_callback(fleet.close)
+    return fleet
+
+
+def open_pool(settings: Settings, stack: AsyncExitStack, role: str) -> AsyncEngine:
+    assert settings.database_url is not None
+    pool = create_engine(settings.database_url, role=role)
+    stack.push_async_callback(pool.dispose)
+    return pool
+
+
+def open_redis(url: str, stack: AsyncExitStack) -> redis.asyncio.Redis:
+    store = connect_redis(url)
+    stack.push_async_callback(store.aclose)
+    return store
+
+
+def connect_redis(url: str) -> redis.asyncio.Redis:
+    """A bounded pool that fails fast: what may be repeated is repeated by who knows that it may."""
+    return redis.asyncio.from_url(
+        url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        max_connections=MAX_REDIS_CONNECTIONS,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def build_fleet(
+    settings: Settings,
+    engines: dict[str, EngineClient],
+    threads: PrepareThreads,
+    on_asked: OnAsked,
+) -> Fleet:
+    routes: list[Route] = []
+    for model in settings.models:
+        if model.path is None:
+            routes.append(upstream_route(model, threads, settings))
+        else:
+            from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
+
+            routes += engine_routes(model, engines[model.name], threads, on_asked)
+    return Fleet(routes)
+
+
+def cache_salts(secret: bytes) -> Callable[[str], str]:
+    """org id -> 128 bits that only this installation can compute."""
+
+    @lru_cache(CACHED_SALTS)
+    def salt(org_id: str) -> str:
+        return hmac.digest(secret, org_id.encode(), "sha256").hex()[:32]
+
+    return salt

@@ -1,0 +1,149 @@
+"""One gateway worker: the application under uvicorn, on a socket that somebody else bound.
+
+Above: `supervisor` (many on one socket) and `tollgate gateway` (one alone). Below: `app`, uvicorn.
+Knows signals and sockets, no route. SIGTERM drains: the socket is let go, what is on its way is
+taken, readiness goes red, open streams have `drain_timeout_s` to end, then the application shuts
+down and what is left is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import uvicorn
+
+from billing.spool.spool import Spool
+from gateway import logs
+from gateway.app.connection import Connection
+from gateway.app.create import create_app
+from gateway.processes.listener import bound_unread, local_address, origin
+from gateway.settings.load import Settings
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept: longer than most clients keep theirs, so that they close
+first.
+"""
+DRAIN_MARGIN_S = 5.0
+"""After the application has ended what was still open: for its last bytes to leave."""
+BROKEN_SPOOL_STATUS = 3
+"""Exit status of a worker that left because its spool broke."""
+BACKLOG = 2048
+GC_THRESHOLD = 10_000
+"""Objects made and not freed before the collector looks at the youngest: a request's are gone by
+then."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, saying when it listens and when it begins to leave."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_started: Callable[[], None],
+        on_leaving: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._on_leaving = on_leaving
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn's, but the process then returns instead of dying of the signal once more."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what there is now stays, and need not be looked through again and again
+        gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
+        if self.started:
+            self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_leaving()
+        await super().shutdown(sockets)
+
+
+def run(
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    worker_id: str,
+    metrics: Path | None = None,
+    ready_fd: int | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. `ready_fd` gets one byte and is closed once it accepts.
+
+    `worker_id` names its spool folder: no two living workers of a home may share it. `metrics`: the
+    folder of prometheus-client's multiprocess mode, where there is one. Raises: SystemExit when the
+    spool broke.
+    """
+    logs.configure(settings.log_level, json_lines=True)
+    _raise_file_limit()
+    bound_unread(listener, settings.stalled_reader_s)
+    if settings.public_url is None:
+        address = origin(*local_address(listener))  # the port too, where any free one was asked for
+        settings = msgspec.structs.replace(settings, public_url=address)
+    app = create_app(settings, worker_id=worker_id, metrics=metrics)
+    connections = Connection.reading_within(settings.stalled_reader_s)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=connections,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + DRAIN_MARGIN_S),
+    )
+
+    def started() -> None:
+        watch.append(asyncio.create_task(leave_when_broken(app.state.services.spool, server)))
+        if ready_fd is not None:
+            os.write(ready_fd, b"1")
+            os.close(ready_fd)
+
+    def leaving() -> None:
+        connections.leaving = True
+        app.state.begin_drain()
+
+    watch: list[asyncio.Task[None]] = []
+    server = _Server(config, on_started=started, on_leaving=leaving)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listener]))
+    if any(task.done() and not task.cancelled() for task in watch):
+        sys.exit(BROKEN_SPOOL_STATUS)
+
+
+async def leave_when_broken(spool: Spool, server: uvicorn.Server) -> None:
+    """As SIGTERM does: a worker that can never account for anything again gives way to the next,
+    which recovers the spool."""
+    await spool.broken.wait()
+    log.critical("the spool is broken: draining, to be started again")
+    server.should_exit = True
+
+
+def _raise_file_limit() -> None:
+    """Every stream is a file descriptor; the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,182 @@
+"""Access tokens of external issuers: a bearer token that somebody else signed to a `Principal`.
+
+Above: the authenticator, for a JWT whose `iss` is not ours. Below: `issuer_directory` (who is
+believed), `issuer_keys` (with which keys), `external_tokens` (what a token says). Knows no HTTP.
+No query, and no request to the issuer, on the hot path: what was verified is remembered for a
+minute, for as long as the tenant's rules stay what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.auth.errors import AuthUnavailable, InvalidToken
+from gateway.auth.federation.external_tokens import (
+    Unverified,
+    audiences,
+    check_claims,
+    issuer_of,
+    read,
+    texts_at,
+    verify,
+)
+from gateway.auth.federation.issuer_directory import IssuerDirectory, Listed, Snapshot
+from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerUnavailable
+from gateway.auth.federation.issuers import Rules
+from gateway.auth.oauth.resources import API_PATH
+from gateway.lru import Lru
+from gateway.permissions import within
+from gateway.principal import Principal, Role
+from gateway.tenancy.keys.restrictions import ModelPermissions
+
+MAX_VERIFIED = 16_384
+VERIFIED_S = 60.0
+"""After so long a signature is checked again: its key may have been withdrawn."""
+STRENGTH: tuple[Role, ...] = ("owner", "admin", "developer", "billing", "reader")
+HINT_LENGTH = 64
+
+
+class Verified(msgspec.Struct, frozen=True):
+    principal: Principal
+    listed: Listed
+    """Whose rules it was checked by."""
+    until: float
+    """Unix seconds."""
+
+
+class ExternalIssuers:
+    """One per process. `public_url`: our own issuer. `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        directory: IssuerDirectory,
+        keys: IssuerKeys,
+        public_url: str,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._keys = keys
+        self._public_url = public_url
+        self._wall_clock = wall_clock
+        self._verified: Lru[bytes, Verified] = Lru(MAX_VERIFIED)
+
+    def is_foreign(self, token: str) -> bool:
+        """Whether it says that somebody else has issued it. Proves nothing."""
+        return issuer_of(token) not in (None, self._public_url)
+
+    async def authenticate(self, token: str, *, jkt: str | None = None) -> Principal:
+        """jkt: of a key that was proven with it; none of these is bound to one.
+
+        Raises: InvalidToken (an AuthError); AuthUnavailable.
+        """
+        if jkt is not None:
+            raise InvalidToken("bound to no key")
+        snapshot = await self._directory.snapshot()
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._verified.get(digest)
+        if known is not None and self._wall_clock() < known.until and holds(known, snapshot):
+            return known.principal
+        unverified = read(token)
+        listed = choose(snapshot, unverified)
+        claims = await self._verify(listed, unverified)
+        rules = listed.issuer
+        ends = check_claims(
+            claims,
+            issuer=rules.issuer,
+            audience=rules.audience,
+            leeway_s=rules.leeway_s,
+            now=self._wall_clock(),
+        )
+        principal = self._to_principal(listed, claims, ends)
+        until = min(ends, self._wall_clock() + VERIFIED_S)
+        self._verified.put(digest, Verified(principal, listed, until))
+        return principal
+
+    async def _verify(self, listed: Listed, unverified: Unverified) -> dict[str, Any]:
+        if unverified.alg not in listed.issuer.algorithms:
+            raise InvalidToken("an algorithm that the tenant does not list")
+        try:
+            key = await self._keys.find(listed.issuer.issuer, unverified.kid, unverified.alg)
+        except IssuerUnavailable as error:
+            raise AuthUnavailable(str(error)) from error
+        if key is None:
+            raise InvalidToken("no such key")
+        return verify(unverified, key)
+
+    def _to_principal(self, listed: Listed, claims: Mapping[str, Any], ends: float) -> Principal:
+        if "cnf" in claims:
+            raise InvalidToken("bound to a key whose possession cannot be proved here")
+        rules = listed.issuer
+        role = role_of(rules, claims)
+        if role is None:
+            raise InvalidToken("no claim of it gives a role")
+        scopes = set(rules.scopes)
+        if rules.scope_claim is not None:
+            said = {scope for text in texts_at(claims, rules.scope_claim) for scope in text.split()}
+            scopes &= said
+        project = listed.project
+        permitted = ModelPermissions(mode=project["models_mode"], models=project["models"] or [])
+        return Principal(
+            org_id=rules.org_id,
+            project_id=rules.project_id,
+            key_id=rules.id,
+            key_hint=f"{rules.name}: {claims['sub']}"[:HINT_LENGTH],
+            scopes=within(role, scopes, is_operator=listed.is_operator),
+            project_plan=listed.project_plan,
+            org_plan=listed.org_plan,
+            model_plans=listed.model_plans,
+            expires_at=ends,
+            kind="token",
+            role=role,
+            client_id=rules.id,
+            audiences=self._resources(rules.org_id),
+            is_operator=listed.is_operator,
+            suspended_by=listed.suspended_by,
+            allowed_models=permitted.allowed,
+            denied_models=permitted.denied,
+            zero_retention=project["zero_retention"],
+        )
+
+    def _resources(self, org_id: str) -> frozenset[str]:
+        """What a token of ours with the same powers would name (RFC 9068 `aud`)."""
+        base = self._public_url
+        return frozenset({base, base + API_PATH, f"{base}/mcp/{org_id}"})
+
+
+def holds(known: Verified, snapshot: Snapshot) -> bool:
+    """Whether the tenant's rules still are what they were; read anew they are equal, not the same
+    object."""
+    current = snapshot.by_id.get(known.listed.issuer.id)
+    return current is known.listed or current == known.listed
+
+
+def choose(snapshot: Snapshot, unverified: Unverified) -> Listed:
+    """The one tenant that such a token can be for. Raises: InvalidToken."""
+    claims = unverified.claims
+    issuer = claims.get("iss")
+    listed = snapshot.by_issuer.get(issuer, ()) if isinstance(issuer, str) else ()
+    for_us = set(audiences(claims))
+    fit = [each for each in listed if each.issuer.audience in for_us and fits(each.issuer, claims)]
+    if len(fit) != 1:
+        raise InvalidToken("an issuer or an audience that nobody lists, or two tenants'")
+    return fit[0]
+
+
+def fits(rules: Rules, claims: Mapping[str, Any]) -> bool:
+    return all(
+        claim in claims and type(claims[claim]) is type(value) and claims[claim] == value
+        for claim, value in rules.required_claims.items()
+    )
+
+
+def role_of(rules: Rules, claims: Mapping[str, Any]) -> Role | None:
+    """The strongest that its claims give, or else the one for everybody."""
+    said = [] if rules.role_claim is None else texts_at(claims, rules.role_claim)
+    given = {rules.roles[each] for each in said if each in rules.roles}
+    return next((role for role in STRENGTH if role in given), rules.default_role)

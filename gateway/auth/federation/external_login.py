@@ -1,0 +1,440 @@
+"""Login through an external OpenID provider: authorization code with PKCE, nonce, and a state that
+only the browser that began can bring back.
+
+Above: the routes below `/oauth/external`. Below: `issuer_directory`, `issuer_keys`,
+`external_tokens`, the users of the org. Nothing is stored when a login begins: the state is sealed
+and carries what the end needs to know. What is stored is that it was used. Whoever comes back is
+known by issuer and `sub`; the first time by an address that the issuer has verified.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeGuard, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import sqlalchemy as sa
+from authlib.common.urls import add_params_to_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from cryptography.exceptions import InvalidTag
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.audit.log import Actor, record
+from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
+from gateway.auth.errors import InvalidToken
+from gateway.auth.federation.external_issuers import fits, role_of
+from gateway.auth.federation.external_tokens import audiences, check_claims, read, verify
+from gateway.auth.federation.issuer_directory import IssuerDirectory
+from gateway.auth.federation.issuer_keys import Discovered, IssuerKeys, IssuerUnavailable
+from gateway.auth.federation.issuer_tables import (
+    external_identities,
+    external_login_states,
+    issuers,
+)
+from gateway.auth.federation.issuers import Issuer
+from gateway.auth.peppers import random_secret
+from gateway.db import tenant
+from gateway.net.egress import Egress, EgressError
+from gateway.tenancy.errors import NotFound, TenancyError
+from gateway.tenancy.member_tables import users
+from gateway.tenancy.tables import MAX_NAME_LENGTH
+from gateway.tenancy.users import create_user, find_user
+
+STATE_PURPOSE = "external-login-state"
+LOGIN_S = 600
+"""From the first redirect to the last."""
+MAX_ID_TOKEN_LIFETIME_S = 24 * 3600
+MAX_STATE_LENGTH = 6_144
+MAX_CODE_LENGTH = 2_048
+MAX_PURGED = 100
+REQUEST = re.compile(r"[!$%&'()*+,\-./0-9:;=?@A-Z_a-z~]{0,3000}", re.ASCII)
+"""The query of an authorization request, with which our own endpoint goes on; or nothing."""
+USERINFO = ("email", "email_verified", "name")
+TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{1,8192}=*", re.ASCII)
+"""RFC 6750, 2.1."""
+ONCE = ("code", "state", "iss", "error")
+
+T = TypeVar("T")
+
+
+class LoginRefused(Exception):
+    """The text is for the log; people read that it did not work."""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state holds."""
+
+    issuer_id: str
+    nonce: str
+    code_verifier: str
+    request: str
+    browser: str
+    """The digest of the browser's cookie."""
+    expires_at: float
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """What a code stands for. `access_token` is good for one question: who is it?"""
+
+    id_token: str
+    access_token: str | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """Who came back, for which authorization request, and what `sign_in` made."""
+
+    org_id: str
+    user_id: str
+    request: str
+    signed_in: Any
+
+
+class ExternalLogin:
+    """One per process. `db`: the tenants' pool. `secrets`: of `issuers`; `states`: for states
+    alone. `wall_clock`: Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        directory: IssuerDirectory,
+        keys: IssuerKeys,
+        egress: Egress,
+        secrets: Cipher,
+        states: Cipher,
+        public_url: str,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._db = db
+        self._directory = directory
+        self._keys = keys
+        self._egress = egress
+        self._secrets = secrets
+        self._states = states
+        self._public_url = public_url
+        self._wall_clock = wall_clock
+
+    async def logins_of(self, org_id: str) -> list[Issuer]:
+        """Through which a user of the org can sign in, oldest first. Raises: AuthUnavailable."""
+        listed = (await self._directory.snapshot()).by_id.values()
+        mine = (each.issuer for each in listed if each.issuer.org_id == org_id)
+        return [issuer for issuer in mine if issuer.client_id is not None]
+
+    async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
+        """Where to send the browser that holds the cookie `browser`. request: what comes back with
+        it; our own endpoint reads it anew.
+
+        Raises: LoginRefused, AuthUnavailable.
+        """
+        if REQUEST.fullmatch(request) is None:
+            raise LoginRefused("not the query of a request")
+        issuer = await self._issuer(issuer_id)
+        discovered = await self._discover(issuer)
+        begun = Begun(
+            issuer_id=issuer_id,
+            nonce=random_secret(),
+            code_verifier=random_secret(),
+            request=request,
+            browser=digest(browser),
+            expires_at=self._wall_clock() + LOGIN_S,
+        )
+        asked = {
+            "response_type": "code",
+            "client_id": issuer.client_id,
+            "redirect_uri": redirect_uri_of(self._public_url, issuer_id),
+            "scope": "openid email profile",
+            "state": self._seal(begun),
+            "nonce": begun.nonce,
+            "code_challenge": create_s256_code_challenge(begun.code_verifier),
+            "code_challenge_method": "S256",
+        }
+        url: str = add_params_to_uri(discovered.authorization_endpoint, list(asked.items()))
+        return url
+
+    async def finish(
+        self,
+        issuer_id: str,
+        *,
+        answer: Sequence[tuple[str, str]],
+        browser: str,
+        sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
+        actor: Callable[[str], Actor],
+    ) -> Finished:
+        """Check what came back with the browser. sign_in: given org and user, in the transaction
+        that uses the state up. actor: of a user's id.
+
+        Raises: LoginRefused, AuthUnavailable.
+        """
+        if any(sum(name == each for name, _ in answer) > 1 for each in ONCE):
+            raise LoginRefused("a parameter stands there twice")
+        said = dict(answer)
+        state = said.get("state", "")
+        begun = self._open(state)
+        if begun.issuer_id != issuer_id or not hmac.compare_digest(begun.browser, digest(browser)):
+            raise LoginRefused("begun elsewhere")
+        if self._wall_clock() >= begun.expires_at:
+            raise LoginRefused("begun too long ago")
+        issuer = await self._issuer(issuer_id)
+        discovered = await self._discover(issuer)
+        needs_iss = discovered.authorization_response_iss_parameter_supported
+        if said.get("iss", None if needs_iss else issuer.issuer) != issuer.issuer:
+            raise LoginRefused("an answer of another issuer")  # RFC 9207
+        code = said.get("code", "")
+        if "error" in said or not 1 <= len(code) <= MAX_CODE_LENGTH:
+            raise LoginRefused("the issuer did not say yes")
+        tokens = await self._redeem(issuer, discovered, code, begun)
+        claims = await self._verify(issuer, tokens.id_token, begun)
+        if "email" not in claims:
+            claims |= await self._ask_who(discovered, tokens, claims["sub"])
+        return await self._sign_in(issuer, claims, begun, state, sign_in, actor)
+
+    async def _issuer(self, issuer_id: str) -> Issuer:
+        listed = (await self._directory.snapshot()).by_id.get(issuer_id)
+        if listed is None or listed.issuer.client_id is None:
+            raise LoginRefused("nobody lists it for logins")
+        return listed.issuer
+
+    async def _discover(self, issuer: Issuer) -> Discovered:
+        try:
+            found = await self._keys.discover(issuer.issuer)
+        except IssuerUnavailable as error:
+            raise LoginRefused(str(error)) from error
+        if found.authorization_endpoint is None or found.token_endpoint is None:
+            raise LoginRefused("it offers no logins")
+        return found
+
+    def _seal(self, begun: Begun) -> str:
+        sealed = self._states.seal(msgspec.json.encode(begun), STATE_PURPOSE.encode())
+        return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
+
+    def _open(self, state: str) -> Begun:
+        secret_id, _, data = state.rpartition(".")
+        try:
+            if len(state) > MAX_STATE_LENGTH:
+                raise ValueError("too long")
+            sealed = base64.b64decode(data, altchars=b"-_", validate=True)
+            plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
+        except (ValueError, binascii.Error, InvalidTag, UnknownSecret):
+            raise LoginRefused("a state that is not ours") from None
+        return msgspec.json.decode(plain, type=Begun)
+
+    async def _redeem(
+        self, issuer: Issuer, discovered: Discovered, code: str, begun: Begun
+    ) -> Tokens:
+        assert issuer.client_id is not None and discovered.token_endpoint is not None
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri_of(self._public_url, issuer.id),
+            "code_verifier": begun.code_verifier,
+        }
+        headers: dict[str, str] = {}
+        secret = await self._client_secret(issuer)
+        methods = discovered.token_endpoint_auth_methods_supported
+        if secret is not None and "client_secret_basic" in methods:
+            headers["authorization"] = basic(issuer.client_id, secret)
+        else:
+            form |= {"client_id": issuer.client_id}
+            form |= {} if secret is None else {"client_secret": secret}
+        try:
+            found = await self._egress.post_form(discovered.token_endpoint, form, headers=headers)
+            if found.status != 200:
+                raise LoginRefused(f"no tokens, status {found.status}")
+            return msgspec.convert(found.json_object(), Tokens)
+        except EgressError as error:
+            raise LoginRefused(f"{type(error).__name__}: {error}") from error
+        except msgspec.ValidationError as error:
+            raise LoginRefused(f"no tokens: {error}") from None
+
+    async def _ask_who(
+        self, discovered: Discovered, tokens: Tokens, subject: str
+    ) -> dict[str, Any]:
+        """What an ID token leaves out where an access token comes with it (OpenID Connect Core,
+        5.4): the claims that USERINFO names, of the very same subject."""
+        url, token = discovered.userinfo_endpoint, tokens.access_token
+        if url is None or token is None or TOKEN.fullmatch(token) is None:
+            return {}
+        try:
+            found = await self._egress.get(url, bearer=token)
+            if found.status != 200:
+                raise LoginRefused(f"userinfo: status {found.status}")
+            told = found.json_object()
+        except EgressError as error:
+            raise LoginRefused(f"userinfo: {type(error).__name__}: {error}") from error
+        if told.get("sub") != subject:  # 5.3.2
+            raise LoginRefused("userinfo: of somebody else")
+        return {name: told.get(name) for name in USERINFO}
+
+    async def _client_secret(self, issuer: Issuer) -> str | None:
+        columns = (issuers.c.client_secret_sealed, issuers.c.client_secret_id)
+        found = sa.select(*columns).where(issuers.c.id == issuer.id)
+        async with tenant(self._db, issuer.org_id) as conn:
+            row = (await conn.execute(found.where(issuers.c.org_id == issuer.org_id))).one()
+        if row.client_secret_id is None:
+            return None
+        try:
+            plain = self._secrets.open(
+                row.client_secret_sealed, issuer.id.encode(), row.client_secret_id
+            )
+        except (UnknownSecret, InvalidTag):
+            raise LoginRefused("its client secret must be set again") from None
+        return plain.decode()
+
+    async def _verify(self, issuer: Issuer, id_token: str, begun: Begun) -> dict[str, Any]:
+        """OpenID Connect Core, 3.1.3.7."""
+        assert issuer.client_id is not None
+        try:
+            unverified = read(id_token)
+            if unverified.alg not in issuer.algorithms:
+                raise InvalidToken("an algorithm that the tenant does not list")
+            key = await self._keys.find(issuer.issuer, unverified.kid, unverified.alg)
+            if key is None:
+                raise InvalidToken("no such key")
+            claims = verify(unverified, key)
+            check_claims(
+                claims,
+                issuer=issuer.issuer,
+                audience=issuer.client_id,
+                leeway_s=issuer.leeway_s,
+                now=self._wall_clock(),
+                max_lifetime_s=MAX_ID_TOKEN_LIFETIME_S,
+            )
+        except (InvalidToken, IssuerUnavailable) as error:
+            raise LoginRefused(f"ID token: {error}") from error
+        nonce = claims.get("nonce")
+        if not isinstance(nonce, str) or not hmac.compare_digest(
+            nonce.encode(), begun.nonce.encode()
+        ):
+            raise LoginRefused("ID token: of another login")
+        alone = len(audiences(claims)) == 1
+        if claims.get("azp", issuer.client_id if alone else None) != issuer.client_id:
+            raise LoginRefused("ID token: for another client")
+        if not fits(issuer, claims):
+            raise LoginRefused("ID token: of another tenant of the issuer")
+        return claims
+
+    async def _sign_in(
+        self,
+        issuer: Issuer,
+        claims: Mapping[str, Any],
+        begun: Begun,
+        state: str,
+        sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
+        actor: Callable[[str], Actor],
+    ) -> Finished:
+        now = datetime.fromtimestamp(self._wall_clock(), tz=UTC)
+        async with tenant(self._db, issuer.org_id) as conn:
+            await use_up(conn, issuer.org_id, state, begun, now)
+            try:
+                user_id = await find_or_add(conn, issuer, claims, actor)
+            except TenancyError as error:
+                raise LoginRefused(str(error)) from error
+            signed_in = await sign_in(conn, issuer.org_id, user_id)
+        return Finished(
+            org_id=issuer.org_id,
+            user_id=user_id,
+            request=begun.request,
+            signed_in=signed_in,
+        )
+
+
+def redirect_uri_of(public_url: str, issuer_id: str) -> str:
+    """One for each issuer, so that none can pass for another (RFC 9700, 4.4.2)."""
+    return f"{public_url}/oauth/external/{issuer_id}/callback"
+
+
+async def use_up(
+    conn: AsyncConnection, org_id: str, state: str, begun: Begun, now: datetime
+) -> None:
+    """Once. Sweeps away some of the org's that nobody could bring back. Raises: LoginRefused."""
+    c = external_login_states.c
+    expires_at = datetime.fromtimestamp(begun.expires_at, tz=UTC)
+    used = insert(external_login_states).values(
+        state_hash=digest(state), org_id=org_id, expires_at=expires_at
+    )
+    if (await conn.execute(used.on_conflict_do_nothing())).rowcount == 0:
+        raise LoginRefused("used before")
+    over = sa.select(c.state_hash).where(c.org_id == org_id, c.expires_at < now)
+    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
+    await conn.execute(sa.delete(external_login_states).where(c.state_hash.in_(over)))
+
+
+async def find_or_add(
+    conn: AsyncConnection,
+    issuer: Issuer,
+    claims: Mapping[str, Any],
+    actor: Callable[[str], Actor],
+) -> str:
+    """The live user that these claims are of. Raises: LoginRefused, TenancyError."""
+    org_id, subject = issuer.org_id, claims["sub"]
+    c = external_identities.c
+    known = sa.select(c.user_id, users.c.archived_at).select_from(
+        external_identities.join(users, c.user_id == users.c.id)
+    )
+    known = known.where(c.org_id == org_id, c.issuer_id == issuer.id, c.subject == subject)
+    row = (await conn.execute(known)).one_or_none()
+    if row is not None and row.archived_at is None:
+        return str(row.user_id)
+    email = claims.get("email")
+    if not isinstance(email, str) or claims.get("email_verified") is not True:
+        raise LoginRefused("nobody known, and no verified address")
+    try:
+        user = await find_user(conn, org_id=org_id, email=email)
+    except NotFound:
+        role = role_of(issuer, claims)
+        # Who was archived comes back by an admin's hand alone.
+        if row is not None or not issuer.provisions_users or role is None:
+            raise
+        name = claims.get("name")
+        user = await create_user(
+            conn,
+            org_id=org_id,
+            email=email,
+            name=name if is_name(name) else email[:MAX_NAME_LENGTH],
+            role=role,
+            actor=actor(issuer.id),
+        )
+    given = {"org_id": org_id, "issuer_id": issuer.id, "subject": subject, "user_id": user.id}
+    added = insert(external_identities).values(**given)
+    await conn.execute(
+        added.on_conflict_do_update(
+            index_elements=["issuer_id", "subject"], set_={"user_id": user.id}
+        )
+    )
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor(user.id),
+        action="external_identity.created",
+        target=user.id,
+        after={"issuer_id": issuer.id, "subject": subject},
+    )
+    return user.id
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    return (
+        isinstance(value, str)
+        and 1 <= len(value) <= MAX_NAME_LENGTH
+        and value.isprintable()
+        and value == value.strip()
+    )
+
+
+def digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def basic(client_id: str, client_secret: str) -> str:
+    """RFC 6749, 2.3.1: each form-encoded first."""
+    pair = f"{quote(client_id, safe='')}:{quote(client_secret, safe='')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()

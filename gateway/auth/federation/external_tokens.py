@@ -1,0 +1,186 @@
+"""A JWT that somebody else signed: read strictly, verified, and what its claims say. Pure.
+
+Above: `external_issuers` (access tokens), `external_login` (ID tokens). Below: joserfc. Knows no
+tenant and no table. What is believed before the signature is checked is only where to look for the
+key; the algorithm is one of a list, and fits one kind of key.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import msgspec
+from joserfc import jwt
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jws import JWSRegistry
+
+from gateway.auth.errors import InvalidToken
+from gateway.auth.federation.issuer_keys import ALGORITHMS, PublicKey
+
+MAX_TOKEN_BYTES = 8 * 1024
+MAX_HEADER_BYTES = 4 * 1024
+"""Some put their certificates there."""
+MAX_LIFETIME_S = 24 * 3600
+"""Nobody tells us of a revocation at another's: what lives longer is not believed."""
+TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt", "application/jwt"})
+"""Other kinds (a logout token, a DPoP proof) are for other doors."""
+
+
+class Registry(JWSRegistry):
+    """Parameters that are not known are ignored (RFC 7515, section 4)."""
+
+    max_header_length = MAX_HEADER_BYTES
+    max_payload_length = MAX_TOKEN_BYTES
+
+
+class Unverified(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token says, with nothing proved: for finding the key and nothing else."""
+
+    token: str
+    alg: str
+    kid: str | None
+    claims: Mapping[str, Any]
+
+
+class Peek(msgspec.Struct):
+    iss: Any = None
+
+
+PEEK = msgspec.json.Decoder(Peek)
+
+
+def issuer_of(token: str) -> str | None:
+    """Who the token says has signed it; None where it says so nowhere. Cheap: each token is asked
+    this, ours too."""
+    payload = token[:MAX_TOKEN_BYTES].partition(".")[2].partition(".")[0]
+    try:
+        found = PEEK.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))).iss
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON's objects without a name that stands there twice: who takes which differs."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def read_part(part: str) -> dict[str, Any]:
+    """Raises: InvalidToken."""
+    try:
+        data = base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
+        found = json.loads(data, object_pairs_hook=once_each, parse_constant=refuse_constant)
+    except (ValueError, binascii.Error, RecursionError):
+        raise InvalidToken("not the JSON of a JWT") from None
+    if not isinstance(found, dict):
+        raise InvalidToken("not a JSON object")
+    return found
+
+
+def read(token: str) -> Unverified:
+    """Raises: InvalidToken."""
+    if len(token) > MAX_TOKEN_BYTES:
+        raise InvalidToken("too long")
+    parts = token.split(".")
+    if len(parts) != 3 or not token.isascii():
+        raise InvalidToken("not a signed JWT")
+    header, claims = read_part(parts[0]), read_part(parts[1])
+    alg, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
+    if not isinstance(alg, str) or alg not in ALGORITHMS:
+        raise InvalidToken("an algorithm that is never believed")
+    if not isinstance(kid, str | None):
+        raise InvalidToken("kid is no text")
+    if not isinstance(kind, str) or kind.lower() not in TYPES:
+        raise InvalidToken("another type of token")
+    if "crit" in header or "b64" in header:
+        raise InvalidToken("an extension that is not understood")
+    return Unverified(token=token, alg=alg, kid=kid, claims=claims)
+
+
+def verify(unverified: Unverified, key: PublicKey) -> dict[str, Any]:
+    """The claims, signed with this key. Raises: InvalidToken."""
+    algorithms = [unverified.alg]
+    registry = Registry(algorithms=algorithms, strict_check_header=False)
+    try:
+        with warnings.catch_warnings():
+            # RFC 9864 renames EdDSA, for which curve it is; the key says that here.
+            warnings.simplefilter("ignore", SecurityWarning)
+            found = jwt.decode(unverified.token, key, algorithms=algorithms, registry=registry)
+    except (JoseError, ValueError):
+        raise InvalidToken("bad signature") from None
+    return found.claims
+
+
+def check_claims(
+    claims: Mapping[str, Any],
+    *,
+    issuer: str,
+    audience: str,
+    leeway_s: float,
+    now: float,
+    max_lifetime_s: float = MAX_LIFETIME_S,
+) -> float:
+    """RFC 7519, section 4.1: whose, for whom, and when. The moment (Unix seconds) at which the
+    token ends, leeway included.
+
+    Raises: InvalidToken.
+    """
+    if claims.get("iss") != issuer:
+        raise InvalidToken("another issuer")
+    if audience not in audiences(claims):
+        raise InvalidToken("for another audience")
+    subject = claims.get("sub")
+    if not isinstance(subject, str) or not 1 <= len(subject) <= 255 or "\x00" in subject:
+        raise InvalidToken("no sub")
+    ends = claims.get("exp")
+    if not is_moment(ends):
+        raise InvalidToken("no exp")
+    if now >= ends + leeway_s:
+        raise InvalidToken("expired")
+    begins: list[float] = []
+    for name in ("iat", "nbf"):
+        moment = claims.get(name)
+        if moment is None:
+            continue
+        if not is_moment(moment) or moment > now + leeway_s:
+            raise InvalidToken(f"{name} lies in the future")
+        begins.append(moment)
+    if ends - min([now, *begins]) > max_lifetime_s + leeway_s:
+        raise InvalidToken("lives too long")
+    return ends + leeway_s
+
+
+def is_moment(value: Any) -> TypeGuard[float]:
+    """No infinity, no NaN, nothing too large for a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def audiences(claims: Mapping[str, Any]) -> list[str]:
+    """`aud`, which is a text or a list of them."""
+    found = claims.get("aud")
+    listed = found if isinstance(found, list) else [found]
+    return [each for each in listed if isinstance(each, str)]
+
+
+def texts_at(claims: Mapping[str, Any], path: str) -> list[str]:
+    """What stands in the claim `path`: one named so, dots and all, or else along its names."""
+    found: Any = claims
+    if path in claims:
+        found = claims[path]
+    else:
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+    listed = found if isinstance(found, list) else [found]
+    return [each for each in listed if isinstance(each, str)]

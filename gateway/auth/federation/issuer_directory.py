@@ -1,0 +1,159 @@
+"""All external issuers that any tenant lists, in the memory of each worker.
+
+Above: `external_issuers`. Below: Postgres, as the role that sees all orgs, and `tenancy.changes`.
+One snapshot of them all, so that a token of an issuer that nobody lists costs no query, however
+many come. A change reaches it within a second, as it does the API keys (`api_keys`): it is
+announced, and what is older than the listener's last heartbeat is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.invoices.suspension import suspended_by
+from gateway.auth.access_tokens import MAX_STALENESS_S
+from gateway.auth.errors import AuthUnavailable
+from gateway.auth.federation.issuer_tables import issuers
+from gateway.auth.federation.issuers import COLUMNS, Issuer
+from gateway.db import DATABASE_ERRORS
+from gateway.principal import Plan
+from gateway.tenancy.changes import EVERYTHING, ChangeListener
+from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
+from gateway.tenancy.money.plans import plan_columns, plan_of
+from gateway.tenancy.tables import orgs, plans, projects
+
+MAX_LISTED = 10_000
+"""In the whole installation; the oldest are believed."""
+REFRESH_S = 30.0
+"""A snapshot is read anew after it: plans change without an announcement."""
+READ_TIMEOUT_S = 5.0
+MAX_READS = 3
+"""Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
+SUBJECT_PREFIXES = ("issuer_", "proj_")
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A live issuer of a live project, with what a principal needs to know of its tenant."""
+
+    issuer: Issuer
+    project_plan: Plan
+    org_plan: Plan
+    model_plans: Mapping[str, Plan]
+    is_operator: bool
+    suspended_by: str | None
+    project: Mapping[str, Any]
+    """The project's row."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    by_issuer: Mapping[str, tuple[Listed, ...]]
+    by_id: Mapping[str, Listed]
+    as_of: float
+
+
+class IssuerDirectory:
+    """One per process. `db`: sees all orgs. `redis` must not decode responses. `clock`: monotonic
+    seconds."""
+
+    def __init__(
+        self, *, db: AsyncEngine, redis: Redis, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._db = db
+        self._clock = clock
+        self._listener = ChangeListener(redis, self._changed, clock=clock)
+        self._snapshot: Snapshot | None = None
+        self._changes = 0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    async def close(self) -> None:
+        await self._listener.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def snapshot(self) -> Snapshot:
+        """As Postgres has it, or had it less than a second ago. Raises: AuthUnavailable."""
+        for _ in range(MAX_READS):
+            found = self._snapshot
+            if found is not None and self._is_trusted(found):
+                return found
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read(), name="read issuers")
+                self._reading.add_done_callback(self._read_ended)
+            # Shielded: others wait for it too.
+            await asyncio.shield(self._reading)
+        raise AuthUnavailable("no answer that is new enough")
+
+    def _is_trusted(self, snapshot: Snapshot) -> bool:
+        now = self._clock()
+        as_of = max(snapshot.as_of, self._listener.as_of)
+        return now - as_of <= MAX_STALENESS_S and now - snapshot.as_of <= REFRESH_S
+
+    def _changed(self, subject: str) -> None:
+        if subject == EVERYTHING or subject.startswith(SUBJECT_PREFIXES):
+            self._changes += 1
+            self._snapshot = None
+
+    def _read_ended(self, task: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # read: those who waited for it have it, or have left
+
+    async def _read(self) -> None:
+        """Keep the answer if nothing was announced meanwhile. Raises: AuthUnavailable."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S), self._db.connect() as conn:
+                as_of, changes = self._clock(), self._changes
+                found = await read_listed(conn)
+        except DATABASE_ERRORS as error:
+            raise AuthUnavailable(type(error).__name__) from error
+        if changes != self._changes:
+            return
+        by_issuer: dict[str, tuple[Listed, ...]] = {}
+        for each in found:
+            name = each.issuer.issuer
+            by_issuer[name] = (*by_issuer.get(name, ()), each)
+        by_id = {each.issuer.id: each for each in found}
+        self._snapshot = Snapshot(by_issuer=by_issuer, by_id=by_id, as_of=as_of)
+
+
+async def read_listed(conn: AsyncConnection) -> list[Listed]:
+    limits = {owner: plans.alias(f"{owner}_plan") for owner in ("project", "org")}
+    joined = issuers.join(projects, issuers.c.project_id == projects.c.id)
+    joined = joined.join(orgs, issuers.c.org_id == orgs.c.id)
+    joined = joined.outerjoin(limits["project"], projects.c.plan == limits["project"].c.name)
+    joined = joined.outerjoin(limits["org"], orgs.c.plan == limits["org"].c.name)
+    columns = [*COLUMNS, orgs.c.is_operator.label("is_operator")]
+    columns.append(limits_by_model(projects.c.id).label("model_limits"))
+    why = suspended_by(orgs.c.id, orgs.c.suspension_lifted_at)
+    columns.append(why.label("suspended_by"))
+    columns += [column.label(f"of_project_{column.name}") for column in projects.c]
+    for owner, plan in limits.items():
+        columns += plan_columns(owner, plan)
+    live = [each.archived_at.is_(None) for each in (issuers.c, projects.c, orgs.c)]
+    found = sa.select(*columns).select_from(joined).where(*live)
+    rows = await conn.execute(found.order_by(issuers.c.id).limit(MAX_LISTED))
+    return [to_listed(dict(row._mapping)) for row in rows]
+
+
+def to_listed(values: Mapping[str, Any]) -> Listed:
+    return Listed(
+        issuer=Issuer(**{name: values[name] for name in Issuer.__struct_fields__}),
+        project_plan=plan_of("project", values),
+        org_plan=plan_of("org", values),
+        model_plans=to_plans(values["model_limits"]),
+        is_operator=values["is_operator"],
+        suspended_by=values["suspended_by"],
+        project={column.name: values[f"of_project_{column.name}"] for column in projects.c},
+    )

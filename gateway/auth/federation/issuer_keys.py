@@ -1,0 +1,214 @@
+"""The public keys of an external issuer: its discovery document and its JWK Set, fetched and kept.
+
+Above: `external_issuers`, `external_login`. Below: `egress`, joserfc. Knows no tenant. An issuer is
+asked a bounded number of times however many unknown `kid`s come by; one that does not answer goes
+on being believed with the keys that it had, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from joserfc.errors import JoseError, SecurityWarning
+from joserfc.jwk import ECKey, OKPKey, RSAKey
+
+from gateway.lru import Lru
+from gateway.net.egress import Egress, EgressError, EgressFailed
+
+log = logging.getLogger(__name__)
+
+MAX_ISSUERS = 1_024
+MAX_KEYS = 64
+REFRESH_S = 600.0
+"""After so long keys are read again, so that one that was withdrawn is forgotten."""
+MAX_AGE_S = 3_600.0
+"""Keys are believed for so long after they were read, whatever has happened to their issuer."""
+MIN_REFETCH_S = 30.0
+"""Between two fetches for one issuer: what an unknown `kid` can cause."""
+ALGORITHMS: Mapping[str, str] = {
+    "RS256": "RSA",
+    "RS384": "RSA",
+    "RS512": "RSA",
+    "PS256": "RSA",
+    "PS384": "RSA",
+    "PS512": "RSA",
+    "ES256": "P-256",
+    "ES384": "P-384",
+    "ES512": "P-521",
+    "Ed25519": "Ed25519",
+    "EdDSA": "Ed25519",
+}
+"""All that are ever believed, with the only kind of key that each goes with: signatures of key
+pairs. A MAC under a public key is what algorithm confusion is about."""
+
+PublicKey = RSAKey | ECKey | OKPKey
+FAMILIES: Mapping[str, type[RSAKey] | type[ECKey] | type[OKPKey]] = {
+    "RSA": RSAKey,
+    "EC": ECKey,
+    "OKP": OKPKey,
+}
+"""By `kty`; a symmetric one is nobody's public key."""
+
+
+class IssuerUnavailable(Exception):
+    """Its documents cannot be had, or used; the text is for the log."""
+
+
+class Discovered(msgspec.Struct, frozen=True, kw_only=True):
+    """What is used of OpenID Connect Discovery 1.0, section 3."""
+
+    issuer: str
+    jwks_uri: str
+    authorization_endpoint: str | None = None
+    token_endpoint: str | None = None
+    userinfo_endpoint: str | None = None
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
+    authorization_response_iss_parameter_supported: bool = False
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    key: PublicKey
+    kid: str | None
+    kind: str
+    """A value of ALGORITHMS."""
+    alg: str | None
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    discovered: Discovered
+    keys: tuple[Key, ...]
+    as_of: float
+
+    def find(self, kid: str | None, alg: str) -> PublicKey | None:
+        """The one key that a signature with these can have been made with."""
+        fit = [
+            each
+            for each in self.keys
+            if each.kind == ALGORITHMS[alg]
+            and each.alg in (None, alg)
+            and (kid is None or each.kid == kid)
+        ]
+        return fit[0].key if len(fit) == 1 else None
+
+
+class IssuerKeys:
+    """One per process. `clock`: monotonic seconds."""
+
+    def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._egress = egress
+        self._clock = clock
+        self._kept: Lru[str, Keys] = Lru(MAX_ISSUERS)
+        self._tried: Lru[str, float] = Lru(MAX_ISSUERS)
+        """When each was last asked, with success or without."""
+        self._fetches: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        fetches = list(self._fetches.values())
+        for each in fetches:
+            each.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def find(self, issuer: str, kid: str | None, alg: str) -> PublicKey | None:
+        """None: it has no such key. Raises: IssuerUnavailable."""
+        found = (await self._current(issuer)).find(kid, alg)
+        if found is None and self._may_ask(issuer):
+            await self._fetch(issuer)
+            found = (await self._current(issuer)).find(kid, alg)
+        return found
+
+    async def discover(self, issuer: str) -> Discovered:
+        """Raises: IssuerUnavailable."""
+        return (await self._current(issuer)).discovered
+
+    async def _current(self, issuer: str) -> Keys:
+        kept = self._kept.get(issuer)
+        if (kept is None or self._clock() - kept.as_of > REFRESH_S) and self._may_ask(issuer):
+            await self._fetch(issuer)
+            kept = self._kept.get(issuer)
+        if kept is None or self._clock() - kept.as_of > MAX_AGE_S:
+            raise IssuerUnavailable(f"{issuer}: no keys")
+        return kept
+
+    def _may_ask(self, issuer: str) -> bool:
+        """True also while it is being asked: to wait for that costs nothing."""
+        if issuer in self._fetches:
+            return True
+        tried = self._tried.get(issuer)
+        return tried is None or self._clock() - tried >= MIN_REFETCH_S
+
+    async def _fetch(self, issuer: str) -> None:
+        if issuer not in self._fetches:
+            self._tried.put(issuer, self._clock())
+            task = asyncio.create_task(self._fetch_once(issuer), name="fetch issuer keys")
+            self._fetches[issuer] = task
+            task.add_done_callback(lambda _done: self._fetches.pop(issuer))
+        # Shielded: others wait for it too.
+        await asyncio.shield(self._fetches[issuer])
+
+    async def _fetch_once(self, issuer: str) -> None:
+        """A failure leaves what was known, and says so."""
+        try:
+            url = issuer.removesuffix("/") + "/.well-known/openid-configuration"
+            discovered = to_discovered(issuer, await self._get(url))
+            keys = to_keys(await self._get(discovered.jwks_uri))
+        except (EgressError, IssuerUnavailable) as error:
+            log.warning("issuer %s: %s: %s", issuer, type(error).__name__, error)
+            return
+        self._kept.put(issuer, Keys(discovered=discovered, keys=keys, as_of=self._clock()))
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        found = await self._egress.get(url)
+        if found.status != 200:
+            raise EgressFailed(f"status {found.status}")
+        return found.json_object()
+
+
+def to_discovered(issuer: str, content: dict[str, Any]) -> Discovered:
+    """Raises: IssuerUnavailable."""
+    try:
+        found = msgspec.convert(content, Discovered)
+    except msgspec.ValidationError as error:
+        raise IssuerUnavailable(f"discovery: {error}") from None
+    if found.issuer != issuer:  # to the letter (OpenID Connect Discovery, 4.3)
+        raise IssuerUnavailable("discovery: the document is another issuer's")
+    return found
+
+
+def to_keys(content: dict[str, Any]) -> tuple[Key, ...]:
+    """Those that can be used; others do not spoil the set (RFC 7517, section 5).
+
+    Raises: IssuerUnavailable.
+    """
+    written = content.get("keys")
+    if not isinstance(written, list) or len(written) > MAX_KEYS:
+        raise IssuerUnavailable(f"jwks: no list of up to {MAX_KEYS} keys")
+    found = [key for each in written if (key := to_key(each)) is not None]
+    return tuple(found)
+
+
+def to_key(written: Any) -> Key | None:
+    """None for what is no public key for signatures, or a weak one."""
+    if not isinstance(written, dict) or written.get("use", "sig") != "sig":
+        return None
+    family = FAMILIES.get(str(written.get("kty")))
+    if family is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SecurityWarning)  # RSA of less than 2048 bits
+            key = family.import_key(written)
+    except (JoseError, SecurityWarning, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    kind = "RSA" if isinstance(key, RSAKey) else str(written.get("crv"))
+    kid, alg = written.get("kid"), written.get("alg")
+    if kind not in ALGORITHMS.values() or not isinstance(kid, str | None):
+        return None
+    if alg is not None and (not isinstance(alg, str) or alg not in ALGORITHMS):
+        return None
+    return Key(key=key, kid=kid, kind=kind, alg=alg)

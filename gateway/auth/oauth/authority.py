@@ -1,0 +1,116 @@
+"""What the authorization server of one process is made of, for its endpoints to share.
+
+Above: `wiring` makes it; the endpoints use it. Below: the parts. Data, and what several endpoints
+say alike: what a token is good for, what it may do, who it is bound to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway import permissions as policy
+from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth.clients.store import Client
+from gateway.auth.oauth.resources import API_PATH, InvalidTarget, find_resources
+from gateway.auth.oauth.rfc6749_errors import OAuthError
+from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
+from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
+from gateway.auth.peppers import Peppers
+
+MAX_SCOPES = 64
+
+
+class Authority(msgspec.Struct, frozen=True, kw_only=True):
+    issuer: str
+    db: AsyncEngine
+    """The system pool: a client, a code, a token are found before their org is known."""
+    redis: Redis
+    keys: KeyRing
+    clients: ClientAuthentication
+    codes: Peppers
+    refresh_tokens: RefreshTokens
+    access_tokens: AccessTokens
+    clock: Callable[[], float]
+    """Unix seconds."""
+
+    @property
+    def token_endpoint(self) -> str:
+        return f"{self.issuer}/oauth/token"
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock(), UTC)
+
+    def narrowed_resources(
+        self, asked: list[str], granted: Sequence[str], org_id: str
+    ) -> list[str]:
+        """What a token is good for: of what was granted (nothing named: the API) what was asked
+        for. Raises: OAuthError."""
+        known = list(granted) or [self.issuer + API_PATH]
+        try:
+            wanted = find_resources(asked, self.issuer)
+            owners = {each.org_id for each in find_resources(known, self.issuer)}
+        except InvalidTarget as error:
+            raise OAuthError("invalid_target", str(error)) from error
+        uris = [each.uri for each in wanted] or known
+        if not set(uris) <= set(known) or not owners <= {None, org_id}:
+            raise OAuthError("invalid_target", "more than was granted")
+        return uris
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 6749, 5.1; OpenID Connect Core, 3.1.3.3; RFC 8693, 2.2.1."""
+
+    access_token: str
+    token_type: str
+    expires_in: int
+    refresh_token: str | None = None
+    scope: str
+    id_token: str | None = None
+    issued_token_type: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Answer({self.token_type})"
+
+
+def narrowed_scopes(asked: str | None, granted: Collection[str]) -> list[str]:
+    """Sorted. Raises: OAuthError where `asked` is malformed or more than was granted, or where
+    nothing is left."""
+    if asked is None:
+        wanted = set(granted)
+    else:
+        wanted = set(asked.split(" "))
+        if len(wanted) > MAX_SCOPES or not wanted <= policy.expanded(granted):
+            raise OAuthError("invalid_scope", "more than was granted")
+    if not wanted:
+        raise OAuthError("invalid_scope", "nothing")
+    return sorted(wanted)
+
+
+def check_grant_type(client: Client, grant_type: str) -> None:
+    """Raises: OAuthError."""
+    if grant_type not in client.grant_types:
+        raise OAuthError("unauthorized_client", grant_type)
+
+
+def check_binding(client: Client, jkt: str | None, bound_to: str | None = None) -> None:
+    """Raises: OAuthError where a key had to be proven, or another one."""
+    if jkt is None and (client.dpop_bound or bound_to is not None):
+        raise OAuthError("invalid_dpop_proof", "none")
+    if bound_to is not None and jkt != bound_to:
+        raise OAuthError("invalid_grant", "bound to another key")
+
+
+def token_type(jkt: str | None) -> str:
+    return "Bearer" if jkt is None else "DPoP"
+
+
+def expiry(now: float, *bounds: int) -> int:
+    """Unix seconds: ten minutes from now, and not after any of `bounds`."""
+    return min(int(now) + MAX_LIFETIME_S, *bounds) if bounds else int(now) + MAX_LIFETIME_S

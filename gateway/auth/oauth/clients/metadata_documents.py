@@ -1,0 +1,213 @@
+"""Client ID Metadata Documents (draft-ietf-oauth-client-id-metadata-document-02): a client whose
+`client_id` is an https URL says there what it is, and needs no registration.
+
+Above: the authorization endpoint, for a `client_id` that `is_client_id_url`. Below: `egress`, for
+the URL is a stranger's, and `client_metadata`, for the rest is what any client may say. Such a
+client has no secret: it is public, or signs with a key that it publishes. What was fetched is kept
+for as long as the answer allows, within bounds, and for a day more where its host does not answer;
+what failed is not kept, and a host is asked a bounded number of times a minute for what strangers
+make up: a document that was good before is read again whatever they have done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.auth.oauth.clients.metadata import (
+    GRANT_TYPES_OF_STRANGERS,
+    SECRET_METHODS,
+    ClientMetadata,
+    InvalidMetadata,
+    from_document,
+)
+from gateway.lru import Lru
+from gateway.net.egress import BodyTooLarge, Egress, EgressError, Fetched, ForbiddenTarget
+from gateway.net.egress_targets import Forbidden, parse_target
+
+log = logging.getLogger(__name__)
+
+MAX_DOCUMENT_BYTES = 5 * 1024
+"""Section 8.7 recommends it."""
+MAX_CACHED = 4_096
+MIN_AGE_S = 60.0
+DEFAULT_AGE_S = 3_600.0
+MAX_AGE_S = 86_400.0
+MAX_STALE_S = 86_400.0
+"""So much longer it is believed where its host does not answer."""
+RETRY_S = 30.0
+"""After so long that host is asked for it again."""
+MAX_FETCHES_PER_MINUTE = 20
+"""Of one host, for documents that are not known."""
+TRANSIENT = frozenset({408, 425, 429})
+"""Besides 5xx: the host does not say what the document is."""
+MAX_COUNTED_HOSTS = 4_096
+MAX_AGE = re.compile(r"max-age\s*=\s*\"?([0-9]{1,9})\"?", re.ASCII)
+SECRETS = ("client_secret", "client_secret_expires_at")
+
+
+class ClientDocumentError(Exception):
+    """The document cannot be used; the text is for the log. Clients read `invalid_client`."""
+
+
+class ClientDocumentUnavailable(ClientDocumentError):
+    """It cannot be had at the moment. Clients read `temporarily_unavailable`."""
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    client: ClientMetadata
+    until: float
+    stale_until: float
+
+
+class ClientDocuments:
+    """One per process. `clock`: monotonic seconds. `allow_loopback`: as the egress client's."""
+
+    def __init__(
+        self,
+        egress: Egress,
+        *,
+        allow_loopback: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._egress = egress
+        self._allow_loopback = allow_loopback
+        self._clock = clock
+        self._kept: Lru[str, Kept] = Lru(MAX_CACHED)
+        self._counted: Lru[str, tuple[int, int]] = Lru(MAX_COUNTED_HOSTS)
+        """By host: the minute, and how often in it."""
+        self._fetches: dict[str, asyncio.Task[ClientMetadata]] = {}
+
+    async def fetch_client(self, url: str) -> ClientMetadata:
+        """What the client says of itself that `url` is the id of. Raises: ClientDocumentError."""
+        host = check_client_id_url(url, allow_loopback=self._allow_loopback)
+        kept, now = self._kept.get(url), self._clock()
+        if kept is not None and now < kept.until:
+            return kept.client
+        if kept is not None and now >= kept.stale_until:
+            kept = None
+        if url not in self._fetches:
+            if kept is None:
+                self._count(host)
+            task = asyncio.create_task(self._fetch(url, kept), name="fetch client document")
+            self._fetches[url] = task
+            task.add_done_callback(lambda done: self._ended(url, done))
+        # Shielded: others wait for it too.
+        return await asyncio.shield(self._fetches[url])
+
+    async def close(self) -> None:
+        fetches = list(self._fetches.values())
+        for each in fetches:
+            each.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    def _ended(self, url: str, task: asyncio.Task[ClientMetadata]) -> None:
+        del self._fetches[url]
+        if not task.cancelled():
+            task.exception()  # read: those who waited for it have it, or have left
+
+    def _count(self, host: str) -> None:
+        minute = int(self._clock() // 60)
+        counted, times = self._counted.get(host) or (minute, 0)
+        times = times + 1 if counted == minute else 1
+        if times > MAX_FETCHES_PER_MINUTE:
+            raise ClientDocumentUnavailable("its host was asked too often")
+        self._counted.put(host, (minute, times))
+
+    async def _fetch(self, url: str, kept: Kept | None) -> ClientMetadata:
+        try:
+            client, age_s = await self._read(url)
+        except ClientDocumentUnavailable as error:
+            if kept is None:
+                raise
+            log.info("a client metadata document is believed as it was: %s", error)
+            again = self._clock() + RETRY_S
+            self._kept.put(url, msgspec.structs.replace(kept, until=again))
+            return kept.client
+        except ClientDocumentError:
+            self._kept.drop(url)
+            raise
+        now = self._clock()
+        self._kept.drop(url)
+        if age_s > 0:
+            until = now + age_s
+            known = Kept(client=client, until=until, stale_until=until + MAX_STALE_S)
+            self._kept.put(url, known)
+        return client
+
+    async def _read(self, url: str) -> tuple[ClientMetadata, float]:
+        """It, and for how long it may be kept. Never redirected (section 5). Raises:
+        ClientDocumentError."""
+        try:
+            found = await self._egress.get(url, max_body_bytes=MAX_DOCUMENT_BYTES)
+        except (ForbiddenTarget, BodyTooLarge) as error:
+            raise ClientDocumentError(f"{type(error).__name__}: {error}") from None
+        except EgressError as error:
+            raise ClientDocumentUnavailable(f"{type(error).__name__}: {error}") from None
+        if found.status >= 500 or found.status in TRANSIENT:
+            raise ClientDocumentUnavailable(f"status {found.status}")
+        if found.status != 200:
+            raise ClientDocumentError(f"status {found.status}")
+        try:
+            content = found.json_object()
+        except EgressError as error:
+            raise ClientDocumentError(str(error)) from None
+        return to_metadata(url, content), max_age_s(found)
+
+
+def is_client_id_url(client_id: str) -> bool:
+    return client_id.startswith(("https://", "http://"))
+
+
+def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
+    """Its host, if it may be a client's id (section 3). Raises: ClientDocumentError."""
+    try:
+        target = parse_target(url, allow_loopback=allow_loopback)
+    except Forbidden as error:
+        raise ClientDocumentError(str(error)) from None
+    path = urlsplit(url).path
+    if path in ("", "/"):
+        raise ClientDocumentError("no path")
+    if not {".", ".."}.isdisjoint(path.lower().replace("%2e", ".").split("/")):
+        raise ClientDocumentError("a dot segment in its path")
+    return target.host
+
+
+def max_age_s(found: Fetched) -> float:
+    """How long an answer is kept: what RFC 9111 allows, within our bounds; 0: not at all."""
+    control = found.headers.get("cache-control", "").lower()
+    if "no-store" in control or "no-cache" in control:
+        return 0.0
+    said = MAX_AGE.search(control)
+    age_s = DEFAULT_AGE_S if said is None else float(said[1])
+    return min(max(age_s, MIN_AGE_S), MAX_AGE_S)
+
+
+def to_metadata(url: str, content: Mapping[str, Any]) -> ClientMetadata:
+    """Raises: ClientDocumentError."""
+    if content.get("client_id") != url:
+        raise ClientDocumentError("client_id: not the document's own URL")
+    if any(name in content for name in SECRETS):
+        raise ClientDocumentError("client_secret: a public document holds no secret")
+    if content.get("token_endpoint_auth_method") in SECRET_METHODS:
+        raise ClientDocumentError("token_endpoint_auth_method: rests on a shared secret")
+    # RFC 7591's default is a secret, which cannot be here.
+    written = {"token_endpoint_auth_method": "none", **content}
+    asked = content.get("grant_types")
+    if isinstance(asked, list):
+        # One document serves many servers: what this one does not offer is not used here.
+        written["grant_types"] = [each for each in asked if each in GRANT_TYPES_OF_STRANGERS]
+    try:
+        found = from_document(written, grant_types=GRANT_TYPES_OF_STRANGERS)
+    except InvalidMetadata as error:
+        raise ClientDocumentError(str(error)) from None
+    if not found.redirect_uris:
+        raise ClientDocumentError("redirect_uris: at least one is needed")
+    return found

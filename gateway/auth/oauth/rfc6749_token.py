@@ -1,0 +1,411 @@
+"""The token endpoint (RFC 6749, 3.2, as OAuth 2.1 has it): codes, refresh tokens, and clients that
+speak for themselves become access tokens.
+
+Above: `routes.oauth`, which has authenticated the client and verified its DPoP proof. Below:
+`grants`, `refresh_tokens`, `rfc9068_access_token`, `revocations`; `rfc8693_exchange` is one more
+grant. Each grant is one transaction: what it spends and what it issues are committed together or
+not at all, and so is a grant's end, before anybody is told of it.
+
+A code that comes twice, or a refresh token that was used and is not a lost answer's, ends the
+grant: whoever has it may not be who it was made for. An answer counts as lost when the same client
+asks again within LOST_ANSWER_S and nobody has used what it held; then it is given again as it was.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway import permissions as policy
+from gateway.audit.log import Actor
+from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
+from gateway.auth.oauth import rfc8693_exchange
+from gateway.auth.oauth.authority import (
+    Answer,
+    Authority,
+    check_binding,
+    check_grant_type,
+    expiry,
+    narrowed_scopes,
+    token_type,
+)
+from gateway.auth.oauth.clients.metadata import (
+    AUTHORIZATION_CODE,
+    CLIENT_CREDENTIALS,
+    REFRESH_TOKEN,
+    TOKEN_EXCHANGE,
+)
+from gateway.auth.oauth.clients.store import Client
+from gateway.auth.oauth.form import Form
+from gateway.auth.oauth.rfc6749_errors import OAuthError, unavailable
+from gateway.auth.oauth.tokens import oidc
+from gateway.auth.oauth.tokens.grants import Code, Grant, Replayed, redeem_code
+from gateway.auth.oauth.tokens.refresh_tokens import LOST_ANSWER_S, RefreshToken
+from gateway.auth.oauth.tokens.rfc9068_access_token import (
+    AccessClaims,
+    Confirmation,
+    as_audience,
+    sign,
+    token_id,
+)
+from gateway.auth.revocations import announcing, end_grant
+from gateway.auth.subjects import find_principal, within_role
+from gateway.auth.tables import oauth_clients, oauth_grants
+from gateway.db import DATABASE_ERRORS
+from gateway.tenancy.errors import ChangeNotAnnounced
+from gateway.tenancy.member_tables import service_accounts
+
+log = logging.getLogger(__name__)
+
+VERIFIER = re.compile(r"[A-Za-z0-9\-._~]{43,128}", re.ASCII)
+"""RFC 7636, section 4.1."""
+CODE_REPLAYED = "code_replayed"
+REFRESH_TOKEN_REUSED = "refresh_token_reused"
+IDENTITY = frozenset({"openid", "profile", "email", "offline_access"})
+"""Scopes that speak of a person."""
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    form: Form
+    client: Client
+    jkt: str | None
+    """Of the key that was proven (RFC 9449)."""
+    actor: Actor
+    """For the audit log."""
+
+
+async def respond(authority: Authority, request: TokenRequest) -> bytes:
+    """The body of a 200. Raises: OAuthError."""
+    grant_type = request.form.require("grant_type")
+    if grant_type not in GRANTS:
+        raise OAuthError("unsupported_grant_type", "")
+    check_grant_type(request.client, grant_type)
+    try:
+        answer = await GRANTS[grant_type](authority, request)
+    except (*DATABASE_ERRORS, AuthUnavailable) as error:
+        raise unavailable(type(error).__name__) from error
+    return msgspec.json.encode(answer)
+
+
+async def from_code(authority: Authority, request: TokenRequest) -> Answer:
+    form, client = request.form, request.client
+    code, verifier = form.require("code"), form.require("code_verifier")
+    redirect_uri = form.get("redirect_uri")
+    answer: Answer | None = None
+
+    async def redeem(conn: AsyncConnection) -> tuple[str, str] | None:
+        nonlocal answer
+        found = await redeem_code(
+            conn, authority.codes, code=code, client_id=client.id, now=authority.now()
+        )
+        if isinstance(found, Replayed):
+            return found.org_id, found.grant_id
+        if found is not None:
+            grant = await _locked_grant(conn, client, found.grant_id)
+            _check_code(found, request, redirect_uri, verifier)
+            answer = await _answer_code(conn, authority, request, found, grant)
+        return None
+
+    await _ending(authority, request, redeem, CODE_REPLAYED)
+    if answer is None:
+        raise OAuthError("invalid_grant", "unknown, expired or used")
+    return answer
+
+
+def _check_code(code: Code, request: TokenRequest, redirect_uri: str | None, verifier: str) -> None:
+    """Where it raises the code is not spent: it may have been somebody else who asked. OAuth 2.1
+    has no redirect_uri here, PKCE does its work; where a client of OAuth 2.0 sends one it counts.
+    """
+    if redirect_uri is not None and not hmac.compare_digest(
+        code.redirect_uri.encode(), redirect_uri.encode()
+    ):
+        raise OAuthError("invalid_grant", "another redirect_uri")
+    if VERIFIER.fullmatch(verifier) is None:
+        raise OAuthError("invalid_grant", "no verifier")
+    if not hmac.compare_digest(create_s256_code_challenge(verifier), code.code_challenge):
+        raise OAuthError("invalid_grant", "another verifier")
+    check_binding(request.client, request.jkt, code.dpop_jkt)
+
+
+async def _answer_code(
+    conn: AsyncConnection, authority: Authority, request: TokenRequest, code: Code, grant: Grant
+) -> Answer:
+    client = request.client
+    resources = authority.narrowed_resources(
+        request.form.all("resource"), code.resources, code.org_id
+    )
+    scopes = narrowed_scopes(None, policy.common(code.scopes, client.scopes))
+    auth_time = int(code.auth_time.timestamp())
+    claims = await _checked(
+        conn,
+        _claims(authority, request, grant, resources, scopes, auth_time=auth_time),
+    )
+    refresh_token = None
+    if REFRESH_TOKEN in client.grant_types:
+        refresh_token = await authority.refresh_tokens.first(
+            conn,
+            authority.now(),
+            org_id=code.org_id,
+            grant_id=code.grant_id,
+            client_id=client.id,
+            answer={},
+            scopes=code.scopes,
+            resources=code.resources,
+            dpop_jkt=request.jkt,
+        )
+    access_token = sign(authority.keys.ring, claims)
+    id_token = None
+    if "openid" in claims.scopes:
+        id_token = oidc.id_token(
+            authority.keys.ring,
+            claims,
+            access_token=access_token,
+            nonce=code.nonce,
+            auth_time=auth_time,
+            amr=code.amr,
+        )
+    return _to_answer(claims, access_token, refresh_token=refresh_token, id_token=id_token)
+
+
+async def from_refresh_token(authority: Authority, request: TokenRequest) -> Answer:
+    token = request.form.require("refresh_token")
+    answer: Answer | None = None
+
+    async def use(conn: AsyncConnection) -> tuple[str, str] | None:
+        nonlocal answer
+        tokens = authority.refresh_tokens
+        known = await tokens.find(conn, token, client_id=request.client.id)
+        if known is None:
+            return None
+        grant = await _locked_grant(conn, request.client, known.grant_id)
+        held = await tokens.find(conn, token, client_id=request.client.id)
+        if held is None or held.expires_at <= authority.now():
+            return None
+        check_binding(request.client, request.jkt, held.dpop_jkt)
+        if held.used_at is None:
+            answer = await _rotate(conn, authority, request, token, held, grant)
+            return None
+        answer = await _lost_answer(conn, authority, token, held)
+        return None if answer is not None else (held.org_id, held.grant_id)
+
+    await _ending(authority, request, use, REFRESH_TOKEN_REUSED)
+    if answer is None:
+        raise OAuthError("invalid_grant", "unknown, expired or used")
+    return answer
+
+
+async def _rotate(
+    conn: AsyncConnection,
+    authority: Authority,
+    request: TokenRequest,
+    token: str,
+    held: RefreshToken,
+    grant: Grant,
+) -> Answer:
+    resources = authority.narrowed_resources(
+        request.form.all("resource"), held.resources, held.org_id
+    )
+    allowed = policy.common(held.scopes, request.client.scopes)
+    scopes = narrowed_scopes(request.form.get("scope"), allowed)
+    claims = await _checked(conn, _claims(authority, request, grant, resources, scopes))
+    ring = authority.keys.ring
+    fresh = await authority.refresh_tokens.rotate(
+        conn,
+        token,
+        held,
+        answer={"claims": msgspec.to_builtins(claims), "kid": ring.active.kid},
+        granted_at=grant.created_at,
+        now=authority.now(),
+    )
+    return _to_answer(claims, sign(ring, claims), refresh_token=fresh)
+
+
+async def _lost_answer(
+    conn: AsyncConnection, authority: Authority, token: str, held: RefreshToken
+) -> Answer | None:
+    """The answer that `token` was exchanged for, while nobody can have used it."""
+    tokens = authority.refresh_tokens
+    assert held.used_at is not None
+    child = await tokens.child(conn, held)
+    waited_s = (authority.now() - held.used_at).total_seconds()
+    if child is None or child.used_at is not None or waited_s > LOST_ANSWER_S:
+        return None
+    fresh = tokens.successor(token, child.answer["secret_id"])
+    if fresh is None:
+        return None
+    claims = msgspec.convert(child.answer["claims"], AccessClaims)
+    try:
+        access_token = sign(authority.keys.ring, claims, kid=child.answer["kid"])
+    except InvalidToken:
+        return None
+    return _to_answer(claims, access_token, refresh_token=fresh)
+
+
+async def from_client_credentials(authority: Authority, request: TokenRequest) -> Answer:
+    client = request.client
+    if not client.confidential or client.org_id is None:
+        raise OAuthError("unauthorized_client", "it belongs to nobody")
+    check_binding(client, request.jkt)
+    api = authority.narrowed_resources([], [], client.org_id)
+    own = f"{authority.issuer}/mcp/{client.org_id}"
+    asked = request.form.all("resource")
+    resources = authority.narrowed_resources(asked, [*api, own], client.org_id) if asked else api
+    scopes = narrowed_scopes(
+        request.form.get("scope"), [each for each in client.scopes if each not in IDENTITY]
+    )
+    async with authority.db.begin() as conn:
+        await _hold_client(conn, client)
+        now = authority.clock()
+        claims = AccessClaims(
+            iss=authority.issuer,
+            sub=client.service_account_id or client.id,
+            aud=as_audience(resources),
+            client_id=client.id,
+            jti=token_id(),
+            iat=int(now),
+            exp=expiry(now),
+            scope=" ".join(scopes),
+            org_id=client.org_id,
+            project_id=await _project_of(conn, client),
+            service_account_id=client.service_account_id,
+            cnf=_confirmation(request.jkt),
+        )
+        await _checked(conn, claims)
+    return _to_answer(claims, sign(authority.keys.ring, claims))
+
+
+async def _project_of(conn: AsyncConnection, client: Client) -> str:
+    """Who is billed. Raises: OAuthError where nobody is."""
+    project_id = client.project_id
+    if project_id is None and client.service_account_id is not None:
+        found = sa.select(service_accounts.c.project_id).where(
+            service_accounts.c.id == client.service_account_id,
+            service_accounts.c.org_id == client.org_id,
+        )
+        project_id = await conn.scalar(found)
+    if project_id is None:
+        raise OAuthError("unauthorized_client", "it has no project")
+    return project_id
+
+
+async def exchange(authority: Authority, request: TokenRequest) -> Answer:
+    return await rfc8693_exchange.exchange(authority, request.form, request.client, request.jkt)
+
+
+GRANTS: Mapping[str, Callable[[Authority, TokenRequest], Awaitable[Answer]]] = {
+    AUTHORIZATION_CODE: from_code,
+    REFRESH_TOKEN: from_refresh_token,
+    CLIENT_CREDENTIALS: from_client_credentials,
+    TOKEN_EXCHANGE: exchange,
+}
+
+
+async def _ending(
+    authority: Authority,
+    request: TokenRequest,
+    work: Callable[[AsyncConnection], Awaitable[tuple[str, str] | None]],
+    because: str,
+) -> None:
+    """`work` in a transaction. It returns the (org, grant) that has to end, where one has to: that
+    is committed and announced before this returns."""
+    try:
+        async with announcing(authority.redis, clock=authority.clock) as announcement:
+            async with authority.db.begin() as conn:
+                doomed = await work(conn)
+                if doomed is not None:
+                    org_id, grant_id = doomed
+                    await end_grant(
+                        conn,
+                        announcement,
+                        org_id=org_id,
+                        grant_id=grant_id,
+                        because=because,
+                        actor=request.actor,
+                    )
+    except ChangeNotAnnounced:
+        # The grant has ended; gateways that hear nothing of Redis see it in Postgres.
+        log.error("the end of a grant (%s) could not be announced", because)
+
+
+async def _hold_client(conn: AsyncConnection, client: Client) -> None:
+    """It is not archived before this transaction commits; so whoever archives it, and what that
+    revokes, sees what was issued here. One that a document describes has no row. Raises:
+    OAuthError."""
+    if client.source == "document":
+        return
+    live = sa.select(oauth_clients.c.id).where(oauth_clients.c.id == client.id)
+    live = live.where(oauth_clients.c.archived_at.is_(None)).with_for_update(read=True)
+    if await conn.scalar(live) is None:
+        raise OAuthError("invalid_grant", "archived")
+
+
+async def _locked_grant(conn: AsyncConnection, client: Client, grant_id: str) -> Grant:
+    """Until the transaction ends: of all that want something of a grant one goes first; its client
+    before it, as where a client is archived. Raises: OAuthError where it has ended."""
+    await _hold_client(conn, client)
+    found = sa.select(oauth_grants).where(oauth_grants.c.id == grant_id).with_for_update()
+    grant = Grant(**(await conn.execute(found)).one()._mapping)
+    if grant.revoked_at is not None:
+        raise OAuthError("invalid_grant", "revoked")
+    return grant
+
+
+def _claims(
+    authority: Authority,
+    request: TokenRequest,
+    grant: Grant,
+    resources: list[str],
+    scopes: list[str],
+    *,
+    auth_time: int | None = None,
+) -> AccessClaims:
+    now = authority.clock()
+    return AccessClaims(
+        iss=authority.issuer,
+        sub=grant.user_id,
+        aud=as_audience(resources),
+        client_id=request.client.id,
+        jti=token_id(),
+        iat=int(now),
+        exp=expiry(now),
+        scope=" ".join(scopes),
+        org_id=grant.org_id,
+        project_id=grant.project_id,
+        user_id=grant.user_id,
+        grant_id=grant.id,
+        auth_time=auth_time,
+        cnf=_confirmation(request.jkt),
+    )
+
+
+async def _checked(conn: AsyncConnection, claims: AccessClaims) -> AccessClaims:
+    """With the scopes that are conferred now. Raises: OAuthError where someone they name is gone,
+    or where nothing is left."""
+    try:
+        conferred = within_role(claims, await find_principal(conn, claims))
+    except RevokedToken as error:
+        raise OAuthError("invalid_grant", "someone is gone") from error
+    narrowed_scopes(None, conferred.scopes)
+    return conferred
+
+
+def _confirmation(jkt: str | None) -> Confirmation | None:
+    return None if jkt is None else Confirmation(jkt=jkt)
+
+
+def _to_answer(claims: AccessClaims, access_token: str, **more: Any) -> Answer:
+    return Answer(
+        access_token=access_token,
+        token_type=token_type(None if claims.cnf is None else claims.cnf.jkt),
+        expires_in=claims.exp - claims.iat,
+        scope=claims.scope,
+        **more,
+    )

@@ -1,0 +1,133 @@
+"""Client assertions: `private_key_jwt` (RFC 7523, section 3; OpenID Connect Core, section 9).
+
+Above: `client_authentication`. Below: joserfc, `token_tables`. An assertion is good once: its `jti`
+is kept until it has expired, and is committed before the assertion is believed.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import sqlalchemy as sa
+from joserfc import jws, jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import JWKRegistry, Key
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.auth.oauth.clients.store import Client
+from gateway.auth.oauth.rfc6749_errors import invalid_client
+from gateway.auth.oauth.tokens.token_tables import oauth_assertions
+
+TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "Ed25519")
+MAX_BYTES = 8 * 1024
+MAX_LIFETIME_S = 600
+CLOCK_SKEW_S = 60
+MAX_PURGED = 100
+TYPES = (None, "JWT", "client-authentication+jwt")
+
+FetchKeys = Callable[[str], Awaitable[dict[str, Any] | None]]
+"""The JWK Set at a client's `jwks_uri`; None: it cannot be had."""
+
+
+class AssertionClaims(msgspec.Struct, frozen=True, kw_only=True):
+    iss: str
+    sub: str
+    aud: str | list[str]
+    jti: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    exp: int | float
+    iat: int | float | None = None
+    nbf: int | float | None = None
+
+
+def stated_client(assertion: str) -> str:
+    """Whose it says it is, before anything is verified. Raises: OAuthError."""
+    if len(assertion) > MAX_BYTES:
+        raise invalid_client("an assertion that is too long")
+    try:
+        payload = jws.extract_compact(assertion.encode("ascii")).payload
+        claims = msgspec.json.decode(payload, type=AssertionClaims)
+    except (JoseError, ValueError, binascii.Error, RecursionError) as error:
+        raise invalid_client("not an assertion") from error
+    return claims.sub
+
+
+async def verify(
+    assertion: str,
+    client: Client,
+    *,
+    db: AsyncEngine,
+    audiences: frozenset[str],
+    now: float,
+    fetch: FetchKeys | None,
+) -> None:
+    """Raises: OAuthError."""
+    keys = client.jwks
+    if keys is None and client.jwks_uri is not None and fetch is not None:
+        keys = await fetch(client.jwks_uri)
+    try:
+        key = _choose(keys or {}, jws.extract_compact(assertion.encode("ascii")).headers())
+        found = jwt.decode(assertion, key, algorithms=ALGORITHMS).claims
+        claims = msgspec.convert(found, AssertionClaims)
+    except (
+        JoseError,
+        ValueError,
+        TypeError,
+        KeyError,
+        binascii.Error,
+        RecursionError,
+    ) as error:
+        raise invalid_client(type(error).__name__) from error
+    if not claims.iss == claims.sub == client.id:
+        raise invalid_client("for another client")
+    named = {claims.aud} if isinstance(claims.aud, str) else set(claims.aud)
+    if not named or not named <= audiences:
+        raise invalid_client("for another server")
+    if not now < claims.exp <= now + MAX_LIFETIME_S + CLOCK_SKEW_S:
+        raise invalid_client("expired, or for too long")
+    if max(claims.iat or 0, claims.nbf or 0) > now + CLOCK_SKEW_S:
+        raise invalid_client("from the future")
+    async with db.begin() as conn:
+        await _spend(conn, client.id, claims, now)
+
+
+def _choose(keys: dict[str, Any], header: dict[str, Any]) -> Key:
+    """The key that the header names, or the only one. Raises: KeyError, JoseError, ..."""
+    if header.get("alg") not in ALGORITHMS or header.get("typ") not in TYPES:
+        raise KeyError("algorithm")
+    kid = header.get("kid")
+    able = [each for each in keys.get("keys", []) if isinstance(each, dict)]
+    able = [each for each in able if each.get("kty") in ("RSA", "EC", "OKP")]
+    able = [each for each in able if kid is None or each.get("kid") == kid]
+    if len(able) != 1:
+        raise KeyError("kid")
+    return JWKRegistry.import_key(able[0])
+
+
+async def _spend(
+    conn: AsyncConnection, client_id: str, claims: AssertionClaims, now: float
+) -> None:
+    """Raises: OAuthError for one that was seen before."""
+    expired = oauth_assertions.c.expires_at < datetime.fromtimestamp(now - CLOCK_SKEW_S, UTC)
+    over = sa.select(oauth_assertions.c.jti_hash).where(
+        oauth_assertions.c.client_id == client_id, expired
+    )
+    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
+    await conn.execute(
+        sa.delete(oauth_assertions).where(
+            oauth_assertions.c.client_id == client_id, oauth_assertions.c.jti_hash.in_(over)
+        )
+    )
+    spent = insert(oauth_assertions).values(
+        client_id=client_id,
+        jti_hash=hashlib.sha256(claims.jti.encode()).hexdigest(),
+        expires_at=datetime.fromtimestamp(claims.exp, UTC),
+    )
+    if (await conn.execute(spent.on_conflict_do_nothing())).rowcount == 0:
+        raise invalid_client("an assertion that was used before")

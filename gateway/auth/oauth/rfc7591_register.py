@@ -1,0 +1,110 @@
+"""Dynamic client registration (RFC 7591), and a registered client's look at itself and leave (RFC
+7592).
+
+Above: `routes.oauth_register`. Below: `clients`, `client_metadata`, `throttle`. Anybody may
+register, bounded in rate and size; such a client belongs to no org, is given nothing of
+administration, and gets to a user's data by that user's consent alone. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.audit.log import Actor
+from gateway.auth.login.login import Where
+from gateway.auth.login.throttle import Bound
+from gateway.auth.oauth.authorization import Authorization
+from gateway.auth.oauth.clients.metadata import (
+    GRANT_TYPES_OF_STRANGERS,
+    InvalidMetadata,
+    from_document,
+)
+from gateway.auth.oauth.clients.store import (
+    Client,
+    CreatedClient,
+    archive_registered,
+    create_client,
+    scopes_of_a_stranger,
+)
+from gateway.auth.revocations import announcing
+from gateway.tenancy.orgs import find_operator
+
+KIND = "registration"
+EACH = Bound(name="address", free=20, first_s=60.0, longest_s=3_600.0, lifetime_s=3_600.0)
+ALL = Bound(name="all", free=2_000, first_s=1.0, longest_s=60.0, lifetime_s=600.0)
+PATH = "/oauth/register"
+MAX_BODY_BYTES = 64 * 1024
+
+
+def read_body(body: bytes) -> Any:
+    """Raises: InvalidMetadata."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidMetadata("body", "must be a JSON object") from None
+
+
+async def register(desk: Authorization, document: Any, where: Where) -> CreatedClient:
+    """Raises: InvalidMetadata, Waits, redis.exceptions.RedisError."""
+    metadata = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
+    await desk.throttle.count(KIND, address=where.address, each=EACH, all_=ALL)
+    async with desk.system_db.begin() as conn:
+        return await create_client(
+            conn,
+            desk.clients.peppers,
+            metadata=metadata,
+            scopes=scopes_of_a_stranger(metadata),
+            actor=_stranger(where),
+            org_id=None,
+            audit_org=await find_operator(conn),
+        )
+
+
+async def unregister(desk: Authorization, client: Client, where: Where) -> None:
+    """Raises: ChangeNotAnnounced."""
+    async with announcing(desk.redis) as announcement, desk.system_db.begin() as conn:
+        orgs = await archive_registered(
+            conn, client, actor=_stranger(where), audit_org=await find_operator(conn)
+        )
+        if orgs:
+            # The client's tokens wherever they are; the row is that of an org which had some.
+            await announcement.revoke(conn, org_id=min(orgs), kind="client", subject=client.id)
+
+
+def to_information(
+    client: Client,
+    issuer: str,
+    *,
+    client_secret: str | None = None,
+    registration_access_token: str | None = None,
+) -> dict[str, Any]:
+    """RFC 7591, 3.2.1 and RFC 7592, 3: what is registered, which may be less than was asked for."""
+    assert client.created_at is not None
+    optional = {
+        "client_secret": client_secret,
+        "client_secret_expires_at": None if client_secret is None else 0,
+        "registration_access_token": registration_access_token,
+        "jwks": client.jwks,
+        "jwks_uri": client.jwks_uri,
+        **client.metadata,
+    }
+    return {
+        "client_id": client.id,
+        "client_id_issued_at": int(client.created_at.timestamp()),
+        "client_name": client.name,
+        "redirect_uris": client.redirect_uris,
+        "grant_types": client.grant_types,
+        "response_types": ["code"],
+        "token_endpoint_auth_method": client.token_endpoint_auth_method,
+        "application_type": client.application_type,
+        "scope": " ".join(client.scopes),
+        "dpop_bound_access_tokens": client.dpop_bound,
+        "registration_client_uri": f"{issuer}{PATH}/{client.id}",
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _stranger(where: Where) -> Actor:
+    return Actor(kind="system", id="registration", ip=where.address, request_id=where.request_id)

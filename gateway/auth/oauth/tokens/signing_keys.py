@@ -1,0 +1,392 @@
+"""The keys that sign our tokens: one at a time, published before it signs and after it has.
+
+Above: `rfc9068_access_token` and `oidc` sign and verify; `routes.signing_keys` shows and rotates;
+`wiring` opens the ring. Below: `token_tables`, `encrypted_at_rest`, joserfc. Knows no claim.
+
+A key's life: *next* (published, signs nothing, so that whoever keeps our key set has it before it
+is needed), *active* (signs), *retired* (verifies what it signed until that has expired). Private
+keys stand encrypted in Postgres. Every process holds a `KeyRing`, a copy that it reads anew each
+RELOAD_S; a process that has not heard of a rotation goes on signing with the old key for so long,
+which is why a retired key verifies for longer than its youngest token lives. A key that is revoked
+may be in the wrong hands: that reaches every process as revocations do (`withdraw`), in a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from joserfc.jwk import KeyParameters, RSAKey
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.loops import Unforeseen
+from gateway.audit.log import ROTATION, record
+from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
+from gateway.auth.errors import AuthUnavailable
+from gateway.auth.oauth.tokens.token_tables import signing_keys
+from gateway.db import DATABASE_ERRORS
+from gateway.tenancy.checks import unchecked
+from gateway.tenancy.errors import NotFound, TenancyError
+from gateway.tenancy.orgs import find_operator
+from mcp_bridge.task_ending import end
+
+log = logging.getLogger(__name__)
+
+ALGORITHM = "RS256"
+KEY_BITS = 2048
+JWKS_MAX_AGE_S = 300
+"""How long others may keep our key set: a key is published for so long before it signs."""
+ROTATE_AFTER_S = 30 * 24 * 3600.0
+"""A key signs for about so long, if nobody rotates earlier."""
+RELOAD_S = 10.0
+RETRY_S = 1.0
+MIN_RELOAD_INTERVAL_S = 1.0
+"""Tokens with key ids that nobody knows cause at most one read of Postgres in so long."""
+VERIFY_FOR_S = 900.0
+"""A retired key's: ten minutes of its youngest token, RELOAD_S, and clocks that differ."""
+MAX_RING = 64
+ROTATION_LOCK = 0x7369676E_6B657973
+"""Postgres advisory lock: "signkeys" in ASCII."""
+PURPOSE = "signing-keys"
+"""What `Secret` derives the key for, under which private keys are encrypted."""
+
+
+class SigningKeyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as people may see it."""
+
+    kid: str
+    created_at: datetime
+    activated_at: datetime | None
+    retired_at: datetime | None
+    verify_until: datetime | None
+
+    @property
+    def state(self) -> str:
+        if self.retired_at is not None:
+            return "retired"
+        return "next" if self.activated_at is None else "active"
+
+
+class TooSoon(TenancyError):
+    """The next key has not been published for long enough; `retry_after_s` says how long yet."""
+
+    constant = "the next key has not been published for long enough"
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("kid", f"the next key signs in {retry_after_s:.0f} s at the earliest")
+        self.retry_after_s = retry_after_s
+
+
+class Ring(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys as Postgres had them at one moment."""
+
+    active: RSAKey
+    verifying: Mapping[str, RSAKey]
+    """By key id: the active one, the next one, retired ones. Public keys."""
+    signing: Mapping[str, RSAKey]
+    """Those that have signed, retired ones too: an answer may have to be given twice."""
+
+    def jwks(self) -> dict[str, Any]:
+        """RFC 7517, section 5. Never a private part."""
+        return {
+            "keys": [
+                key.as_dict(private=False, kid=kid, use="sig", alg=ALGORITHM)
+                for kid, key in self.verifying.items()
+            ]
+        }
+
+
+async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> list[str]:
+    """An active key and a next one, where there are none; returns those that were made. Of many at
+    once, one makes them."""
+    made: list[str] = []
+    await _lock(conn)
+    rows = await _live_rows(conn)
+    states = {row.state for row in rows}
+    if "active" not in states:
+        # Nothing that it signed can be in anybody's hands before it is published.
+        ahead = next((row for row in rows if row.state == "next"), None)
+        if ahead is None:
+            made.append(await _add(conn, cipher, now, activated_at=now))
+        else:
+            await _update(conn, ahead.kid, activated_at=now)
+            states.discard("next")
+    if "next" not in states:
+        made.append(await _add(conn, cipher, now))
+    return made
+
+
+async def rotate(
+    conn: AsyncConnection, cipher: Cipher, now: datetime, *, older_than_s: float = 0.0
+) -> SigningKeyRow | None:
+    """The next key signs, the active one retires, a new next one is published. None: the active key
+    is not `older_than_s` yet. Raises: TooSoon."""
+    await ensure_keys(conn, cipher, now)
+    rows = {row.state: row for row in await _live_rows(conn)}
+    active, ahead = rows["active"], rows["next"]
+    assert active.activated_at is not None
+    if (now - active.activated_at).total_seconds() < older_than_s:
+        return None
+    published_s = (now - ahead.created_at).total_seconds()
+    if published_s < JWKS_MAX_AGE_S:
+        raise TooSoon(JWKS_MAX_AGE_S - published_s)
+    await _retire(conn, active.kid, now, VERIFY_FOR_S)
+    await _update(conn, ahead.kid, activated_at=now)
+    await _add(conn, cipher, now)
+    return msgspec.structs.replace(ahead, activated_at=now)
+
+
+async def revoke(
+    conn: AsyncConnection,
+    cipher: Cipher,
+    kid: str,
+    now: datetime,
+    *,
+    check: Callable[[SigningKeyRow], None] = unchecked,
+) -> SigningKeyRow:
+    """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
+    replaced at once. Idempotent. Raises: NotFound, what `check` raises."""
+    await _lock(conn)
+    found = sa.select(*public_columns()).where(signing_keys.c.kid == kid)
+    row = (await conn.execute(found)).one_or_none()
+    if row is None:
+        raise NotFound("kid", f"no signing key {kid!r}")
+    before = SigningKeyRow(**row._mapping)
+    check(before)
+    if before.verify_until is not None and before.verify_until <= now:
+        return before
+    await _retire(conn, kid, before.retired_at or now, 0.0, verify_until=now)
+    await ensure_keys(conn, cipher, now)
+    return msgspec.structs.replace(before, retired_at=before.retired_at or now, verify_until=now)
+
+
+def public_columns() -> list[sa.ColumnElement[Any]]:
+    return [signing_keys.c[field] for field in SigningKeyRow.__struct_fields__]
+
+
+async def _lock(conn: AsyncConnection) -> None:
+    await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ROTATION_LOCK)))
+
+
+async def _live_rows(conn: AsyncConnection) -> list[SigningKeyRow]:
+    live = sa.select(*public_columns()).where(signing_keys.c.retired_at.is_(None))
+    return [SigningKeyRow(**row._mapping) for row in await conn.execute(live)]
+
+
+async def _add(
+    conn: AsyncConnection, cipher: Cipher, now: datetime, *, activated_at: datetime | None = None
+) -> str:
+    # Ids sort by age. 50 ms of arithmetic, off the event loop.
+    key = await asyncio.to_thread(RSAKey.generate_key, KEY_BITS)
+    kid = f"{int(now.timestamp() * 1000):012x}{key.thumbprint()[:12]}"
+    sealed = cipher.seal(key.as_der(private=True), kid.encode())
+    await conn.execute(
+        sa.insert(signing_keys).values(
+            kid=kid,
+            public_jwk=key.as_dict(private=False),
+            private_key=sealed.data,
+            secret_id=sealed.secret_id,
+            created_at=now,
+            activated_at=activated_at,
+        )
+    )
+    return kid
+
+
+async def _note(conn: AsyncConnection, action: str, kids: list[str]) -> None:
+    """What keys do by themselves, in the operator's audit log."""
+    operator = await find_operator(conn)
+    if operator is None:
+        return
+    for kid in kids:
+        await record(conn, org_id=operator, actor=ROTATION, action=action, target=kid)
+
+
+async def _update(conn: AsyncConnection, kid: str, **values: Any) -> None:
+    await conn.execute(sa.update(signing_keys).where(signing_keys.c.kid == kid).values(**values))
+
+
+async def _retire(
+    conn: AsyncConnection,
+    kid: str,
+    retired_at: datetime,
+    verify_for_s: float,
+    *,
+    verify_until: datetime | None = None,
+) -> None:
+    until = verify_until or retired_at + timedelta(seconds=verify_for_s)
+    await _update(conn, kid, retired_at=retired_at, verify_until=until)
+    if verify_until is not None:
+        await _update(conn, kid, private_key=None)
+
+
+async def read_ring(
+    conn: AsyncConnection, cipher: Cipher, now: datetime, *, before: Ring | None = None
+) -> Ring:
+    """Of `before` the keys that are still there are taken as they are: a key id stands for one key,
+    and to import a private one keeps the loop for some 50 ms.
+
+    Raises: AuthUnavailable where no key can sign."""
+    alive = sa.or_(signing_keys.c.verify_until.is_(None), signing_keys.c.verify_until > now)
+    found = sa.select(signing_keys).where(alive).order_by(signing_keys.c.kid.desc()).limit(MAX_RING)
+    verifying: dict[str, RSAKey] = {}
+    signing: dict[str, RSAKey] = {}
+    active: RSAKey | None = None
+    verified: Mapping[str, RSAKey] = {} if before is None else before.verifying
+    signed: Mapping[str, RSAKey] = {} if before is None else before.signing
+    for row in await conn.execute(found):
+        parameters: KeyParameters = {"kid": row.kid, "use": "sig", "alg": ALGORITHM}
+        public = verified.get(row.kid) or RSAKey.import_key(row.public_jwk, parameters)
+        verifying[row.kid] = public
+        if row.activated_at is None:
+            continue
+        try:
+            private = cipher.open(row.private_key, row.kid.encode(), row.secret_id)
+        except UnknownSecret:
+            log.error("signing key %s is sealed under a secret that is gone", row.kid)
+            continue
+        signing[row.kid] = signed.get(row.kid) or RSAKey.import_key(private, parameters)
+        if row.retired_at is None:
+            active = signing[row.kid]
+    if active is None:
+        raise AuthUnavailable("no signing key")
+    return Ring(active=active, verifying=verifying, signing=signing)
+
+
+class KeyRing:
+    """One per process. `db`: the system pool. `clock`: Unix seconds; `monotonic`: what intervals
+    are measured with."""
+
+    def __init__(
+        self,
+        db: AsyncEngine,
+        cipher: Cipher,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._db = db
+        self.cipher = cipher
+        self._clock = clock
+        self._monotonic = monotonic
+        self.on_withdrawn: Callable[[], None] = lambda: None
+        """Called when a key that was believed is believed no more."""
+        self._withdrawn: set[str] = set()
+        """As many as operators revoke while this process lives. No read brings one back."""
+        self._wake = asyncio.Event()
+        self._ring: Ring | None = None
+        self._read_at = -MIN_RELOAD_INTERVAL_S
+        self._reading = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC)
+
+    async def start(self) -> None:
+        """Without Postgres it starts too, and goes on trying."""
+        try:
+            async with self._db.begin() as conn:
+                made = await ensure_keys(conn, self.cipher, self.now())
+                await _note(conn, "signing_key.created", made)
+            await self.reload()
+        except (*DATABASE_ERRORS, AuthUnavailable) as error:
+            log.error("signing keys cannot be read (%s)", type(error).__name__)
+        self._task = asyncio.create_task(self._run(), name="signing keys")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await end(self._task)
+            self._task = None
+
+    @property
+    def ring(self) -> Ring:
+        """Raises: AuthUnavailable before the first read, and while the key that signed is revoked
+        and the next one is not known here yet."""
+        if self._ring is None:
+            raise AuthUnavailable("signing keys have not been read yet")
+        if self._ring.active.kid in self._withdrawn:
+            raise AuthUnavailable("the signing key was revoked")
+        return self._ring
+
+    def withdraw(self, kid: str) -> None:
+        """It was revoked, as all processes are told: here it verifies and signs nothing more."""
+        if kid in self._withdrawn:
+            return
+        self._withdrawn.add(kid)
+        self._wake.set()
+        if self._ring is not None:
+            self._take(self._ring)
+
+    async def verifier(self, kid: str) -> RSAKey | None:
+        """The public key with this id; asks Postgres where it is not known, at a bounded rate."""
+        if self._ring is not None and kid in self._ring.verifying:
+            return self._ring.verifying[kid]
+        async with self._reading:
+            if self._monotonic() - self._read_at < MIN_RELOAD_INTERVAL_S:
+                return None if self._ring is None else self._ring.verifying.get(kid)
+            try:
+                await self._read()
+            except DATABASE_ERRORS as error:
+                raise AuthUnavailable(type(error).__name__) from error
+        return self.ring.verifying.get(kid)
+
+    async def reload(self) -> None:
+        """Raises: DATABASE_ERRORS, AuthUnavailable."""
+        async with self._reading:
+            await self._read()
+
+    async def _read(self) -> None:
+        self._read_at = self._monotonic()
+        async with self._db.connect() as conn:
+            found = await read_ring(conn, self.cipher, self.now(), before=self._ring)
+        self._take(found)
+
+    def _take(self, found: Ring) -> None:
+        """Without the keys that were withdrawn, which a read that began before may still show."""
+        verifying, signing = (
+            {kid: key for kid, key in keys.items() if kid not in self._withdrawn}
+            for keys in (found.verifying, found.signing)
+        )
+        before = self._ring
+        self._ring = Ring(active=found.active, verifying=verifying, signing=signing)
+        if before is not None and not before.verifying.keys() <= verifying.keys():
+            self.on_withdrawn()
+
+    async def _run(self) -> None:
+        failing = self._ring is None
+        unforeseen = Unforeseen(log, "signing keys cannot be read")
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S if failing else RELOAD_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            was_failing, failing = failing, True
+            with unforeseen:
+                try:
+                    await self._rotate_when_due()
+                    await self.reload()
+                    failing = False
+                except (*DATABASE_ERRORS, AuthUnavailable) as error:
+                    if not was_failing:
+                        log.error("signing keys cannot be read (%s)", type(error).__name__)
+
+    async def _rotate_when_due(self) -> None:
+        async with self._db.begin() as conn:
+            due = sa.select(signing_keys.c.kid).where(
+                signing_keys.c.retired_at.is_(None),
+                signing_keys.c.activated_at < self.now() - timedelta(seconds=ROTATE_AFTER_S),
+            )
+            if await conn.scalar(due) is None and self._ring is not None:
+                return
+            try:
+                row = await rotate(conn, self.cipher, self.now(), older_than_s=ROTATE_AFTER_S)
+                await _note(conn, "signing_key.rotated", [] if row is None else [row.kid])
+            except TooSoon:
+                log.info("a signing key is due, its successor not published for long enough")

@@ -1,0 +1,96 @@
+"""What the cache report is told of one attempt: no text of it, but a way to ask where a position of
+its prompt lies.
+
+Above: `inference`, which tells it, and `cache_report`, which counts it. Below: the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from billing.events import Attempt
+from gateway.cache_report.rows import PrefixKind
+from gateway.fleet.engine.cache_outcome import CacheOutcome, MessagePlace
+from gateway.fleet.engine.prompt_beginning import text_digest
+from gateway.fleet.replica import Locating, MeteredUsage, PreparedRequest, Replica
+from gateway.lanes import Turn
+
+MAX_CACHE_KEY = 128
+"""Characters of a `prompt_cache_key` that is a label as it is."""
+
+Locate = Callable[[int], Coroutine[Any, Any, MessagePlace | None]]
+"""Of a position in the prompt, the message that it lies in."""
+
+
+class CacheNote(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that is billed to somebody."""
+
+    attempt: Attempt
+    usage: MeteredUsage
+    cache_key: str | None = None
+    """As the client named it."""
+    outcome: CacheOutcome | None = None
+    """None: nobody says."""
+    replica: str = ""
+    locate: Locate | None = None
+    """None: its prompt did not change, or is no conversation."""
+
+
+OnCached = Callable[[CacheNote], None]
+
+
+def unnoted(_: CacheNote) -> None:
+    """Nobody wants to know."""
+
+
+class PrefixLabel(NamedTuple):
+    """By which a customer knows its prefixes."""
+
+    kind: PrefixKind
+    text: str
+
+
+def note_of(
+    attempt: Attempt,
+    usage: MeteredUsage,
+    outcome: CacheOutcome | None,
+    replica: Replica,
+    prepared: PreparedRequest,
+    turn: Turn,
+    *,
+    salt: str,
+) -> CacheNote:
+    """outcome: as its replica said; salt: of its org."""
+    request = prepared.request
+    if outcome is None and request.cache_key is None:
+        outcome = CacheOutcome(cause="unknown", prefix=text_digest(salt, request))
+    changed = outcome is not None and outcome.cause == "changed" and request.prompt is not None
+    return CacheNote(
+        attempt=attempt,
+        usage=usage,
+        cache_key=request.cache_key,
+        outcome=outcome,
+        replica=replica.name,
+        locate=partial(_locate, replica, prepared, turn) if changed else None,
+    )
+
+
+async def _locate(
+    replica: Replica, prepared: PreparedRequest, turn: Turn, position: int
+) -> MessagePlace | None:
+    if not isinstance(replica, Locating):
+        return None
+    return await replica.locate(prepared, position, turn)
+
+
+def to_label(note: CacheNote) -> PrefixLabel:
+    """A key of the client's own if that is a line of text of a length to be shown, else a digest of
+    how the prompt begins."""
+    key, digest = note.cache_key, "" if note.outcome is None else note.outcome.prefix
+    if key and len(key) <= MAX_CACHE_KEY and key.isprintable():
+        return PrefixLabel("cache_key", key)
+    return PrefixLabel("digest", digest) if digest else PrefixLabel("short", "")

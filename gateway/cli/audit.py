@@ -1,0 +1,100 @@
+"""`tollgate audit verify`: is the audit log what was recorded?
+
+Above: `cli`. Below: `command`, and `audit.verify`, imported where the command runs. Where each
+chain stood when it was found whole is kept in HOME/audit_witness.json, out of Postgres' reach.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.settings.load import load
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from gateway.audit.verify import Standing, Verdict
+
+
+@click.group()
+def audit() -> None:
+    """Verify the audit log."""
+
+
+@audit.command()
+@with_options(*STATE, JSON)
+@click.option("--org", help="Name or id of one organization. Default: all.")
+def verify(org: str | None, as_json: bool, **flags: Flags) -> None:
+    """Find any entry that was edited, taken out, put in or moved, and any tail that was cut off.
+
+    Names the first bad entry of each organization and exits with 1. What is whole is noted in the
+    home, and the next verification must find it again.
+    """
+    from gateway.audit import verify as verification
+    from gateway.cli import administration
+    from gateway.home import Home
+
+    settings = load(flags)
+    bad: list[str] = []
+
+    async def work() -> None:
+        path = Home(settings.home).audit_witness
+        async with administration.connections(settings) as (db, _):
+            wanted = None if org is None else [await org_id_of(db, org)]
+            witness = read_witness(path)
+            async for verdict in verification.verify(db, dict(witness), org_ids=wanted):
+                click.echo(msgspec.json.encode(verdict) if as_json else to_line(verdict))
+                if verdict.finding is None:
+                    witness[verdict.org_id] = verdict.standing
+                else:
+                    bad.append(verdict.org_id)
+        write_witness(path, witness)
+
+    run(work())
+    if bad:
+        sys.exit(1)
+
+
+async def org_id_of(db: AsyncEngine, org: str) -> str:
+    """An archived one's name may have been given again, so ids are taken too.
+
+    Raises: NotFound."""
+    from gateway.tenancy.orgs import find_org
+
+    if org.startswith("org_"):
+        return org
+    async with db.connect() as conn:
+        return (await find_org(conn, name=org)).id
+
+
+def to_line(verdict: Verdict) -> str:
+    finding = verdict.finding
+    if finding is None:
+        return f"{verdict.org_id}  whole, {verdict.standing.sequence} entries"
+    named = "" if finding.id is None else f" ({finding.id})"
+    return f"{verdict.org_id}  BROKEN at entry {finding.sequence}{named}: {finding.problem}"
+
+
+def read_witness(path: Path) -> dict[str, Standing]:
+    """Raises: OSError, click.ClickException if it is no such file."""
+    from gateway.audit.verify import Standing
+
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Standing])
+    except msgspec.DecodeError as error:
+        raise click.ClickException(f"{path}: {error}") from None
+
+
+def write_witness(path: Path, witness: dict[str, Standing]) -> None:
+    """As a whole or not at all. Raises: OSError."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_bytes(msgspec.json.format(msgspec.json.encode(witness)) + b"\n")
+    beside.replace(path)

@@ -1,0 +1,172 @@
+"""`tollgate billing`: a period priced anew, seen, then applied; a draft made final at once.
+
+Above: `cli`. Below: `command`, and `billing.corrections.rerating`, imported where a command runs.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.cli.prices import book_of
+from gateway.settings.load import load
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from billing.corrections.rerating import Line, Plan, Rerating
+    from billing.invoices.invoice import Invoice
+
+MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
+
+
+@click.group()
+def billing() -> None:
+    """Price a period of an organization anew, or make a draft final before its grace is over."""
+
+
+@billing.command()
+@with_options(*STATE, JSON)
+@click.option("--org", required=True, help="Whose usage.")
+@click.option("--from", "start", type=MOMENT, required=True, help="UTC: admitted from then on,")
+@click.option("--to", "end", type=MOMENT, required=True, help="and before then.")
+@click.option("--model", help="Of this one alone.")
+@click.option("--price-list", help="By this one. Default: by the one that it was admitted by.")
+@click.option("--apply", "digest", metavar="DIGEST", help="As it was shown; goes on after a crash.")
+def rerate(
+    org: str,
+    start: datetime,
+    end: datetime,
+    model: str | None,
+    price_list: str | None,
+    digest: str | None,
+    as_json: bool,
+    **flags: Flags,
+) -> None:
+    """Show what a period would cost by the prices of today's book, or apply what was shown.
+
+    What is on a final invoice stays there: the difference joins the next one. Events that wait for
+    a price are priced, if the book has one by now.
+    """
+    from billing.corrections.rerating import Span, apply, plan
+    from gateway.audit.log import record
+    from gateway.cli import administration
+    from gateway.limits.recounts import recounting
+    from gateway.tenancy.orgs import find_org
+
+    settings = load(flags)
+    book = book_of(settings)
+
+    async def note(conn: AsyncConnection, begun: Rerating) -> None:
+        await record(
+            conn,
+            org_id=begun.span.org_id,
+            actor=COMMAND_LINE,
+            action="rerating.created",
+            target=begun.id,
+            after={"digest": begun.digest, "num_events": begun.num_events},
+        )
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                found = await find_org(conn, name=org)
+            span = Span(
+                org_id=found.id,
+                start=start.replace(tzinfo=UTC),
+                end=end.replace(tzinfo=UTC),
+                model=model,
+                price_list=price_list,
+            )
+            if digest is None:
+                show(await plan(db, span, book), as_json)
+                return
+            async with recounting(db, redis) as announce:
+                done = await apply(db, span, book, digest, note=note, announce=announce)
+        tell(done, as_json)
+
+    run(work())
+
+
+@billing.command()
+@with_options(*STATE)
+@click.option("--org", required=True, help="Whose draft.")
+@click.argument("invoice_id")
+def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
+    """Make a draft final, as it counts by now; what comes later joins the next one."""
+    from billing.invoices import closing
+    from gateway.audit.log import record
+    from gateway.cli import administration
+    from gateway.tenancy.orgs import find_org
+
+    settings = load(flags)
+
+    async def told(conn: AsyncConnection, final: Invoice) -> None:
+        await record(
+            conn,
+            org_id=final.org_id,
+            actor=COMMAND_LINE,
+            action="invoice.finalized",
+            target=final.id,
+            after={"number": final.number},
+        )
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            async with db.connect() as conn:
+                found = await find_org(conn, name=org)
+            now = datetime.now(UTC)
+            final = await closing.finalize(
+                db, org_id=found.id, invoice_id=invoice_id, now=now, told=told
+            )
+        click.echo(f"{final.id} is invoice {final.number}.")
+
+    run(work())
+
+
+def show(plan: Plan, as_json: bool) -> None:
+    from billing.money import format_usd
+    from gateway.wire.admin.billing.reratings import to_preview
+
+    if as_json:
+        click.echo(msgspec.json.encode(to_preview(plan)).decode())
+        return
+    for line in plan.lines:
+        click.echo(to_text(line))
+    if plan.num_unpriced:
+        click.echo(f"{plan.num_unpriced} events stay as they are: not all of it has a price.")
+    if not plan.num_events:
+        click.echo("Nothing differs.")
+        return
+    click.echo(f"{plan.num_events} events, in all {format_usd(plan.difference_pico)} USD.")
+    click.echo(f"Digest: {plan.digest}")
+
+
+def to_text(line: Line) -> str:
+    from billing.money import format_usd
+
+    amounts = (line.before_pico, line.after_pico, line.difference_pico)
+    before, after, difference = map(format_usd, amounts)
+    where = " ".join((line.project, line.model, line.tier, line.component))
+    return (
+        f"{line.invoice or 'not invoiced'}: {where}: {line.quantity} in {line.num_events} events,"
+        f" {before} -> {after} USD ({difference}),"
+        f" {line.price_before or 'no price'} -> {line.price_after or 'no price'}"
+    )
+
+
+def tell(done: Rerating, as_json: bool) -> None:
+    from gateway.wire.admin.billing.reratings import to_view
+
+    if as_json:
+        click.echo(msgspec.json.encode(to_view(done)).decode())
+        return
+    click.echo(f"{done.num_applied} events are priced anew.")
+    others = done.num_events - done.num_applied
+    if others:
+        click.echo(f"{others} were priced otherwise since they were shown, and stay so.")

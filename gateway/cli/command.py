@@ -1,0 +1,87 @@
+"""What every command of `tollgate` is made of: options, and one clear line for what went wrong.
+
+Above: `cli`, `cli_tenancy`. Below: the error trees, imported where a command runs. Exit codes: 0
+done; 1 something failed while running; 2 it cannot be done as asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from gateway.settings.file import SettingsError
+
+UNPREPARED = ("42P01", "22023")
+"""Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
+Flags = str | int | Path | None
+FOLDER = click.Path(path_type=Path)
+Columns = Sequence[tuple[str, int]]
+"""Of a listing, each with its width: pages are printed as they come, so nobody knows the widest
+value."""
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The options in the order in which `--help` shows them."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+STATE = (
+    click.option("--home", type=FOLDER, help="The folder of all state. Default: .tollgate"),
+    click.option("--config", type=FOLDER, help="Settings, as TOML. Default: tollgate.toml"),
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
+
+
+def refuse(error: Exception | str, *, status: int) -> NoReturn:
+    """One line, whatever it was, and out."""
+    click.echo(f"tollgate: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+    sys.exit(status)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command's coroutine; what it may raise by contract becomes one line."""
+
+    from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
+
+    from billing.errors import BillingError
+    from gateway.home import HomeBusy, NoHome
+    from gateway.processes.embedded_databases import EmbeddedError
+    from gateway.processes.listener import AddressError
+    from gateway.processes.supervisor import StartError
+    from gateway.secret import SecretError
+    from gateway.tenancy.errors import TenancyError
+    from migrations.runner import MigrationError
+
+    try:
+        asyncio.run(work)
+    except (HomeBusy, NoHome, AddressError, SecretError, SettingsError) as error:
+        refuse(error, status=2)
+    except (TenancyError, BillingError) as error:
+        refuse(error, status=2)
+    except SQLAlchemyError as error:
+        if getattr(getattr(error, "orig", None), "sqlstate", None) in UNPREPARED:
+            refuse("the database lacks Tollgate's tables: run `tollgate migrate` first", status=2)
+        if isinstance(error, ProgrammingError):
+            raise
+        refuse(f"Postgres: {getattr(error, 'orig', None) or error}", status=1)
+    except (StartError, EmbeddedError, MigrationError, OSError) as error:
+        refuse(error, status=1)
+
+
+def in_columns(values: Sequence[str], columns: Columns) -> str:
+    return "  ".join(v.ljust(width) for v, (_, width) in zip(values, columns, strict=True))
+
+
+def header_of(columns: Columns) -> str:
+    return in_columns([name for name, _ in columns], columns)

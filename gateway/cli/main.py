@@ -1,0 +1,458 @@
+"""The command `tollgate`: arguments in, one clear line and an exit code out.
+
+Above: the shell. Below: `cli_tenancy` and `command`; `supervisor`, `worker`, `database`, `tenancy`,
+imported where a command needs them, so that `--help` is quick and no command pays for another.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.cli.audit import audit
+from gateway.cli.billing import billing
+from gateway.cli.command import (
+    FOLDER,
+    JSON,
+    STATE,
+    Flags,
+    in_columns,
+    refuse,
+    run,
+    with_options,
+)
+from gateway.cli.mcp_servers import mcp
+from gateway.cli.prices import prices
+from gateway.cli.reconcile import reconcile
+from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
+from gateway.cli.users import users
+from gateway.cli.vault import vault
+from gateway.principal import KEY_LANES
+from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings, load, restore
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from gateway.tenancy.keys.keys import CreatedKey, KeyRow
+    from gateway.tenancy.orgs import Org
+
+MAX_LIFETIME_DAYS = 36_500
+ADDRESS = (
+    click.option("--host", help="Address to listen on. Default: 127.0.0.1"),
+    click.option("--port", type=int, help="Port to listen on; 0: any free one. Default: 8000"),
+)
+MODEL = (
+    click.option(
+        "--model",
+        help="Serve this Hugging Face folder, or org/name from a hub (HF_ENDPOINT), and no model "
+        "of the settings. Default, where they name none: models/penny",
+    ),
+    click.option("--revision", help="Of a --model from a hub: a branch, a tag or a commit."),
+)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        tollgate(prog_name="tollgate")
+    except SettingsError as error:
+        refuse(error, status=2)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def tollgate() -> None:
+    """A multi-tenant LLM gateway with its own inference engine.
+
+    `tollgate up` is all that a first start needs; it prints an example to call.
+
+    Settings come from tollgate.toml, then from the environment (TOLLGATE_HOME, TOLLGATE_HOST,
+    TOLLGATE_PORT, TOLLGATE_MODEL, TOLLGATE_WORKERS, TOLLGATE_CONFIG, TOLLGATE_DATABASE_URL,
+    TOLLGATE_REDIS_URL, TOLLGATE_SECRET_KEY_FILE, TOLLGATE_PUBLIC_URL), then from flags; the last
+    one wins.
+    """
+
+
+@tollgate.command()
+@with_options(*STATE, *ADDRESS, *MODEL)
+@click.option("--workers", type=int, help="Gateway processes that share the port. Default: 1")
+def up(**flags: Flags) -> None:
+    """Start everything: databases, engines, gateway workers.
+
+    Postgres and Redis are embedded unless TOLLGATE_DATABASE_URL and TOLLGATE_REDIS_URL are set.
+    The first start makes an API key and an admin key and writes them to credentials.json in the
+    home. Ctrl-C stops all of it, a second Ctrl-C at once. SIGHUP replaces the workers one by one.
+    """
+    settings = load(flags)
+    from gateway import logs
+
+    logs.configure(settings.log_level, json_lines=False)
+    settings = fetch_models(settings, weights=True)
+    check_models(settings)
+    from gateway.processes.reachability import check_databases
+    from gateway.processes.supervisor import Supervisor
+
+    async def supervise() -> None:
+        await check_databases(settings)
+        await Supervisor(settings, click.echo).run()
+
+    run(supervise())
+
+
+@tollgate.command()
+@with_options(*STATE, *ADDRESS, *MODEL)
+def gateway(**flags: Flags) -> None:
+    """Run one gateway worker alone, in the foreground.
+
+    For a container or a systemd unit: Postgres and Redis must be configured, `tollgate migrate`
+    must have run, and the engines of models with a path must run elsewhere (`engine = "tcp:..."`).
+    SIGTERM drains.
+    """
+    settings = load(flags)
+    for key in ("database_url", "redis_url"):
+        if getattr(settings, key) is None:
+            raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
+    settings = fetch_models(settings, weights=False)
+    check_models(settings)
+    from gateway.app import worker
+    from gateway.home import Home
+    from gateway.processes import listener
+
+    Home(settings.home).create()
+    try:
+        bound = listener.bind(settings.host, settings.port)
+    except listener.AddressError as error:
+        refuse(error, status=2)
+    worker.run(settings, bound, worker_id=f"gateway-{secrets.token_hex(4)}")
+
+
+@tollgate.command("worker", hidden=True)
+@click.option("--id", "worker_id", required=True, help="Names its spool folder.")
+@click.option("--settings", "settings_file", type=FOLDER, required=True)
+@click.option("--listen-fd", type=int, required=True, help="A bound socket.")
+@click.option("--ready-fd", type=int, required=True, help="Gets a byte once it accepts.")
+def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd: int) -> None:
+    """A worker of `tollgate up`; it alone calls this."""
+    from gateway.app import worker
+    from gateway.home import Home
+
+    settings = restore(settings_file)
+    worker.run(
+        settings,
+        socket.socket(fileno=listen_fd),
+        worker_id=worker_id,
+        metrics=Home(settings.home).metrics,
+        ready_fd=ready_fd,
+    )
+
+
+@tollgate.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Run one inference engine alone (`tollgate engine --help`).",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def engine(arguments: tuple[str, ...]) -> None:
+    """Run one inference engine: a process of its own, which needs nothing of the gateway."""
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])
+
+
+@tollgate.command()
+@with_options(*STATE)
+def migrate(**flags: Flags) -> None:
+    """Bring Postgres to the newest schema, and make the first keys.
+
+    Idempotent, and safe while gateways run. `tollgate up` does it by itself.
+    """
+    from gateway.cli import administration
+    from gateway.processes import database
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.database_urls(settings) as (database_url, redis_url):
+            known = await database.prepare(
+                settings, database_url, redis_url, f"http://{settings.host}:{settings.port}/v1"
+            )
+        click.echo("The database has the newest schema.")
+        if known is not None:
+            click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
+
+    run(work())
+
+
+tollgate.add_command(audit)
+tollgate.add_command(reconcile)
+tollgate.add_command(prices)
+tollgate.add_command(billing)
+tollgate.add_command(orgs)
+tollgate.add_command(projects)
+tollgate.add_command(users)
+tollgate.add_command(vault)
+tollgate.add_command(mcp)
+
+
+@tollgate.group()
+def keys() -> None:
+    """Make, list and revoke API keys, while `tollgate up` runs or not."""
+
+
+@keys.command("create")
+@with_options(*STATE)
+@JSON
+@click.option("--name", required=True, help="For people: whose key it is, or what for.")
+@click.option("--org", default="default", show_default=True, help="Name of the organization.")
+@click.option("--project", default="default", show_default=True, help="Name of the project.")
+@click.option(
+    *("--scope", "scopes"),
+    multiple=True,
+    default=("inference",),
+    show_default=True,
+    help="inference, mcp:call, usage:read or admin:*; may be given several times.",
+)
+@click.option(
+    "--plan",
+    help="A [plan.NAME] of the settings. Default: none of its own; what its project's and its "
+    "organization's plans allow binds it in any case.",
+)
+@click.option(
+    "--expires-in-days", type=click.IntRange(1, MAX_LIFETIME_DAYS), help="Default: it never does."
+)
+@click.option("--model", "models", multiple=True, help="May be given several times. Default: all.")
+@click.option(
+    *("--ip-range", "ip_ranges"),
+    multiple=True,
+    help="A network (CIDR) or an address to be used from. Default: anywhere.",
+)
+@click.option("--tokens-per-minute", type=int, help="Of its own, beside those of its plan.")
+@click.option("--requests-per-minute", type=int)
+@click.option("--max-concurrent-streams", type=int)
+@click.option("--lane", type=click.Choice(KEY_LANES), help="Its requests are in no lane above.")
+def create(
+    name: str,
+    org: str,
+    project: str,
+    scopes: tuple[str, ...],
+    plan: str | None,
+    expires_in_days: int | None,
+    models: tuple[str, ...],
+    ip_ranges: tuple[str, ...],
+    tokens_per_minute: int | None,
+    requests_per_minute: int | None,
+    max_concurrent_streams: int | None,
+    lane: str | None,
+    as_json: bool,
+    **flags: Flags,
+) -> None:
+    """Make a key and print it. It is shown this once and stored nowhere."""
+    from gateway.cli import administration
+    from gateway.secret import Secret
+    from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
+    from gateway.tenancy.keys.restrictions import Restrictions
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    settings = load(flags)
+    lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            pepper = Secret.load(settings.secret_key_file).current
+            org_id = (await find_org(conn, name=org)).id
+            owner = await find_project(conn, org_id=org_id, name=project)
+            made = await create_key(
+                conn,
+                org_id=org_id,
+                project_id=owner.id,
+                name=name,
+                scopes=scopes,
+                pepper=pepper.derive(PEPPER_PURPOSE),
+                pepper_id=pepper.id,
+                plan=plan,
+                expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
+                restrictions=Restrictions(
+                    models=list(models) or None,
+                    ip_ranges=list(ip_ranges) or None,
+                    tokens_per_minute=tokens_per_minute,
+                    requests_per_minute=requests_per_minute,
+                    max_concurrent_streams=max_concurrent_streams,
+                    lane=lane,
+                ),
+                actor=COMMAND_LINE,
+            )
+        show_once(made, as_json)
+
+    run(work())
+
+
+@keys.command("list")
+@with_options(*STATE)
+@JSON
+def list_(as_json: bool, **flags: Flags) -> None:
+    """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
+    themselves."""
+    from gateway.cli import administration
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            show_header(COLUMNS, as_json)
+            async for owner in all_orgs(conn, archived=True):
+                async for key in all_keys(conn, owner):
+                    if as_json:
+                        shown = msgspec.structs.asdict(key) | {"state": state_of(key)}
+                        click.echo(msgspec.json.encode(shown).decode())
+                    else:
+                        click.echo(to_line(key))
+
+    run(work())
+
+
+async def all_keys(conn: AsyncConnection, org: Org) -> AsyncIterator[KeyRow]:
+    from gateway.tenancy.keys.keys import list_keys
+
+    page = await list_keys(conn, org_id=org.id)
+    while page:
+        for key in page:
+            yield key
+        page = await list_keys(conn, org_id=org.id, after=page[-1].id)
+
+
+COLUMNS = (
+    ("ID", 36),
+    ("KEY", 19),
+    ("STATE", 7),
+    ("CREATED", 10),
+    ("PROJECT", 37),
+    ("PLAN", 10),
+    ("SCOPES", 18),
+    ("NAME", 0),
+)
+
+
+def to_line(key: KeyRow) -> str:
+    since = key.created_at.strftime("%Y-%m-%d")
+    columns = (key.id, key.hint, state_of(key), since, key.project_id or "-", key.plan or "-")
+    return in_columns((*columns, ",".join(key.scopes), key.name), COLUMNS)
+
+
+def show_once(made: CreatedKey, as_json: bool) -> None:
+    if as_json:
+        shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
+        click.echo(msgspec.json.encode(shown).decode())
+    else:
+        click.echo(to_record(made.row, made.secret))
+
+
+def to_record(key: KeyRow, secret: str) -> str:
+    """A new key as a person reads it."""
+    fields = {
+        "id": key.id,
+        "name": key.name,
+        "project": key.project_id or "-",
+        "plan": key.plan or "-",
+        "scopes": ", ".join(key.scopes),
+        "expires": "never" if key.expires_at is None else key.expires_at.isoformat(" ", "minutes"),
+        "key": secret,
+    }
+    lines = [f"{name:<9}{value}" for name, value in fields.items()]
+    return "\n".join((*lines, "", "Keep the key: it is stored nowhere and not shown again."))
+
+
+def state_of(key: KeyRow) -> str:
+    expired = key.expires_at is not None and key.expires_at <= datetime.now(tz=UTC)
+    return "revoked" if key.revoked_at is not None else "expired" if expired else "active"
+
+
+@keys.command("rotate")
+@with_options(*STATE)
+@JSON
+@click.option(
+    "--grace-s", type=int, help="How long the key until now stays good. Default: a day; 0: ends it."
+)
+@click.argument("key_id")
+def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> None:
+    """Give a key a new secret and print it, this once; the old one is good for a while."""
+    from gateway.cli import administration
+    from gateway.secret import Secret
+    from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
+    from gateway.tenancy.keys.keys import PEPPER_PURPOSE, owner_of_key
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            pepper = Secret.load(settings.secret_key_file).current
+            async with db.connect() as conn:
+                org_id = await owner_of_key(conn, key_id)
+            made = await rotate_key(
+                db,
+                redis,
+                key_id,
+                org_id=org_id,
+                grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+                pepper=pepper.derive(PEPPER_PURPOSE),
+                pepper_id=pepper.id,
+                actor=COMMAND_LINE,
+            )
+        show_once(made, as_json)
+
+    run(work())
+
+
+@keys.command("revoke")
+@with_options(*STATE)
+@click.argument("key_id")
+def revoke(key_id: str, **flags: Flags) -> None:
+    """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
+    from gateway.cli import administration
+    from gateway.tenancy.keys.keys import owner_of_key, revoke_key
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                org_id = await owner_of_key(conn, key_id)
+            await revoke_key(db, redis, key_id, org_id=org_id, actor=COMMAND_LINE)
+        click.echo(f"{key_id} is revoked.")
+
+    run(work())
+
+
+def fetch_models(settings: Settings, *, weights: bool) -> Settings:
+    """The settings with a folder for every model that is named like one on a hub."""
+    from gateway.processes.model_downloads import with_folders
+
+    return with_folders(settings, weights=weights, say=click.echo)
+
+
+def check_models(settings: Settings) -> None:
+    """Raises: SettingsError if a model's or an adapter's folder, or a key of an upstream or of the
+    file store, is missing."""
+    from gateway.settings.load import read_secret
+
+    for model in settings.models:
+        for name in ("config.json", "tokenizer.json"):
+            if model.path is not None and not (model.path / name).is_file():
+                raise SettingsError(f"model {model.name}: {model.path} has no {name}")
+        for adapter in model.adapters:
+            for name in ("adapter_config.json", "adapter_model.safetensors"):
+                if adapter.path is not None and not (adapter.path / name).is_file():
+                    raise SettingsError(f"adapter {adapter.name}: {adapter.path} has no {name}")
+        for replica in model.replicas:
+            if replica.api_key_env is not None:
+                read_secret(replica.api_key_env)
+    if (store := settings.file_store) is not None:
+        read_secret(store.access_key_env, "file_store.access_key_env")
+        read_secret(store.secret_key_env, "file_store.secret_key_env")

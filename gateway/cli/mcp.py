@@ -1,0 +1,474 @@
+"""`tollgate mcp`: what MCP servers offer, what of it is approved, and which calls wait.
+
+Above: `cli`. Below: `command`; `mcp` and `mcp_bridge`, imported where a command runs. A server is
+one of the settings file; what is approved of it is the organization's of the project that is named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.cli.command import (
+    JSON,
+    STATE,
+    Columns,
+    Flags,
+    header_of,
+    in_columns,
+    run,
+    with_options,
+)
+from gateway.cli.mcp_launch import accept_launch
+from gateway.settings.load import Settings, load
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from mcp_bridge.pinning import Approved, Change, Offer, Pin
+    from mcp_bridge.trust.scan import Finding
+    from mcp_bridge.upstream.credentials import Credentials
+    from mcp_bridge.upstream.stdio.stderr_tail import LastWords
+    from mcp_bridge.upstream.upstream import ServerConfig
+
+SERVER_COLUMNS: Columns = (
+    ("SERVER", 24),
+    ("TRUST", 7),
+    ("APPROVED", 8),
+    ("WAITING", 8),
+    ("URL", 0),
+)
+TAINT_COLUMNS: Columns = (("CLIENT", 44), ("SUBJECT", 44), ("SERVERS", 40))
+CALL_COLUMNS: Columns = (
+    ("ID", 44),
+    ("STATE", 8),
+    ("SERVER", 24),
+    ("TOOL", 32),
+    ("DECIDER", 13),
+    ("CALLER", 40),
+    ("ARGUMENTS", 0),
+)
+PROJECT = click.option(
+    "--project", default="default", show_default=True, help="One of the organization's projects."
+)
+ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+
+
+@click.group()
+def mcp() -> None:
+    """See and approve what MCP servers offer, and calls that wait for a person."""
+
+
+@mcp.command("list")
+@with_options(*STATE, ORG, PROJECT, JSON)
+def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+    """List the servers: how much of what they offer is approved, and how much waits for it."""
+    from gateway.cli import administration
+    from gateway.mcp.door import to_config
+    from gateway.mcp.pins import read_pins
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if not as_json:
+                click.echo(header_of(SERVER_COLUMNS))
+            for config in map(to_config, settings.mcp_servers):
+                if not config.audience.has(org_id, None):
+                    continue
+                async with db.connect() as conn:
+                    approved = await read_pins(conn, org_id=org_id, server=config.name)
+                changes, problem = await seen(settings, config, org_id, approved, db, redis)
+                waiting = problem or str(len(changes))
+                known = str(len(approved.pins))
+                if as_json:
+                    row = {"server": config.name, "trust": config.trust, "url": config.place}
+                    said = {"approved": len(approved.pins), "waiting": len(changes)}
+                    click.echo(msgspec.json.encode({**row, **said, "problem": problem}))
+                else:
+                    found = (config.name, config.trust, known, waiting, config.place)
+                    click.echo(in_columns(found, SERVER_COLUMNS))
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.argument("name")
+def diff(name: str, org: str, project: str, **flags: Flags) -> None:
+    """Show what a server offers that is not approved, with each place that changed, and what in it
+    looks like an attack."""
+    from gateway.cli import administration
+    from gateway.mcp.admin.pins_admin import changes_in, of_others
+    from gateway.mcp.pins import read_pins
+
+    settings = load(flags)
+    config = server_of(settings, name)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            async with db.connect() as conn:
+                approved = await read_pins(conn, org_id=org_id, server=name)
+                others = await of_others(conn, names_for(settings, org_id), org_id, name)
+            offer = await offered(settings, config, org_id, db, redis)
+        show(changes_in(config, approved, offer, others))
+        for one in offer.unpinnable:
+            click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option(
+    "--all", "everything", is_flag=True, help="What waits, but what looks like an attack."
+)
+@click.option("--tool", "tools", multiple=True, help="This tool, whatever it looks like.")
+@click.option("--prompt", "prompts", multiple=True, help="This prompt, whatever it looks like.")
+@click.option("--instructions", is_flag=True, help="Its instructions, whatever they look like.")
+@click.option(
+    "--launch",
+    is_flag=True,
+    help="Pin what its command is now, in the settings file, and approve that it is started.",
+)
+@click.option(
+    "--revoke",
+    is_flag=True,
+    help="Take the approval of these back; with --all of the server, which is not dialled then.",
+)
+@click.argument("name")
+def approve(
+    name: str,
+    org: str,
+    project: str,
+    everything: bool,
+    tools: tuple[str, ...],
+    prompts: tuple[str, ...],
+    instructions: bool,
+    launch: bool,
+    revoke: bool,
+    **flags: Flags,
+) -> None:
+    """Approve what a server offers now, and how it is reached; every worker shows it within a
+    second."""
+    from gateway.cli import administration
+    from gateway.mcp.admin.pins_admin import changes_in, chosen, keys_of, of_others
+    from gateway.mcp.known import announce
+    from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+    from gateway.tenancy.errors import InvalidField
+
+    named = keys_of(tools, prompts, instructions)
+    keys = None if everything else named
+    if (everything and named) or not (everything or named or launch) or (launch and revoke):
+        raise click.UsageError("name things with --tool, --prompt, --instructions, or --all")
+    if launch:
+        accept_launch(name, flags)
+    settings = load(flags)
+    config = server_of(settings, name)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if revoke:
+                async with db.begin() as conn:
+                    count = await revoke_pins(
+                        conn, org_id=org_id, server=name, keys=keys, actor=COMMAND_LINE
+                    )
+            else:
+                offer = await offered(settings, config, org_id, db, redis)
+                async with db.begin() as conn:
+                    approved = await read_pins(conn, org_id=org_id, server=name)
+                    others = await of_others(conn, names_for(settings, org_id), org_id, name)
+                    found = changes_in(config, approved, offer, others)
+                    try:
+                        wanted = chosen(found, keys)
+                    except InvalidField as error:
+                        raise click.ClickException(error.message) from None
+                    count = await approve_changes(
+                        conn, org_id=org_id, server=name, pin_changes=wanted, actor=COMMAND_LINE
+                    )
+                show((each, findings) for each, findings in found if each in wanted)
+            await announce(redis, org_id)
+        click.echo(f"{count} {'revoked' if revoke else 'approved'}.")
+
+    run(work())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+def rules(file: Path | None, org: str, project: str, **flags: Flags) -> None:
+    """Show the organization's rules for calls, or replace all of them by those of a JSON file: a
+    list, or what is shown (docs/mcp.md)."""
+    from gateway.cli import administration
+    from gateway.mcp.admin.rule_warnings import warnings_of
+    from gateway.mcp.known import announce
+    from gateway.mcp.rules import read_rules, replace_rules
+    from mcp_bridge.trust.policy import ToolRule
+
+    settings = load(flags)
+    wanted: list[ToolRule] | None = None
+    if file is not None:
+        try:
+            content = msgspec.json.decode(file.read_bytes())
+            if isinstance(content, dict):
+                content = msgspec.convert(content, RulesFile).rules
+            wanted = msgspec.convert(content, list[ToolRule])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise click.ClickException(f"{file}: {error}") from None
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if wanted is None:
+                async with db.connect() as conn:
+                    known = await read_rules(conn, org_id=org_id)
+                shown = {"version": known.version, "rules": known.rules}
+                click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+                return
+            async with db.begin() as conn:
+                found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
+                warnings = await warnings_of(
+                    conn, org_id=org_id, rules=wanted, servers=names_for(settings, org_id)
+                )
+            await announce(redis, org_id)
+        click.echo(f"{len(wanted)} rules, version {found.version}.")
+        for warning in warnings:
+            click.echo(f"Warning: {warning}.")
+
+    run(work())
+
+
+class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
+    """As the API takes them, and as they are shown."""
+
+    rules: list[Any]
+    version: str | None = None
+    object: str | None = None
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option("--allow", help="Say yes to the call of this id.")
+@click.option("--deny", help="Say no to the call of this id.")
+@click.option("--show", help="Show what the call of this id is to be made with.")
+def calls(
+    org: str, project: str, allow: str | None, deny: str | None, show: str | None, **flags: Flags
+) -> None:
+    """List the calls that wait for a person's yes, show one or answer it."""
+    from gateway.cli import administration
+    from gateway.mcp.approvals import list_approvals
+    from gateway.mcp.wiring import open_approvals
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    if sum(each is not None for each in (allow, deny, show)) > 1:
+        raise click.UsageError("--allow, --deny or --show")
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+            if show is not None:
+                click.echo(await arguments_of(settings, db, org_id, show))
+                return
+            if allow is None and deny is None:
+                click.echo(header_of(CALL_COLUMNS))
+                async with db.connect() as conn:
+                    waiting = await list_approvals(conn, org_id=org_id)
+                for one in waiting:
+                    call = one.call
+                    who = (visible(one.tool), call.decider, visible(call.caller))
+                    said = (one.id, one.state, call.server, *who, call.arguments_digest)
+                    click.echo(in_columns(said, CALL_COLUMNS))
+                return
+            decided = await open_approvals(db).decide(
+                org_id, allow or deny or "", approve=allow is not None, by=COMMAND_LINE.id
+            )
+            if isinstance(decided, str):
+                raise click.ClickException(f"{allow or deny}: {decided}")
+            click.echo(f"{decided.id} is {decided.state}.")
+
+    run(work())
+
+
+async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
+    """Readable, and what nobody sees in them, too. Raises: ClickException, SecretError."""
+    from gateway.mcp.admin.call_arguments import AskedArguments
+    from gateway.mcp.approvals import PostgresApprovals
+    from gateway.secret import Secret
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    shown = AskedArguments(Secret.load(settings.secret_key_file))
+    found = await PostgresApprovals(db, shown=shown).arguments(org_id, approval_id, time.time())
+    if found is None:
+        raise click.ClickException(f"{approval_id}: no arguments are kept of it")
+    return visible(msgspec.json.format(found, indent=2).decode())
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT)
+@click.option("--lift", "client", metavar="CLIENT", help="Of this key or OAuth client, by its id.")
+def taints(org: str, project: str, client: str | None, **flags: Flags) -> None:
+    """List whose calls ask a person after what a server said that taints, or lift it."""
+    from gateway.cli import administration
+    from gateway.mcp.admin.taints_admin import lifting
+    from gateway.mcp.calls import lift, taints_of
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            if client is None:
+                click.echo(header_of(TAINT_COLUMNS))
+                for each in await taints_of(redis, org_id=org_id, now_s=time.time()):
+                    names, who = ",".join(each.servers), each.caller
+                    click.echo(in_columns((who.client, who.subject, names), TAINT_COLUMNS))
+                return
+            async with db.begin() as conn:
+                found = await lifting(conn, redis, org_id=org_id, client=client, actor=COMMAND_LINE)
+            await lift(redis, org_id=org_id, taints=found)
+            click.echo(f"{client}: lifted of {len(found)}.")
+
+    run(work())
+
+
+async def org_of(db: AsyncEngine, org: str, project: str) -> str:
+    """Raises: NotFound."""
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    async with db.connect() as conn:
+        org_id = (await find_org(conn, name=org)).id
+        return (await find_project(conn, org_id=org_id, name=project)).org_id
+
+
+def server_of(settings: Settings, name: str) -> ServerConfig:
+    from gateway.mcp.door import to_config
+
+    for each in settings.mcp_servers:
+        if each.name == name:
+            return to_config(each)
+    raise click.ClickException(f"{name}: the settings file has no such server")
+
+
+def names_for(settings: Settings, org_id: str) -> list[str]:
+    """Of the servers that are there for it."""
+    from gateway.settings.mcp_servers import to_audience
+
+    return [each.name for each in settings.mcp_servers if to_audience(each).has(org_id, None)]
+
+
+async def offered(
+    settings: Settings,
+    config: ServerConfig,
+    org_id: str,
+    db: AsyncEngine,
+    redis: Redis,
+    on_end: Callable[[LastWords], None] | None = None,
+) -> Offer:
+    """As the tenant is shown it, with what it shows the server. `on_end`: is told how a process
+    ended that was started for it."""
+    from gateway.mcp.door import NAME, own_version
+    from gateway.mcp.upstreams import open_carriers
+    from mcp_bridge.errors import BridgeError
+    from mcp_bridge.protocol.rpc import RpcError
+    from mcp_bridge.routing.offer_reader import look
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    if not config.audience.has(org_id, None):
+        raise click.ClickException(f"{config.name}: is not there for {org_id} (orgs, projects)")
+    try:
+        async with AsyncExitStack() as stack:
+            credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
+            carriers = stack.enter_context(open_carriers(settings, credentials, on_end))
+            return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
+    except RpcError as error:
+        said = f"{config.name}: {error.message}: {error.data}"
+        raise click.ClickException(visible(f"{said}{refusal_behind(error)}")) from None
+    except BridgeError as error:
+        raise click.ClickException(visible(f"{config.name}: {error}")) from None
+
+
+@asynccontextmanager
+async def shown_by(
+    settings: Settings, config: ServerConfig, db: AsyncEngine, redis: Redis
+) -> AsyncIterator[Credentials | None]:
+    """Of a server that is shown nothing no secret is wanted. Raises: SecretError."""
+    if config.credential == "none":
+        yield None
+        return
+    from gateway.mcp.admin.credentials_admin import vault_credentials
+    from gateway.secret import Secret
+
+    secret = Secret.load(settings.secret_key_file)
+    async with vault_credentials(settings, secret, db, redis) as credentials:
+        yield credentials
+
+
+def refusal_behind(error: BaseException) -> str:
+    """Why it is none, where it was we who refused what a server is made of: callers are told a
+    word, the operator which place of it."""
+    from mcp_bridge.errors import BridgeError
+    from mcp_bridge.upstream.stdio.errors import DigestMismatch
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    hint = ""
+    if isinstance(error, DigestMismatch):
+        hint = f"; `tollgate mcp approve {error.upstream} --launch` takes what is there now"
+    return f": {error}{hint}" if isinstance(error, BridgeError) else ""
+
+
+async def seen(
+    settings: Settings,
+    config: ServerConfig,
+    org_id: str,
+    approved: Approved,
+    db: AsyncEngine,
+    redis: Redis,
+) -> tuple[list[Change], str | None]:
+    """What waits, or why it cannot be seen."""
+    from gateway.mcp.admin.pins_admin import changes_in
+
+    try:
+        found = changes_in(config, approved, await offered(settings, config, org_id, db, redis))
+    except click.ClickException:
+        return [], "no answer"
+    return [] if config.trust == "all" else [change for change, _ in found], None
+
+
+def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:
+    """For terminals: what would be hidden there is made visible."""
+    from mcp_bridge.pinning import differences
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    for change, findings in found:
+        name = visible(change.name)
+        before = (
+            f" (was {visible(change.was.name)})" if change.state == "renamed" and change.was else ""
+        )
+        click.echo(f"{change.state:9} {change.kind} {name}{before}".rstrip())
+        for one in differences(value_of(change.was), value_of(change.now)):
+            if one.was is not None:
+                click.echo(f"    - {one.path or '(all)'}: {one.was}")
+            if one.now is not None:
+                click.echo(f"    + {one.path or '(all)'}: {one.now}")
+        for finding in findings:
+            click.echo(f"    ! {finding.severity} {finding.code} {finding.path}: {finding.detail}")
+
+
+def value_of(pin: Pin | None) -> object:
+    return {} if pin is None else pin.value()

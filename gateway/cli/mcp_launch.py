@@ -1,0 +1,83 @@
+"""What `tollgate mcp add` and `approve --launch` pin of a process: what its command is now.
+
+Above: `cli_mcp`, `cli_mcp_servers`. Below: `settings_edit`; `mcp_bridge`, imported where a command
+runs. The digests stand in the settings file, where the gateway compares them before each start, and
+are part of what an organization approves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gateway.cli.command import Flags
+from gateway.settings.edit import rewrite, with_key
+from gateway.settings.load import config_path, load
+
+if TYPE_CHECKING:
+    from mcp_bridge.upstream.stdio.launch_spec import Digest
+
+
+def launched(
+    name: str, executable: str, arguments: Sequence[str], *, may_drift: bool
+) -> dict[str, Any]:
+    """The keys of a server's table. Raises: click.ClickException, for what is not there, or would
+    be another one tomorrow without anybody's yes and `may_drift` does not allow it."""
+    from mcp_bridge.upstream.stdio.package_refs import unpinned
+
+    command = shutil.which(executable)
+    if command is None:
+        raise click.ClickException(f"--command {executable}: no file here that can be run")
+    command = os.path.abspath(command)
+    for how in unpinned(command, arguments):
+        if not may_drift:
+            raise click.ClickException(f"{how}; or add it as it is, with --unpinned")
+        click.echo(f"Warning: {how}.", err=True)
+    digests = now(name, command, arguments, ())
+    return {"command": command, "args": list(arguments), "digests": digests}
+
+
+def now(
+    name: str, command: str, arguments: Sequence[str], kept: Sequence[Digest]
+) -> list[dict[str, str]]:
+    """Raises: click.ClickException."""
+    from mcp_bridge.upstream.stdio.errors import StdioError
+    from mcp_bridge.upstream.stdio.launch_digests import measured
+
+    try:
+        found: list[dict[str, str]] = msgspec.to_builtins(
+            list(measured(name, command, arguments, kept))
+        )
+    except StdioError as error:
+        raise click.ClickException(str(error)) from None
+    return found
+
+
+def accept_launch(name: str, flags: dict[str, Flags]) -> None:
+    """Pin what a server's command is now, and say what is another one than before. Of a URL there
+    is nothing to pin. Raises: click.ClickException."""
+    from gateway.settings.mcp_servers import to_launch
+
+    for server in load(flags).mcp_servers:
+        if server.name == name and server.command is not None:
+            spec = to_launch(server)
+            found = now(name, spec.command, spec.args, spec.digests)
+            if found == msgspec.to_builtins(list(spec.digests)):
+                return
+            path = config_path(flags)
+            rewrite(path, with_key(path.read_text(), name, "digests", found), flags)
+            before = {place(each): each.get("sha256") for each in server.digests}
+            for each in found:
+                if before.get(place(each), "") != each.get("sha256"):
+                    known = before.get(place(each)) or "nothing"
+                    click.echo(f"{place(each)}: {known} -> {each.get('sha256', 'by its digest')}")
+            click.echo(f"{name} is pinned so in {path}; a running gateway knows it once reloaded.")
+
+
+def place(digest: dict[str, str]) -> str:
+    return digest.get("path") or digest.get("reference", "")

@@ -1,0 +1,322 @@
+"""`tollgate mcp add`, `doctor` and `call`: a server more, whether each answers, and a call of it.
+
+Above: `cli`. Below: `cli_mcp`, `command`. A server is a table of the settings file; a call goes to
+the running gateway, as a client's does, with all that stands in its way.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.cli.mcp import ORG, PROJECT, mcp, names_for, offered, org_of
+from gateway.cli.mcp_launch import launched
+from gateway.settings.edit import rewrite, with_server, without_server
+from gateway.settings.load import Settings, config_path, load
+
+if TYPE_CHECKING:
+    from mcp_bridge.upstream.stdio.stderr_tail import LastWords
+
+__all__ = ["mcp"]
+
+CALL_TIMEOUT_S = 600.0
+WHOSE = click.Choice(["none", "tenant", "user"])
+NETWORK = click.Choice(["public", "private", "loopback"])
+KEY = click.option(
+    "--key", envvar="TOLLGATE_API_KEY", help="An API key with mcp:call. Or TOLLGATE_API_KEY."
+)
+
+
+@mcp.command()
+@with_options(*STATE)
+@click.option("--org", "orgs", multiple=True, help="For this organization. Default: for everybody.")
+@click.option(
+    "--project", "projects", multiple=True, help="For this project of the one --org (or default)."
+)
+@click.option("--url", help="Where it is asked. Of an API by default as its document says.")
+@click.option("--openapi", help="Of an HTTP API: its OpenAPI document, a file or a URL.")
+@click.option("--command", "executable", help="A process of this machine: what is run.")
+@click.option("--arg", "arguments", multiple=True, help="Of the command, in their order.")
+@click.option(
+    "--unpinned", is_flag=True, help="Though a package or image may be another one tomorrow."
+)
+@click.option("--namespace", help="At /mcp/ORG/PROJECT/NAMESPACE.")
+@click.option("--network", type=NETWORK, default="public", show_default=True)
+@click.option(
+    "--credential",
+    type=WHOSE,
+    default="none",
+    show_default=True,
+    help="Whose it is shown; people sign in where it wants that.",
+)
+@click.argument("name")
+def add(
+    name: str,
+    orgs: tuple[str, ...],
+    projects: tuple[str, ...],
+    url: str | None,
+    openapi: str | None,
+    executable: str | None,
+    arguments: tuple[str, ...],
+    unpinned: bool,
+    namespace: str | None,
+    network: str,
+    credential: str,
+    **flags: Flags,
+) -> None:
+    """Add a server to the settings file; a running gateway knows it once it is started anew. What
+    it offers is shown to nobody before `tollgate mcp approve`. For all but those of --org and
+    --project it does not exist. Of a command what it is now is pinned: another one is not
+    started."""
+    ways = (url if openapi is None else openapi, executable)
+    if ways.count(None) != 1 or ((arguments or unpinned) and executable is None):
+        raise click.UsageError("name --url, --openapi, or --command with its --arg")
+    if openapi is not None:
+        openapi, url = described(name, openapi, url)
+    path = config_path(flags)
+    written: dict[str, Any] = {"name": name, "openapi": openapi, "url": url}
+    written["namespace"] = namespace
+    if executable is not None:
+        written |= launched(name, executable, arguments, may_drift=unpinned)
+    if orgs or projects:
+        written |= audience_of(load(flags), orgs, projects)
+    written["network"] = None if network == "public" else network
+    written["credential"] = None if credential == "none" else credential
+    rewrite(path, with_server(path.read_text() if path.exists() else "", written), flags)
+    where = "" if openapi is None else f", asked at {url}"
+    click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")
+
+
+def audience_of(
+    settings: Settings, orgs: tuple[str, ...], projects: tuple[str, ...]
+) -> dict[str, list[str]]:
+    """The keys of a server's table, by the names of whom it is for."""
+    from gateway.cli import administration
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    if projects and len(orgs) > 1:
+        raise click.UsageError("--project is of one --org")
+    found: dict[str, list[str]] = {}
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            ids = [(await find_org(conn, name=each)).id for each in orgs or ("default",)]
+            if projects:
+                made = [await find_project(conn, org_id=ids[0], name=each) for each in projects]
+                found["projects"] = [f"{each.org_id}/{each.id}" for each in made]
+            else:
+                found["orgs"] = ids
+
+    run(work())
+    return found
+
+
+@mcp.command()
+@with_options(*STATE)
+@click.argument("name")
+def remove(name: str, **flags: Flags) -> None:
+    """Take a server out of the settings file; a running gateway asks it until it is started anew.
+    What was approved of it stays approved (`tollgate mcp approve NAME --revoke --all` before)."""
+    path = config_path(flags)
+    if name not in [each.name for each in load(flags).mcp_servers]:
+        raise click.ClickException(f"{name}: the settings file has no such server")
+    rewrite(path, without_server(path.read_text(), name), flags)
+    click.echo(f"{name} stands in {path} no more.")
+
+
+def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:
+    """A document's place as the settings file says it, and where its API is. A file is read: what
+    no tools can be made of is refused."""
+    if openapi.startswith(("http://", "https://")):
+        if url is None:
+            raise click.UsageError("--url: where the API is, of which only its document has a URL")
+        return openapi, url
+    from mcp_bridge.text_safety.hidden_text import visible
+    from mcp_bridge.upstream.openapi.document import MAX_DOCUMENT_BYTES, Document
+    from mcp_bridge.upstream.openapi.errors import BadDocument
+    from mcp_bridge.upstream.openapi.tools import OpenApiTools
+
+    try:
+        with Path(openapi).open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)
+        found = url or first_server(Document.parse(content).root)
+        if found is None:
+            raise click.UsageError("--url: where the API is; the document does not say it")
+        OpenApiTools(name, content, found)
+    except OSError as error:
+        raise click.ClickException(f"{openapi}: {error.strerror}") from None
+    except BadDocument as error:
+        raise click.ClickException(visible(f"{openapi}: {error}")) from None
+    return str(Path(openapi).absolute()), found
+
+
+def first_server(root: dict[str, Any]) -> str | None:
+    """None: there is none that says by itself where it is."""
+    servers = root.get("servers")
+    first = servers[0] if isinstance(servers, list) and servers else None
+    url = first.get("url") if isinstance(first, dict) else None
+    is_whole = isinstance(url, str) and url.startswith(("http://", "https://")) and "{" not in url
+    return url if is_whole else None
+
+
+@mcp.command()
+@with_options(*STATE, ORG, PROJECT, JSON)
+def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+    """Ask each server what it offers, and say what keeps it from being used: of a process how it
+    ended, too, and the last that it complained of. Ends with 1 where one does not answer."""
+    from gateway.cli import administration
+
+    settings, sick = load(flags), []
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            org_id = await org_of(db, org, project)
+            for name in names_for(settings, org_id):
+                said = await examined(settings, db, redis, org_id, name)
+                if said["problem"] is not None:
+                    sick.append(name)
+                click.echo(msgspec.json.encode(said) if as_json else in_words(said))
+
+    run(work())
+    if sick:
+        raise SystemExit(1)
+
+
+async def examined(
+    settings: Settings, db: Any, redis: Any, org_id: str, name: str
+) -> dict[str, Any]:
+    """`problem`: why it cannot be asked; `ended` and `stderr` of its process then, if there was
+    one."""
+    from gateway.cli.mcp import server_of
+    from gateway.mcp.admin.pins_admin import changes_in, of_others
+    from gateway.mcp.pins import read_pins
+    from mcp_bridge.trust.scan import worst
+    from mcp_bridge.upstream.stdio.package_refs import unpinned
+
+    config = server_of(settings, name)
+    said: dict[str, Any] = {"server": name, "trust": config.trust, "problem": None}
+    if config.launch is not None:
+        said["unpinned"] = unpinned(config.launch.command, config.launch.args)
+    ends: list[LastWords] = []
+    async with db.connect() as conn:
+        approved = await read_pins(conn, org_id=org_id, server=name)
+        others = await of_others(conn, names_for(settings, org_id), org_id, name)
+    try:
+        offer = await offered(settings, config, org_id, db, redis, ends.append)
+    except click.ClickException as error:
+        said |= {"approved": len(approved.pins), "problem": error.message}
+        return said | ({"ended": ends[-1].ended, "stderr": ends[-1].lines} if ends else {})
+    waiting = [] if config.trust == "all" else changes_in(config, approved, offer, others)
+    suspicious = [change.name for change, found in waiting if worst(found) == "high"]
+    tools = [pin for pin in offer.pins.values() if pin.kind == "tool"]
+    return said | {
+        "tools": len(tools),
+        "approved": len(approved.pins),
+        "waiting": len(waiting),
+        "suspicious": suspicious,
+    }
+
+
+def in_words(said: dict[str, Any]) -> str:
+    """For terminals."""
+    from mcp_bridge.text_safety.hidden_text import visible
+
+    drifts = [f"       not pinned: {each}" for each in said.get("unpinned", ())]
+    if said["problem"] is not None:
+        lines = [f"FAILS  {said['server']}: {said['problem']}"]
+        if "ended" in said:
+            lines += [f"       ended: {said['ended']}"]
+            lines += [f"       stderr: {line}" for line in said["stderr"]]
+        return "\n".join(map(visible, [*lines, *drifts]))
+    parts = [f"{said['tools']} tools", f"{said['approved']} approved", f"{said['waiting']} wait"]
+    if said["suspicious"]:
+        parts.append("looks like an attack: " + ", ".join(said["suspicious"]))
+    found = f"ok     {said['server']} ({said['trust']}): {', '.join(parts)}"
+    return "\n".join(map(visible, [found, *drifts]))
+
+
+@mcp.command("call")
+@with_options(*STATE, ORG, PROJECT, KEY)
+@click.option("--address", help="Of the running gateway. Default: as the settings say.")
+@click.argument("name")
+@click.argument("tool")
+@click.argument("arguments", default="{}")
+def call_tool(
+    name: str,
+    tool: str,
+    arguments: str,
+    org: str,
+    project: str,
+    key: str | None,
+    address: str | None,
+    **flags: Flags,
+) -> None:
+    """Call a server's tool with ARGUMENTS, an object in JSON, by the running gateway: rules, limits
+    and prices are the key's. Ends with 1 where the call or the tool fails."""
+    from gateway.cli import administration
+
+    if key is None:
+        raise click.UsageError("an API key is needed: --key, or TOLLGATE_API_KEY")
+    settings = load(flags)
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(str(error), param_hint="ARGUMENTS") from None
+    failed: list[bool] = []
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            org_id = await org_of(db, org, project)
+        url = f"{(address or settings.issuer).rstrip('/')}/mcp/{org_id}"
+        answered = await asked(url, key, {"name": f"{name}__{tool}", "arguments": given})
+        result = answered.get("result")
+        failed.append(not isinstance(result, dict) or result.get("isError") is True)
+        click.echo(json.dumps(result if isinstance(result, dict) else answered, indent=2))
+
+    run(work())
+    if any(failed):
+        raise SystemExit(1)
+
+
+async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The answer, whatever it is."""
+    import httpx
+
+    from mcp_bridge.protocol import sse
+    from mcp_bridge.protocol.eras import MODERN
+    from mcp_bridge.protocol.inbound import Envelope
+    from mcp_bridge.protocol.translation import to_modern_params
+
+    envelope = Envelope(version=MODERN, capabilities={}, info={"name": "tollgate", "version": "0"})
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": to_modern_params(params, envelope),
+    }
+    headers = {
+        "authorization": f"Bearer {key}",
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": "tools/call",
+        "mcp-name": params["name"],
+    }
+    try:
+        async with httpx.AsyncClient(timeout=CALL_TIMEOUT_S) as client:
+            answer = await client.post(url, json=body, headers=headers)
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"no gateway answers at {url}: {error}") from None
+    said = answer.content
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        events = [one.data for one in sse.Decoder(2**27).feed(said) if one.data]
+        said = events[-1] if events else b""
+    try:
+        return msgspec.json.decode(said, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise click.ClickException(f"{url}: status {answer.status_code}, and no JSON") from None

@@ -1,0 +1,277 @@
+"""`tollgate prices`: prices as others publish them, as drafts; seen, then applied.
+
+Above: `cli`. Below: `command`, and billing's `price_sources` and `price_drafts`, imported where a
+command runs. It needs no database: a price book is files. What is applied lies in HOME/price_books;
+`tollgate migrate` brings it to Postgres, and gateways price by it once they have been reloaded.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.cli.command import STATE, Flags, refuse, with_options
+from gateway.home import Home
+from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings, load
+
+if TYPE_CHECKING:
+    from billing.pricing.drafts import Difference, Prices
+    from billing.pricing.price_book import PriceBook
+    from billing.pricing.sources import Published, Source
+
+DAY = click.DateTime(["%Y-%m-%d"])
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+MODELS = click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="OURS[=THEIRS]",
+    help="Which, and what the source calls it. Default: all that are served, by the names that "
+    "their upstreams have for them.",
+)
+
+EXITS = (
+    "Exit codes: 0 done; 1 a file could not be read or written; 2 it cannot be done as asked, such"
+    " as a model that the source does not know, a draft that is none, a digest of something else."
+)
+EXITS_OF_CHECK = (
+    "Exit codes: 0 nothing differs; 1 prices differ, or a file could not be read; 2 it cannot be"
+    " done as asked, such as a file that is not in its source's format."
+)
+
+
+@click.group(epilog=EXITS)
+def prices() -> None:
+    """Compare prices with what others publish, and take them over."""
+
+
+def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
+    """What a command may raise by contract becomes one line."""
+
+    @wraps(command)
+    def guarded(**flags: Any) -> None:
+        from billing.errors import BillingError
+
+        try:
+            command(**flags)
+        except (BillingError, SettingsError) as error:
+            refuse(error, status=2)
+        except OSError as error:
+            refuse(error, status=1)
+
+    return guarded
+
+
+@prices.command("import", epilog=EXITS)
+@with_options(*STATE)
+@click.option("--from", "source", type=click.Choice(["genai-prices", "litellm"]), required=True)
+@click.option("--valid-from", type=DAY, help="UTC. Default: tomorrow")
+@MODELS
+@click.argument("file", type=FILE)
+@in_one_line
+def import_(
+    source: Source, valid_from: datetime | None, models: tuple[str, ...], file: Path, **flags: Flags
+) -> None:
+    """Make a draft of what FILE says otherwise than the price book.
+
+    FILE: the data.json of genai-prices, or litellm's model_prices_and_context_window.json.
+    """
+    from billing.pricing.drafts import draft_of
+
+    settings = load(flags)
+    begins = valid_from or datetime.now(UTC) + timedelta(days=1)
+    begins = begins.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
+    if begins.timestamp() <= time.time():
+        refuse("--valid-from: begins in the past; what was admitted is priced", status=2)
+    book = book_of(settings)
+    wanted = named(models, settings)
+    published = dict(published_of(source, file, wanted, begins))
+    for theirs in (wanted[ours] for ours in wanted if ours not in published):
+        message = f"{source}: knows no {theirs}"
+        if models:
+            refuse(message, status=2)
+        click.echo(message)
+    content = draft_of(published, book, begins, source).encode()
+    if not content:
+        click.echo("Nothing differs.")
+        return
+    path = Home(settings.home).price_drafts / f"{source}-{begins:%Y-%m-%d}.toml"
+    changes, digest = changed_by(content, path, book)
+    write(path, content)
+    click.echo(f"Draft: {path}")
+    show(content, changes, digest)
+
+
+@prices.command(epilog=EXITS)
+@with_options(*STATE)
+@click.argument("draft", type=FILE)
+@in_one_line
+def diff(draft: Path, **flags: Flags) -> None:
+    """What DRAFT would change, and the digest by which to apply it."""
+    book = book_of(load(flags))
+    content = draft.read_bytes()
+    show(content, *changed_by(content, draft, book))
+
+
+@prices.command(epilog=EXITS)
+@with_options(*STATE)
+@click.option("--digest", required=True, help="As `diff` showed it.")
+@click.argument("draft", type=FILE)
+@in_one_line
+def apply(draft: Path, digest: str, **flags: Flags) -> None:
+    """Put DRAFT into HOME/price_books, as it was seen: neither it nor the book may have changed."""
+    from billing.pricing.price_book import PriceBook
+
+    settings = load(flags)
+    content = draft.read_bytes()
+    changes, known = changed_by(content, draft, book_of(settings))
+    if not changes:
+        refuse("the draft changes nothing: it has been applied already", status=2)
+    if not hmac.compare_digest(digest.encode(), known.encode()):
+        refuse("this is not what was shown: look at `tollgate prices diff` again", status=2)
+    for entry in PriceBook.parse(content, str(draft)):
+        if entry.valid_from.timestamp() <= time.time():
+            refuse(f"{entry.where}: begins in the past; what was admitted is priced", status=2)
+    PriceBook.load([*settings.price_books, draft], bases=settings.bases)
+    path = Home(settings.home).price_books / f"{datetime.now(UTC):%Y-%m-%d}-{known[:12]}.toml"
+    write(path, content)
+    click.echo(f"Applied: {path}")
+    click.echo("Run `tollgate migrate`, then reload the gateways (SIGHUP).")
+
+
+@prices.command(epilog=EXITS_OF_CHECK)
+@with_options(*STATE)
+@click.option("--genai-prices", "genai", type=FILE, help="Its data.json.")
+@click.option("--litellm", type=FILE, help="Its model_prices_and_context_window.json.")
+@click.option("--at", type=DAY, help="UTC. Default: now")
+@MODELS
+@in_one_line
+def check(
+    genai: Path | None,
+    litellm: Path | None,
+    at: datetime | None,
+    models: tuple[str, ...],
+    **flags: Flags,
+) -> None:
+    """Compare our prices with those of both sources, and these with each other."""
+    files: dict[Source, Path] = {}
+    if genai is not None:
+        files["genai-prices"] = genai
+    if litellm is not None:
+        files["litellm"] = litellm
+    if not files:
+        refuse("name a file: --genai-prices, --litellm or both", status=2)
+    settings = load(flags)
+    wanted = named(models, settings)
+    moment = (at or datetime.now(UTC)).replace(tzinfo=UTC)
+    sides = sides_of(book_of(settings), files, wanted, moment)
+    for source in files:
+        for model in wanted.keys() - sides[source].keys():
+            click.echo(f"{source}: knows no {wanted[model]}")
+    differing = list(disagreements(sides))
+    for line in differing:
+        click.echo(line)
+    if differing:
+        sys.exit(1)
+    click.echo("What several of them price costs the same.")
+
+
+def sides_of(
+    book: PriceBook, files: Mapping[Source, Path], wanted: Mapping[str, str], at: datetime
+) -> dict[str, dict[str, Prices]]:
+    """By who says it, then by our name of the model."""
+    from billing.pricing.drafts import ours
+
+    mine = {model: ours(book, model, at.timestamp()) for model in wanted}
+    sides: dict[str, dict[str, Prices]] = {"ours": {m: found for m, found in mine.items() if found}}
+    for source, file in files.items():
+        found = published_of(source, file, wanted, at)
+        sides[source] = {model: published.prices for model, published in found}
+    return sides
+
+
+def disagreements(sides: Mapping[str, Mapping[str, Prices]]) -> Iterator[str]:
+    from billing.pricing.drafts import differences
+
+    for one, other in combinations(sides, 2):
+        for model, known in sides[one].items():
+            if model in sides[other]:
+                for each in differences(model, known, sides[other][model]):
+                    yield f"{one} -> {other}: {each}"
+
+
+def book_of(settings: Settings) -> PriceBook:
+    from billing.pricing.price_book import PriceBook
+
+    return PriceBook.load(settings.price_books, bases=settings.bases)
+
+
+def named(models: Sequence[str], settings: Settings) -> dict[str, str]:
+    """What the source calls each, by our name."""
+    if models:
+        pairs = (model.partition("=") for model in models)
+        return {ours: theirs or ours for ours, _, theirs in pairs}
+    return {
+        model.name: model.replicas[0].upstream_model if model.replicas else model.name
+        for model in settings.models
+    }
+
+
+def published_of(
+    source: Source, file: Path, wanted: Mapping[str, str], on: datetime
+) -> Iterator[tuple[str, Published]]:
+    """By our name, of those that it knows."""
+    from billing.errors import PriceBookError
+    from billing.pricing.sources import MAX_SOURCE_BYTES, PriceSource
+
+    if file.stat().st_size > MAX_SOURCE_BYTES:
+        raise PriceBookError(f"{file}: larger than {MAX_SOURCE_BYTES} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PriceBookError(f"{file}: not UTF-8") from error
+    found = PriceSource(source, text, on.date())
+    for ours, theirs in wanted.items():
+        published = found.of(theirs)
+        if published is not None:
+            yield ours, published
+
+
+def changed_by(content: bytes, draft: Path, book: PriceBook) -> tuple[list[Difference], str]:
+    """What a draft changes, and the digest of both. Raises: PriceBookError, where it cannot be."""
+    from billing.pricing.drafts import changes_of, digest_of
+    from billing.pricing.price_book import PriceBook
+
+    changes = changes_of(PriceBook.parse(content, str(draft)), book)
+    return changes, digest_of(content, changes)
+
+
+def show(content: bytes, changes: Sequence[Difference], digest: str) -> None:
+    for line in content.splitlines():
+        if line[:1] == b"#":
+            click.echo(line.decode())
+    for each in changes:
+        click.echo(str(each))
+    click.echo(f"Digest: {digest}")
+
+
+def write(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)

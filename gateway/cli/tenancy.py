@@ -1,0 +1,293 @@
+"""`tollgate orgs` and `tollgate projects`: who is billed, and what plans bind them.
+
+Above: `cli`. Below: `command`, and `tenancy`, imported where a command runs. People name both by
+their names; ids are for scripts and bills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.audit.log import COMMAND_LINE
+from gateway.cli.command import (
+    JSON,
+    STATE,
+    Columns,
+    Flags,
+    header_of,
+    in_columns,
+    run,
+    with_options,
+)
+from gateway.settings.load import load
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from gateway.tenancy.orgs import Org
+    from gateway.tenancy.projects import Project
+
+ORG_COLUMNS = (("ID", 36), ("CREATED", 10), ("PLAN", 10), ("NAME", 0))
+PROJECT_COLUMNS = (("ID", 37), ("CREATED", 10), ("PLAN", 10), ("ORG", 16), ("NAME", 0))
+NAME = click.option("--name", required=True, help="For people and for `--org` and `--project`.")
+PLAN = click.option(
+    "--plan", help="A [plan.NAME] of the settings, as of the last start. Default: no limits."
+)
+NEW_PLAN = (
+    click.option("--plan", help="A [plan.NAME] of the settings, as of the last start."),
+    click.option("--no-plan", is_flag=True, help="No limits of its own."),
+)
+OF_ORG = click.option("--org", default="default", show_default=True, help="Its organization.")
+
+
+@click.group()
+def orgs() -> None:
+    """Make and list organizations, and give them plans.
+
+    A plan's limits bind all keys below an organization together; the first start makes one that is
+    named `default`.
+    """
+
+
+@orgs.command("create")
+@with_options(*STATE, JSON, NAME, PLAN)
+def create_org(name: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+    """Make an organization; it needs a project before it can have keys."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            made = await org_verbs.create_org(conn, name=name, plan=plan, actor=COMMAND_LINE)
+        click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
+
+    run(work())
+
+
+@orgs.command("list")
+@with_options(*STATE, JSON)
+def list_orgs(as_json: bool, **flags: Flags) -> None:
+    """List the organizations, oldest first."""
+    from gateway.cli import administration
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            show_header(ORG_COLUMNS, as_json)
+            async for org in all_orgs(conn):
+                row = (org.id, to_date(org), org.plan or "-", org.name)
+                click.echo(to_json(org) if as_json else in_columns(row, ORG_COLUMNS))
+
+    run(work())
+
+
+@orgs.command("set-plan")
+@with_options(*STATE, *NEW_PLAN)
+@click.argument("name")
+def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+    """Give an organization a plan, or none; every worker goes by it within a second."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    wanted = chosen(plan, no_plan)
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                org = await org_verbs.find_org(conn, name=name)
+            await org_verbs.update_org_plan(db, redis, org.id, wanted, actor=COMMAND_LINE)
+        click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
+
+    run(work())
+
+
+@orgs.command("set-origins")
+@with_options(*STATE)
+@click.option("--origin", "origins", multiple=True, help="Such as https://app.example.com.")
+@click.argument("name")
+def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
+    """Say from which web pages browsers may call with an organization's keys: these, no others."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy.origins import update_origins
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _):
+            async with db.connect() as conn:
+                org = await org_verbs.find_org(conn, name=name)
+            changed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+            listed = changed.cors_origins
+        click.echo(f"{org.id} answers pages of {', '.join(listed) or 'nobody'}.")
+
+    run(work())
+
+
+@click.group()
+def projects() -> None:
+    """Make and list the projects of organizations, and give them plans.
+
+    A key belongs to a project (`tollgate keys create --org NAME --project NAME`). A plan's limits
+    bind all keys of a project together.
+    """
+
+
+@projects.command("create")
+@with_options(*STATE, JSON, NAME, OF_ORG, PLAN)
+def create_project(name: str, org: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+    """Make a project of an organization."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            owner = await org_verbs.find_org(conn, name=org)
+            made = await project_verbs.create_project(
+                conn, org_id=owner.id, name=name, plan=plan, actor=COMMAND_LINE
+            )
+        click.echo(to_json(made) if as_json else f"{made.id} is project {made.name} of {org}.")
+
+    run(work())
+
+
+@projects.command("list")
+@with_options(*STATE, JSON)
+@click.option("--org", help="Those of this organization. Default: of all.")
+def list_projects(org: str | None, as_json: bool, **flags: Flags) -> None:
+    """List the projects, oldest first, by organization."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            if org is not None:
+                await org_verbs.find_org(conn, name=org)
+            show_header(PROJECT_COLUMNS, as_json)
+            async for owner in all_orgs(conn):
+                if org in (None, owner.name):
+                    async for project in all_projects(conn, owner):
+                        click.echo(to_json(project) if as_json else to_line(project, owner))
+
+    run(work())
+
+
+@projects.command("set-plan")
+@with_options(*STATE, OF_ORG, *NEW_PLAN)
+@click.argument("name")
+def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+    """Give a project a plan, or none; every worker goes by it within a second."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
+
+    wanted = chosen(plan, no_plan)
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                owner = await org_verbs.find_org(conn, name=org)
+                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
+            await project_verbs.update_project_plan(
+                db, redis, project.id, wanted, org_id=owner.id, actor=COMMAND_LINE
+            )
+        click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
+
+    run(work())
+
+
+@projects.command("set-models")
+@with_options(*STATE, OF_ORG)
+@click.option("--allow", multiple=True, help="These models and no others.")
+@click.option("--deny", multiple=True, help="All models but these. With neither: all.")
+@click.argument("name")
+def set_models(
+    name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...], **flags: Flags
+) -> None:
+    """Say which models a project may use; every worker goes by it within a second."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import projects as project_verbs
+    from gateway.tenancy.keys.model_permissions import update_model_permissions
+
+    if allow and deny:
+        raise click.UsageError("give either --allow or --deny")
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, redis):
+            async with db.connect() as conn:
+                owner = await org_verbs.find_org(conn, name=org)
+                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
+            made = await update_model_permissions(
+                db,
+                redis,
+                project.id,
+                org_id=owner.id,
+                mode="allow_list" if allow else "deny_list" if deny else None,
+                models=allow or deny,
+                actor=COMMAND_LINE,
+            )
+        said = "all models" if made.mode is None else f"{made.mode} {', '.join(made.models)}"
+        click.echo(f"{project.id} has {said}.")
+
+    run(work())
+
+
+async def all_orgs(conn: AsyncConnection, *, archived: bool = False) -> AsyncIterator[Org]:
+    from gateway.tenancy.orgs import list_orgs
+
+    page = await list_orgs(conn, archived=archived)
+    while page:
+        for org in page:
+            yield org
+        page = await list_orgs(conn, after=page[-1].id, archived=archived)
+
+
+async def all_projects(conn: AsyncConnection, org: Org) -> AsyncIterator[Project]:
+    from gateway.tenancy.projects import list_projects
+
+    page = await list_projects(conn, org_id=org.id)
+    while page:
+        for project in page:
+            yield project
+        page = await list_projects(conn, org_id=org.id, after=page[-1].id)
+
+
+def chosen(plan: str | None, no_plan: bool) -> str | None:
+    """Raises: click.UsageError unless exactly one of the two was given."""
+    if (plan is None) != no_plan:
+        raise click.UsageError("give either --plan NAME or --no-plan")
+    return plan
+
+
+def show_header(columns: Columns, as_json: bool) -> None:
+    if not as_json:
+        click.echo(header_of(columns))
+
+
+def to_line(project: Project, owner: Org) -> str:
+    row = (project.id, to_date(project), project.plan or "-", owner.name, project.name)
+    return in_columns(row, PROJECT_COLUMNS)
+
+
+def to_date(made: Org | Project) -> str:
+    return made.created_at.strftime("%Y-%m-%d")
+
+
+def to_json(made: Org | Project) -> str:
+    return msgspec.json.encode(made).decode()

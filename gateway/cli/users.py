@@ -1,0 +1,170 @@
+"""`tollgate users`: people who may sign in, so that the first of them can.
+
+Above: `cli`. Below: `command`; `tenancy.users` and `auth.passwords`, imported where a command runs.
+A password is read from standard input, asked for where that is a terminal, and never from an
+argument, which other users of the machine could see.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from gateway.cli.command import JSON, STATE, Flags, in_columns, refuse, run, with_options
+from gateway.cli.tenancy import OF_ORG, show_header
+from gateway.settings.load import load
+
+if TYPE_CHECKING:
+    from gateway.tenancy.users import User
+
+COLUMNS = (("ID", 37), ("CREATED", 10), ("ROLE", 10), ("EMAIL", 32), ("NAME", 0))
+MAX_INPUT = 1024
+EMAIL = click.option("--email", required=True, help="The address to sign in with.")
+
+
+@click.group()
+def users() -> None:
+    """Make and list users, and give them passwords.
+
+    Passwords come from standard input: `tollgate users create --email me@example.com < file`, or
+    are asked for.
+    """
+
+
+@users.command("create")
+@with_options(*STATE, JSON, OF_ORG, EMAIL)
+@click.option("--name", help="For people. Default: the address.")
+@click.option(
+    "--role",
+    type=click.Choice(["owner", "admin", "developer", "billing", "reader"]),
+    default="owner",
+    show_default=True,
+    help="What they may do.",
+)
+def create(
+    org: str, email: str, name: str | None, role: str, as_json: bool, **flags: Flags
+) -> None:
+    """Make a user of an organization who signs in with a password."""
+    from gateway.audit.log import COMMAND_LINE
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import users as user_verbs
+
+    settings = load(flags)
+    password = read_password(email)
+
+    async def work() -> None:
+        hashed = await hash_password(password)
+        async with administration.connections(settings) as (db, _), db.begin() as conn:
+            owner = await org_verbs.find_org(conn, name=org)
+            made = await user_verbs.create_user(
+                conn,
+                org_id=owner.id,
+                email=email,
+                name=name or email,
+                role=role,
+                actor=COMMAND_LINE,
+                password_hash=hashed,
+            )
+        line = f"{made.id} is {made.email}, {made.role} of {org}."
+        click.echo(msgspec.json.encode(made).decode() if as_json else line)
+
+    run(work())
+
+
+@users.command("passwd")
+@with_options(*STATE, OF_ORG, EMAIL)
+def passwd(org: str, email: str, **flags: Flags) -> None:
+    """Give a user another password.
+
+    Whoever is signed in as them has to sign in again, and every application that acts for them to
+    ask again: its tokens are refused within a second.
+    """
+    from gateway.audit.log import COMMAND_LINE
+    from gateway.auth.login.change import change_password
+    from gateway.auth.revocations import announcing
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import users as user_verbs
+
+    settings = load(flags)
+    password = read_password(email)
+
+    async def work() -> None:
+        hashed = await hash_password(password)
+        async with (
+            administration.connections(settings) as (db, redis),
+            announcing(redis) as announcement,
+            db.begin() as conn,
+        ):
+            owner = await org_verbs.find_org(conn, name=org)
+            user = await user_verbs.find_user(conn, org_id=owner.id, email=email)
+            await change_password(
+                conn,
+                announcement,
+                org_id=owner.id,
+                user_id=user.id,
+                password_hash=hashed,
+                actor=COMMAND_LINE,
+            )
+        click.echo(f"{user.id} has a new password.")
+
+    run(work())
+
+
+@users.command("list")
+@with_options(*STATE, JSON, OF_ORG)
+def list_users(org: str, as_json: bool, **flags: Flags) -> None:
+    """List the users of an organization, oldest first."""
+    from gateway.cli import administration
+    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy import users as user_verbs
+    from gateway.tenancy.pages import MAX_LIMIT, Cursor
+
+    settings = load(flags)
+
+    async def work() -> None:
+        async with administration.connections(settings) as (db, _), db.connect() as conn:
+            owner = await org_verbs.find_org(conn, name=org)
+            show_header(COLUMNS, as_json)
+            cursor, more = Cursor(limit=MAX_LIMIT), True
+            while more:
+                found, more = await user_verbs.list_users(conn, org_id=owner.id, cursor=cursor)
+                for user in found:
+                    click.echo(msgspec.json.encode(user).decode() if as_json else to_line(user))
+                cursor = Cursor(limit=MAX_LIMIT, after=found[-1].id if found else None)
+
+    run(work())
+
+
+def read_password(email: str) -> str:
+    """One line. Ends the command where it is too weak."""
+    from gateway.auth.login.passwords import WeakPassword, check_strength
+
+    if sys.stdin.isatty():
+        password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline(MAX_INPUT).rstrip("\r\n")
+    try:
+        check_strength(password, email)
+    except WeakPassword as error:
+        refuse(error, status=2)
+    return str(password)
+
+
+async def hash_password(password: str) -> str:
+    from gateway.auth.login.passwords import Passwords
+
+    passwords = Passwords()
+    try:
+        return await passwords.hash(password)
+    finally:
+        passwords.close()
+
+
+def to_line(user: User) -> str:
+    row = (user.id, user.created_at.strftime("%Y-%m-%d"), user.role, user.email, user.name)
+    return in_columns(row, COLUMNS)

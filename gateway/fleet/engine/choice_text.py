@@ -1,0 +1,316 @@
+"""One choice of a generation, from token ids to text, reasoning and calls: where it stops, what
+counts and what is wasted.
+
+Above: `engine_replica`. Below: the engine's detokenizer and output parser. Pure. The engine knows
+stop ids, not stop strings: what it generated behind one was not asked for, so it is counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Sequence
+from typing import NamedTuple
+
+from billing.cache_contracts import (
+    DEFAULT_CONTRACT,
+    Breakpoint,
+    ContractName,
+    InputSplit,
+    split_input,
+    split_kept,
+)
+from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs, Usage
+from engine.text.detokenizer import Detokenizer, Piece
+from engine.text.output_parser import (
+    ArgumentsDelta,
+    ContentDelta,
+    Delta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallStart,
+)
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.replica import (
+    CallDelta,
+    FinishReason,
+    MeteredUsage,
+    ReplicaEvent,
+    TextDelta,
+    TokenInfo,
+    TokenTop,
+)
+from gateway.generate_request import ChatPrompt, Writing
+
+UNLIKELY = -9999.0
+"""OpenAI's word for a logprob too small to say; minus infinity is not JSON."""
+
+
+class ChoiceText:
+    num_reasoning = 0
+    """Tokens of those used that are no answer."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Writing,
+        tokenizer: Tokenizer,
+        ends: Container[int] | None = None,
+        shown_ids: Collection[int] = (),
+    ) -> None:
+        """`ends`: the tokens that are no text where an answer stops; None: whichever does.
+        `shown_ids`: special tokens that are text all the same."""
+        self.index = index
+        self._keep_stop = prompt.include_stop_str_in_output
+        self._ends = ends
+        self._tokenizer = tokenizer
+        self.detokenizer = Detokenizer(tokenizer, prompt.stop, self._keep_stop, shown=shown_ids)
+        self.over = False
+        self.num_used = 0
+        """Tokens up to the stop, it included."""
+        self.num_wasted = 0
+        """Tokens behind it."""
+
+    def read(self, output: EngineOutput) -> TextDelta | None:
+        """None: nothing to show."""
+        num_ids = len(output.token_ids)
+        if self.over:
+            self.num_wasted += num_ids
+            return None
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not self._keep_stop and self._ends_with(shown):
+            shown = shown[:-1]  # the last one is the EOS or a stop id
+        piece = self.push(shown)
+        text = piece.text
+        reason: FinishReason | None = None
+        if output.finish_reason in ("stop", "length"):
+            text += self.detokenizer.flush()
+            reason = "stop" if output.finish_reason == "stop" else "length"
+        if piece.stopped or self.detokenizer.stopped:
+            reason = "stop"
+        self.over = reason is not None
+        num_used = piece.num_tokens_used if piece.stopped else num_ids
+        self.num_used += num_used
+        self.num_wasted += num_ids - num_used
+        infos = None
+        if output.logprobs is not None:
+            infos = self.to_infos(self.shown_logprobs(output.logprobs, piece.num_tokens_used))
+        return self.show(text, infos, reason)
+
+    def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
+        """Of the tokens whose text is shown."""
+        return logprobs[:num_shown]
+
+    def push(self, token_ids: list[int]) -> Piece:
+        return self.detokenizer.push(token_ids)
+
+    def show(
+        self, text: str, logprobs: list[TokenInfo] | None, reason: FinishReason | None
+    ) -> TextDelta | None:
+        if not text and not logprobs and reason is None:
+            return None
+        return TextDelta(
+            index=self.index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_string=self.detokenizer.stop_string,
+        )
+
+    def _ends_with(self, token_ids: list[int]) -> bool:
+        """The last one is the EOS or a stop id. It is, unless a grammar came to its own end."""
+        return self._ends is None or token_ids[-1] in self._ends
+
+    def to_infos(self, logprobs: list[TokenLogprobs]) -> list[TokenInfo]:
+        return [self._to_info(entry) for entry in logprobs]
+
+    def _to_info(self, entry: TokenLogprobs) -> TokenInfo:
+        chosen = self._to_top(entry.chosen)
+        return TokenInfo(
+            token=chosen.token,
+            logprob=chosen.logprob,
+            bytes=chosen.bytes,
+            top_logprobs=[self._to_top(top) for top in entry.top],
+        )
+
+    def _to_top(self, entry: TokenLogprob) -> TokenTop:
+        data = self._tokenizer.token_bytes(entry.token_id)
+        return TokenTop(
+            token=data.decode(errors="replace"),
+            logprob=max(entry.logprob, UNLIKELY),
+            bytes=list(data),
+        )
+
+
+class Parsing(NamedTuple):
+    """How the text of each choice is read where it is more than an answer."""
+
+    parser: Callable[[], OutputParser]
+    """A fresh one."""
+    shown_ids: Collection[int] = ()
+    """Special tokens that it wants to see."""
+    one_call: bool = False
+    """An answer is over with its first call."""
+
+
+class ParsedChoice(ChoiceText):
+    """One that is read for calls and reasoning, token by token: what is thought, at the beginning,
+    is counted with its markers."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: Writing,
+        tokenizer: Tokenizer,
+        ends: Container[int] | None,
+        parsing: Parsing,
+    ) -> None:
+        super().__init__(index, prompt, tokenizer, ends, parsing.shown_ids)
+        self._parser = parsing.parser()
+        self._one_call = parsing.one_call
+        self._deltas: list[Delta] = []
+        """Not shown yet."""
+        self._logprobs: list[TokenInfo] = []
+        """Of tokens of which nothing is shown yet."""
+
+    def push(self, token_ids: list[int]) -> Piece:
+        """The text goes to the parser."""
+        num_used, stopped = 0, False
+        for token_id in token_ids:
+            was_reasoning = self._parser.in_reasoning
+            piece = self.detokenizer.push([token_id])
+            num_used += piece.num_tokens_used
+            self._deltas += self._parser.feed(piece.text)
+            if was_reasoning:
+                self.num_reasoning += piece.num_tokens_used
+            elif self._parser.in_reasoning:  # with this one the marker is whole
+                self.num_reasoning = self.num_used + num_used
+            stopped = piece.stopped or (self._one_call and self._parser.ends_with_calls)
+            if stopped:
+                break
+        return Piece("", stopped, num_used)
+
+    def show(
+        self, text: str, logprobs: list[TokenInfo] | None, reason: FinishReason | None
+    ) -> TextDelta | None:
+        """Logprobs wait for something to be shown with, so that a stream begins with what the
+        answer begins with. `text`: the rest of it."""
+        self._deltas += self._parser.feed(text)
+        self._logprobs += logprobs or ()
+        if reason is not None:
+            self._deltas += self._parser.finish()
+            if reason == "stop" and self._parser.ends_with_calls:
+                reason = "tool_calls"
+        elif not self._deltas:
+            return None
+        deltas, self._deltas = self._deltas, []
+        held, self._logprobs = self._logprobs, []
+        return TextDelta(
+            index=self.index,
+            text="".join(each.text for each in deltas if isinstance(each, ContentDelta)),
+            reasoning="".join(each.text for each in deltas if isinstance(each, ReasoningDelta)),
+            calls=to_calls(deltas),
+            logprobs=None if logprobs is None else held,
+            finish_reason=reason,
+            stop_string=self.detokenizer.stop_string,
+        )
+
+
+def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
+    """One of each call that something came of."""
+    found: dict[int, CallDelta] = {}
+    for each in deltas:
+        match each:
+            case ToolCallStart():
+                found[each.index] = CallDelta(each.index, each.name)
+            case ArgumentsDelta():
+                call = found.get(each.index, CallDelta(each.index))
+                found[each.index] = CallDelta(each.index, call.name, call.arguments + each.text)
+    return tuple(found.values())
+
+
+class Choices:
+    """All choices of one attempt, and its usage so far."""
+
+    def __init__(
+        self,
+        choices: Sequence[ChoiceText],
+        contract: ContractName,
+        breakpoints: Sequence[Breakpoint] = (),
+    ) -> None:
+        """`contract`: by which what the engine reused is counted; `breakpoints`: of an explicit
+        one, those that the engine was told of."""
+        self._choices = choices
+        self._contract, self._breakpoints = contract, breakpoints
+        self.usage: MeteredUsage | None = None
+
+    @property
+    def over(self) -> bool:
+        """Every choice has its end, whether or not the engine knows."""
+        return all(choice.over for choice in self._choices)
+
+    def read(self, output: EngineOutput) -> ReplicaEvent:
+        delta = self._choices[output.index].read(output)
+        if output.usage.prefilled:
+            self.usage = self._to_metered(output)
+        return ReplicaEvent(
+            items=() if delta is None else (delta,),
+            usage=self.usage,
+            finished=output.finished,
+            queue_time_s=output.usage.queue_time_s,
+        )
+
+    def last(self) -> ReplicaEvent:
+        """In place of the engine's own, which will not come."""
+        return ReplicaEvent(usage=self.usage, finished=True)
+
+    def _to_metered(self, output: EngineOutput) -> MeteredUsage:
+        """What was seen here counts as it comes. What the engine generated and never sent, because
+        the request was aborted, is the client's unless it has its whole answer already."""
+        told = output.usage
+        used = sum(choice.num_used for choice in self._choices)
+        wasted = sum(choice.num_wasted for choice in self._choices)
+        if output.finished:
+            unseen = told.generated_tokens - used - wasted
+            if self.over:
+                wasted += unseen
+            else:
+                used += unseen
+        counted = self._split(told)
+        return MeteredUsage(
+            uncached_input=counted.uncached,
+            cache_read=counted.cache_read,
+            cache_write=counted.cache_write_5m,
+            cache_write_1h=counted.cache_write_1h,
+            output=used,
+            reasoning_output=sum(choice.num_reasoning for choice in self._choices),
+            wasted_output=wasted,
+        )
+
+    def _split(self, told: Usage) -> InputSplit:
+        if not self._breakpoints:
+            return split_input(self._contract, told.prompt_tokens, told.cached_tokens)
+        return split_kept(
+            told.prompt_tokens, told.kept_tokens, told.written_tokens, self._breakpoints
+        )
+
+
+class GenerationText(Choices):
+    """What is said in a conversation."""
+
+    def __init__(
+        self,
+        prompt: ChatPrompt,
+        n: int,
+        tokenizer: Tokenizer,
+        contract: ContractName = DEFAULT_CONTRACT,
+        *,
+        breakpoints: Sequence[Breakpoint] = (),
+        ends: Container[int] | None = None,
+        parsing: Parsing | None = None,
+    ) -> None:
+        """`ends`: see `ChoiceText`. `parsing`: None where all that is said is the answer."""
+        choices: list[ChoiceText]
+        if parsing is None:
+            choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
+        else:
+            choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
+        super().__init__(choices, contract, breakpoints)

@@ -1,0 +1,97 @@
+"""What an attempt at plain completions says: text behind each prompt, and the prompt itself where
+it is to be said again.
+
+Above: `plain_jobs`. Below: `choice_text`, which reads a choice. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from billing.cache_contracts import ContractName
+from engine.protocol import EngineOutput, TokenLogprobs
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.choice_text import Choices, ChoiceText
+from gateway.fleet.replica import Item, PromptEcho, ReplicaEvent, TextDelta
+from gateway.generate_request import CompletionPrompt
+
+
+class PlainChoice(ChoiceText):
+    """Its log-probabilities are of all that was generated: the token that ends it is one."""
+
+    def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
+        return logprobs[:num_shown] if self.detokenizer.stopped else logprobs
+
+
+class NothingWritten(ChoiceText):
+    """Where no token was asked for. An engine says one all the same: the house's."""
+
+    def read(self, output: EngineOutput) -> TextDelta | None:
+        self.num_wasted += len(output.token_ids)
+        if self.over:
+            return None
+        self.over = True
+        return TextDelta(index=self.index, text="", finish_reason="length")
+
+
+class CompletionText(Choices):
+    """All choices of one attempt. With `echo` each begins with its prompt; what the engine tells of
+    that comes with the first choice of a prompt, for which the others wait."""
+
+    def __init__(
+        self,
+        prompt: CompletionPrompt,
+        prompts: Sequence[list[int]],
+        n: int,
+        tokenizer: Tokenizer,
+        contract: ContractName,
+    ) -> None:
+        """`prompts`: the same as token ids."""
+        kind: type[ChoiceText] = NothingWritten if prompt.max_tokens == 0 else PlainChoice
+        choices = [kind(i, prompt, tokenizer) for i in range(n * len(prompts))]
+        super().__init__(choices, contract)
+        self._prompt, self._prompts, self._n = prompt, prompts, n
+        self._tokenizer = tokenizer
+        self._echoes: dict[int, PromptEcho] = {}
+        """By prompt, once it is known; its index is any."""
+        self._held: dict[int, list[TextDelta]] = {}
+        """By prompt: of choices whose echo is not known yet."""
+        self._echoed: set[int] = set()
+
+    def read(self, output: EngineOutput) -> ReplicaEvent:
+        event = super().read(output)
+        if not self._prompt.echo:
+            return event
+        number = output.index // self._n
+        if number not in self._echoes and (
+            self._prompt.logprobs is None or output.prompt_logprobs is not None
+        ):
+            self._echoes[number] = self._echo_of(number, output.prompt_logprobs)
+        deltas = self._held.pop(number, [])
+        deltas += [item for item in event.items if isinstance(item, TextDelta)]
+        if number in self._echoes:
+            return msgspec.structs.replace(event, items=tuple(self._with_echoes(number, deltas)))
+        self._held[number] = deltas
+        return msgspec.structs.replace(event, items=())
+
+    def _with_echoes(self, number: int, deltas: Sequence[TextDelta]) -> list[Item]:
+        items: list[Item] = []
+        for delta in deltas:
+            if delta.index not in self._echoed:
+                self._echoed.add(delta.index)
+                items.append(msgspec.structs.replace(self._echoes[number], index=delta.index))
+            items.append(delta)
+        return items
+
+    def _echo_of(self, number: int, logprobs: list[TokenLogprobs] | None) -> PromptEcho:
+        written, ids = self._prompt.prompts[number], self._prompts[number]
+        text = written if isinstance(written, str) else self._tokenizer.decode(ids, False)
+        first = self._choices[number * self._n]
+        return PromptEcho(
+            index=number,
+            text=text,
+            first=self._tokenizer.token_bytes(ids[0]),
+            logprobs=None if logprobs is None else first.to_infos(logprobs),
+        )

@@ -1,0 +1,83 @@
+"""What one attempt asks of an engine, and how its outputs are read, whatever the surface.
+
+Above: `engine_replica`, which sends it. Below: the engine's protocol. Made by `engine_replica` of
+conversations, by `plain_jobs` of plain prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from engine.protocol import EngineOutput, EngineRequest, SamplingParams
+from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
+from gateway.fleet.engine.model_format import Rendered
+from gateway.fleet.errors import BadField
+from gateway.fleet.replica import ReplicaEvent
+from gateway.generate_request import OutputForm, Writing
+
+
+class Reader(Protocol):
+    """Of one attempt's outputs."""
+
+    @property
+    def over(self) -> bool:
+        """All that was asked for is there, whether or not the engine knows."""
+
+    def read(self, output: EngineOutput) -> ReplicaEvent: ...
+
+    def last(self) -> ReplicaEvent:
+        """In place of the engine's own, which will not come."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`PreparedRequest.payload`."""
+
+    asked: EngineRequest
+    """But for who asks, and when."""
+    reader: Callable[[], Reader] | None = None
+    """None: as a conversation is read."""
+    names: Mapping[str, str]
+    """The engine's fields that a client knows under another name."""
+    kept: Prefixes = NO_PREFIXES
+    form: OutputForm | None = None
+    """What the output must be."""
+    rendered: Rendered | None = None
+    """Of a conversation."""
+
+
+def check_token_ids(prompt: Writing, vocab_size: int) -> None:
+    """Raises BadField."""
+    for param, ids in (
+        ("logit_bias", prompt.logit_bias),
+        ("stop_token_ids", prompt.stop_token_ids),
+    ):
+        unknown = next((i for i in ids if i >= vocab_size), None)
+        if unknown is not None:
+            raise BadField(
+                f"Invalid value for '{param}': {unknown} is no token id of this model, which has "
+                f"{vocab_size}.",
+                param=param,
+            )
+
+
+def to_sampling(prompt: Writing, max_tokens: int, form: OutputForm | None = None) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=prompt.min_tokens,
+        temperature=prompt.temperature,
+        top_p=prompt.top_p,
+        top_k=prompt.top_k,
+        min_p=prompt.min_p,
+        repetition_penalty=prompt.repetition_penalty,
+        frequency_penalty=prompt.frequency_penalty,
+        presence_penalty=prompt.presence_penalty,
+        logit_bias=prompt.logit_bias,
+        stop_token_ids=prompt.stop_token_ids,
+        ignore_eos=prompt.ignore_eos,
+        seed=prompt.seed,
+        logprobs=prompt.logprobs,
+        grammar=None if form is None else form.grammar,
+    )

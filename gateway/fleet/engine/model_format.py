@@ -1,0 +1,251 @@
+"""How a model is talked to, as its folder says: prompts by its chat template, its outputs read by
+its family's form for calls and reasoning, and kept to what a request wants of them.
+
+Above: `engine_replica`. Below: the engine's chat template, tokenizer and output parser. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from engine.errors import InvalidRequest
+from engine.text.chat_template import ChatTemplate
+from engine.text.output_parser import OutputFormat, ReasoningState, Tool
+from engine.text.output_parser.grammars.ebnf import EbnfError
+from engine.text.output_parser.reader import MAX_CALLS
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.cache_outcome import MessagePlace
+from gateway.fleet.engine.choice_text import Parsing
+from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
+from gateway.fleet.engine.message_places import chars_before, place_at
+from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.generate_request import ChatPrompt, OutputForm, ToolUse, ToTokenize
+from gateway.wire.constraints.to_grammar import check_size
+
+ANY_OBJECT = {"type": "object"}
+GOES_ON = "\ue0f0goes on\ue0f1"
+"""Behind the beginning of an answer, while a template writes what stands around it."""
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call it: Qwen's, DeepSeek's."""
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as the model reads it."""
+
+    token_ids: list[int]
+    reasoning_state: ReasoningState = "unsaid"
+    form: OutputForm | None = None
+    """What the output must be, behind its reasoning."""
+    kept: Prefixes = NO_PREFIXES
+    """What of it is to be kept."""
+
+
+class ModelFormat:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, output: OutputFormat | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._output = output or OutputFormat(tokenizer, template.source)
+
+    def check(self, prompt: ChatPrompt) -> None:
+        """What can be said before anything is rendered. Raises UnsupportedField."""
+        if prompt.reasoning_effort is not None:
+            options = template_options(prompt, self._template.variables)
+            thinks = self._output.reasoning != "none"
+            if not options and thinks == (prompt.reasoning_effort == "none"):
+                why = "thinks always" if thinks else "does not think"
+                raise no_effort(prompt.effort_param, why)
+        if self._template.takes_tools:
+            return
+        if prompt.tools is not None:
+            raise no_tools("tools")
+        for index, message in enumerate(prompt.messages):
+            if message["role"] == "tool":
+                raise no_tools(under(prompt, index, "role"))
+            if "tool_calls" in message:
+                raise no_tools(under(prompt, index, "tool_calls"))
+
+    def token_ids(self, prompt: ChatPrompt, asked: ToTokenize) -> list[int]:
+        """Raises BadField."""
+        text = self._rendered(prompt, is_whole=asked.add_generation_prompt)
+        return self._tokenizer.encode(text, asked.add_special_tokens)
+
+    def render(self, prompt: ChatPrompt, block_size: int | None = None) -> Rendered:
+        """Off the event loop where it is long. `block_size`: of the prefixes that the engine keeps;
+        None: of this model it keeps none. Raises BadField."""
+        text = self._rendered(prompt)
+        state = self._output.reasoning_state(text)
+        token_ids, kept = self._encode(prompt, text, block_size)
+        return Rendered(
+            token_ids=token_ids,
+            reasoning_state=state,
+            form=self._form(prompt, state),
+            kept=kept,
+        )
+
+    def _rendered(self, prompt: ChatPrompt, *, is_whole: bool = True) -> str:
+        """Raises BadField."""
+        try:
+            if is_whole:
+                return self._whole_text(prompt)
+            return self._text(prompt, prompt.messages, is_whole=False)
+        except InvalidRequest as error:
+            raise BadField(
+                "This model's chat template does not take these messages.", param="messages"
+            ) from error
+
+    def _whole_text(self, prompt: ChatPrompt) -> str:
+        """Up to where the answer goes on. Raises InvalidRequest, UnsupportedField."""
+        if not prompt.continues:
+            return self._text(prompt, prompt.messages)
+        *before, last = prompt.messages
+        marked = {**last, "content": last["content"] + GOES_ON}
+        text = self._text(prompt, [*before, marked], is_whole=False)
+        begun, mark, _ = text.rpartition(GOES_ON)
+        if not mark:
+            param = prompt.path_of(len(before))
+            raise UnsupportedField(
+                f"Unsupported parameter: '{param}' is not supported by this model, whose chat "
+                "template begins no answer.",
+                param=param,
+            )
+        return begun
+
+    def _text(
+        self,
+        prompt: ChatPrompt,
+        messages: Sequence[dict[str, Any]],
+        num_tools: int | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> str:
+        tools = None if prompt.tools is None else prompt.tools.tools[:num_tools]
+        return self._template.render(
+            messages,
+            tools=[each.shown for each in tools] if tools else None,
+            options=template_options(prompt, self._template.variables),
+            add_generation_prompt=is_whole,
+        )
+
+    def _encode(
+        self, prompt: ChatPrompt, text: str, block_size: int | None
+    ) -> tuple[list[int], Prefixes]:
+        if not prompt.breakpoints or block_size is None:
+            return self._tokenizer.encode(text), NO_PREFIXES
+        token_ids, ends = self._tokenizer.encode_with_ends(text)
+        render = partial(self._text, prompt, is_whole=False)
+        return token_ids, to_prefixes(
+            token_ids, find_breakpoints(prompt, text, ends, render, block_size)
+        )
+
+    def place_of(
+        self, prompt: ChatPrompt, token_ids: Sequence[int], position: int
+    ) -> MessagePlace | None:
+        """What a token of a rendered prompt lies in. Renders it again, and parts of it: off the
+        event loop. Raises BadField."""
+        text = self._rendered(prompt)
+        at = chars_before(self._tokenizer, text, token_ids, position)
+        if at is None:
+            return None
+        return place_at(prompt, text, at, partial(self._text, prompt, is_whole=False))
+
+    def parsing(self, prompt: ChatPrompt, rendered: Rendered) -> Parsing | None:
+        """None: all that is said is the answer."""
+        use = prompt.tools
+        if use is None and self._output.reasoning == "none":
+            return None
+        names = [] if use is None else callable_names(use)
+        return Parsing(
+            parser=lambda: self._output.parser(
+                tools=names, reasoning_state=rendered.reasoning_state
+            ),
+            shown_ids=self._output.shown_ids,
+            one_call=use is not None and not use.parallel,
+        )
+
+    def _form(self, prompt: ChatPrompt, state: ReasoningState) -> OutputForm | None:
+        use, form = prompt.tools, prompt.form
+        if form is None and (use is None or not use.is_kept_to):
+            return None
+        try:
+            if use is None:
+                assert form is not None
+                grammar = self._output.answering(form.grammar, reasoning_state=state)
+                made = OutputForm(grammar, form.param)
+            else:
+                made = self._calls(use, form, state)
+        except msgspec.DecodeError as error:
+            assert form is not None
+            raise BadField(
+                f"Invalid value for '{form.param}': not JSON.", param=form.param
+            ) from error
+        except EbnfError as error:
+            assert form is not None
+            raise BadField(
+                f"Invalid value for '{form.param}': {error}.", param=form.param
+            ) from error
+        check_size(made)
+        return made
+
+    def _calls(self, use: ToolUse, form: OutputForm | None, state: ReasoningState) -> OutputForm:
+        """Of a call that is forced, or kept to a schema, or beside an answer that is."""
+        names = callable_names(use)
+        bound = [each for each in use.tools if each.name in names]
+        param = bound[0].param if len(bound) == 1 else "tools"
+        most = MAX_CALLS if use.parallel else 1
+        if use.forced:
+            tools = [Tool(each.name, each.parameters) for each in bound]
+            grammar = self._output.forced(tools, max_calls=most, reasoning_state=state)
+            return OutputForm(grammar, param)
+        if form is not None and not self._output.marks_calls:
+            raise UnsupportedField(
+                f"Unsupported parameter: '{form.param}' is not supported by this model together "
+                "with 'tools': it has no marker that tells a call from an answer.",
+                param=form.param,
+            )
+        tools = [Tool(each.name, each.parameters if each.strict else ANY_OBJECT) for each in bound]
+        answer = None if form is None else form.grammar
+        grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)
+        return OutputForm(grammar, param if form is None else form.param)
+
+
+def callable_names(use: ToolUse) -> tuple[str, ...]:
+    return use.forced or tuple(tool.name for tool in use.tools)
+
+
+def under(prompt: ChatPrompt, index: int, field: str) -> str:
+    """A field of a message, or what the message was made of, where that is no message."""
+    path = prompt.path_of(index)
+    return path if prompt.message_paths else f"{path}.{field}"
+
+
+def no_tools(param: str) -> UnsupportedField:
+    return UnsupportedField(
+        f"Unsupported parameter: '{param}' is not supported by this model, "
+        "whose chat template knows no tools.",
+        param=param,
+    )
+
+
+def no_effort(param: str, why: str) -> UnsupportedField:
+    message = f"Unsupported parameter: '{param}' is not supported by this model, which {why}."
+    return UnsupportedField(message, param=param)
+
+
+def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
+    """How much the model is to think, as its template takes it; of one that knows on and off alone,
+    all but `none` are on. Nothing for one that knows neither."""
+    effort = prompt.reasoning_effort
+    if effort is None:
+        return {}
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": effort}
+    for switch in THINKING_SWITCHES:
+        if switch in variables:
+            return {switch: effort != "none"}
+    return {}

@@ -1,0 +1,248 @@
+"""Prompts without a conversation: to token ids as they are, for completions and for embeddings.
+
+Above: `engine_replica`. Below: the engine's tokenizer, `completion_text`, `engine_job`. Knows no
+queue. Several prompts are one request of the engine, which counts them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from billing.cache_contracts import ContractName
+from engine.errors import InvalidRequest
+from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
+from engine.text.tokenizer import Tokenizer
+from gateway.fleet.engine.completion_text import CompletionText
+from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
+from gateway.fleet.errors import BadField, ContextTooLong
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import EmbeddingVector, MeteredUsage, PreparedRequest, ReplicaEvent
+from gateway.generate_request import (
+    CompletionPrompt,
+    EmbeddingPrompt,
+    GenerateRequest,
+    PlainPrompt,
+    ToTokenize,
+)
+from gateway.lanes import Turn
+
+MAX_TOKENS_TOGETHER = 300_000
+"""Of several prompts (OpenAI's, of embeddings); one alone may be as long as the context."""
+CHARS_PER_PROMPT = 64
+"""What a prompt costs beyond its text, in characters' worth of tokenizing."""
+CHARS_PER_TOKEN = 4
+"""What it costs to make text of one, alike."""
+COMPLETION_NAMES: Mapping[str, str] = {"prompt_token_ids": "prompt", "more_prompts": "prompt"}
+EMBEDDING_NAMES: Mapping[str, str] = {"prompt_token_ids": "input", "more_prompts": "input"}
+
+
+class PlainJobs:
+    """The prompts of one model."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, threads: PrepareThreads, contract: ContractName
+    ) -> None:
+        """`contract`: by which what the engine reused is counted."""
+        self._tokenizer = tokenizer
+        self._threads = threads
+        self._contract = contract
+
+    async def to_complete(
+        self, request: GenerateRequest, prompt: CompletionPrompt, status: ReplicaStatus, turn: Turn
+    ) -> PreparedRequest:
+        """Raises: BadField, ContextTooLong, NoPlace."""
+        asked = prompt.max_tokens
+        assert asked is not None, "who names none is given the default"
+        check_token_ids(prompt, status.vocab_size)
+        at_least = max(asked, 1)  # an engine says one token in any case
+        found = await self.encoded(prompt.prompts, "prompt", status, turn, room=at_least)
+        sampling = to_sampling(prompt, at_least)
+        if prompt.echo and prompt.logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=prompt.logprobs)
+        return PreparedRequest(
+            request=request,
+            input_tokens=sum(map(len, found)),
+            input_estimated=False,
+            max_output_tokens=asked * request.n * len(found),
+            max_tokens_given=True,
+            payload=Job(
+                asked=EngineRequest(
+                    request_id="",
+                    prompt_token_ids=found[0],
+                    more_prompts=tuple(found[1:]),
+                    sampling=sampling,
+                    n=request.n,
+                ),
+                reader=partial(
+                    CompletionText, prompt, found, request.n, self._tokenizer, self._contract
+                ),
+                names=COMPLETION_NAMES,
+            ),
+        )
+
+    async def to_embed(
+        self, request: GenerateRequest, prompt: EmbeddingPrompt, status: ReplicaStatus, turn: Turn
+    ) -> PreparedRequest:
+        """Raises: BadField, ContextTooLong, NoPlace."""
+        check_dimensions(prompt.dimensions, status.embedding_size)
+        found = await self.encoded(prompt.prompts, "input", status, turn, room=0)
+        num_tokens = sum(map(len, found))
+        return PreparedRequest(
+            request=request,
+            input_tokens=num_tokens,
+            input_estimated=False,
+            max_output_tokens=0,
+            max_tokens_given=True,
+            payload=Job(
+                asked=EngineRequest(
+                    request_id="",
+                    prompt_token_ids=found[0],
+                    more_prompts=tuple(found[1:]),
+                    embed=True,
+                    dimensions=prompt.dimensions,
+                ),
+                reader=partial(Vectors, len(found)),
+                names=EMBEDDING_NAMES,
+            ),
+        )
+
+    async def tokenized(self, asked: ToTokenize, turn: Turn) -> list[int]:
+        """Raises: BadField, NoPlace."""
+        text = asked.text
+        assert text is not None, "a conversation"
+        run = self._threads.run
+        return await run(turn, len(text), self._ids_of, text, "prompt", asked.add_special_tokens)
+
+    def texts_of(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.token_bytes(each).decode(errors="replace") for each in token_ids]
+
+    async def detokenized(self, token_ids: list[int], status: ReplicaStatus, turn: Turn) -> str:
+        """Raises: BadField, NoPlace."""
+        if token_ids:
+            check_ids(token_ids, "tokens", status.vocab_size)
+        size = CHARS_PER_TOKEN * len(token_ids)
+        return await self._threads.run(turn, size, self._tokenizer.decode, token_ids, False)
+
+    async def encoded(
+        self,
+        prompts: Sequence[PlainPrompt],
+        field: str,
+        status: ReplicaStatus,
+        turn: Turn,
+        *,
+        room: int,
+    ) -> list[list[int]]:
+        """Token ids of each; each leaves `room` in the context.
+
+        Raises: BadField, ContextTooLong, NoPlace.
+        """
+        for prompt in prompts:
+            self._refuse_the_hopeless(prompt, field, status.max_model_len)
+        size = sum(CHARS_PER_PROMPT + len(each) for each in prompts if isinstance(each, str))
+        found = await self._threads.run(turn, size, self._encode, prompts, field)
+        for index, ids in enumerate(found):
+            check_ids(ids, place(field, index, len(found)), status.vocab_size)
+            check_length(len(ids), room, field, status.max_model_len)
+        total = sum(map(len, found))
+        if len(found) > 1 and total > MAX_TOKENS_TOGETHER:
+            raise BadField(
+                f"Invalid value for '{field}': {total} tokens, of which several prompts may have"
+                f" {MAX_TOKENS_TOGETHER} together.",
+                param=field,
+            )
+        return found
+
+    def _encode(self, prompts: Sequence[PlainPrompt], field: str) -> list[list[int]]:
+        return [
+            self._ids_of(each, place(field, index, len(prompts)), True)
+            if isinstance(each, str)
+            else each
+            for index, each in enumerate(prompts)
+        ]
+
+    def _ids_of(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens)
+        except InvalidRequest as error:
+            message = f"Invalid value for '{param}': {error.message}."
+            raise BadField(message, param=param) from error
+
+    def _refuse_the_hopeless(self, prompt: PlainPrompt, field: str, max_model_len: int) -> None:
+        """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
+        fewest = len(prompt)
+        if isinstance(prompt, str):
+            fewest = self._tokenizer.fewest_tokens(len(prompt.strip()))
+        if fewest > max_model_len:
+            raise too_long(f"at least {fewest} tokens", field, max_model_len)
+
+
+class Vectors:
+    """The embeddings of one attempt."""
+
+    def __init__(self, num_prompts: int) -> None:
+        self._num_left = num_prompts
+        self.usage: MeteredUsage | None = None
+
+    @property
+    def over(self) -> bool:
+        return self._num_left == 0
+
+    def read(self, output: EngineOutput) -> ReplicaEvent:
+        items: tuple[EmbeddingVector, ...] = ()
+        if output.embedding is not None:
+            self._num_left -= 1
+            items = (EmbeddingVector(output.index, output.embedding),)
+        if output.usage.prefilled:
+            self.usage = MeteredUsage(embedding_input=output.usage.prompt_tokens)
+        return ReplicaEvent(
+            items=items,
+            usage=self.usage,
+            finished=output.finished,
+            queue_time_s=output.usage.queue_time_s,
+        )
+
+    def last(self) -> ReplicaEvent:
+        return ReplicaEvent(usage=self.usage, finished=True)
+
+
+def place(field: str, index: int, num_prompts: int) -> str:
+    return field if num_prompts == 1 else f"{field}[{index}]"
+
+
+def check_dimensions(dimensions: int | None, most: int) -> None:
+    """Raises BadField."""
+    if dimensions is not None and dimensions > most:
+        raise BadField(
+            f"Invalid value for 'dimensions': this model's embeddings have {most}.",
+            param="dimensions",
+        )
+
+
+def check_ids(ids: Sequence[int], param: str, vocab_size: int) -> None:
+    """Raises BadField."""
+    if not ids:
+        raise BadField(f"Invalid value for '{param}': it has no tokens.", param=param)
+    if max(ids) >= vocab_size:
+        raise BadField(
+            f"Invalid value for '{param}': {max(ids)} is no token id of this model, which has"
+            f" {vocab_size}.",
+            param=param,
+        )
+
+
+def check_length(num_tokens: int, room: int, field: str, max_model_len: int) -> None:
+    """Raises ContextTooLong."""
+    if num_tokens + room > max_model_len:
+        behind = f" and {room} for the completion" if room else ""
+        raise too_long(f"{num_tokens} tokens{behind}", field, max_model_len)
+
+
+def too_long(asked: str, field: str, max_model_len: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"This model's maximum context length is {max_model_len} tokens. However, you requested"
+        f" {asked}. Please reduce the length of the prompt.",
+        param=field,
+    )

@@ -1,0 +1,448 @@
+"""One of our own engines as a `Replica`: text in, exact token ids over the socket, text and exact
+usage out.
+
+Above: `inference` and the router. Below: the engine's client, tokenizer, chat template and
+detokenizer. Knows no tenant, no price and no wire format. Stop strings are found here: the
+engine knows ids only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Container
+from contextlib import aclosing
+
+import msgspec
+
+from billing.cache_contracts import DEFAULT_CONTRACT, TTL_S, ContractName
+from engine.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, Usage
+from engine.text.chat_template import ChatTemplate
+from engine.text.output_parser import OutputFormat
+from engine.text.tokenizer import Tokenizer
+from engine.transport.client import Engine
+from gateway.fleet.engine.cache_outcome import (
+    CacheOutcome,
+    Circumstances,
+    MessagePlace,
+    outcome_of,
+    prefix_digest,
+)
+from gateway.fleet.engine.choice_text import GenerationText
+from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
+from gateway.fleet.engine.kept_prefixes import (
+    AskedToKeep,
+    OnAsked,
+    Prefixes,
+    num_renders,
+    under,
+    unheard,
+)
+from gateway.fleet.engine.model_format import ModelFormat, Rendered
+from gateway.fleet.engine.plain_jobs import PlainJobs
+from gateway.fleet.engine.prefix_memory import PrefixMemory
+from gateway.fleet.errors import (
+    BadField,
+    ContextTooLong,
+    FleetError,
+    NoPlace,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedField,
+)
+from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
+from gateway.fleet.replica import (
+    ANYBODYS,
+    InTokens,
+    PreparedRequest,
+    ReplicaEvent,
+    ReplicaHealth,
+)
+from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, bounded_to
+from gateway.lanes import Turn, first_token_s
+
+RESTART_S = 1.0
+"""What a client is told to wait for an engine that is away: its supervisor is starting it again."""
+
+CHARS_PER_MESSAGE = 128
+"""What a message costs beyond its text, in characters' worth of tokenizing: the template's work
+and its delimiters take some 50 microseconds."""
+
+CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
+"""The engine's fields that a client knows under another name."""
+
+
+class EngineReplica:
+    """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
+    once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
+    empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep.
+    `template`: None: it takes no conversations. `output_format`: None where the template says
+    it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        client: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        threads: PrepareThreads,
+        weight: int = 1,
+        adapter: str = "",
+        cache_contract: ContractName = DEFAULT_CONTRACT,
+        on_asked: OnAsked = unheard,
+        output_format: OutputFormat | None = None,
+    ) -> None:
+        self.name = name
+        self.weight = weight
+        self._adapter = adapter
+        self._cache_contract = cache_contract
+        self._on_asked = on_asked
+        self._sent = PrefixMemory()
+        self._client = client
+        self._tokenizer = tokenizer
+        tokenizer.fewest_tokens(0)  # the vocabulary is looked through now, not at a request
+        self._format: ModelFormat | None = None
+        if template is not None:
+            self._format = ModelFormat(tokenizer, template, output_format)
+        self._plain = PlainJobs(tokenizer, threads, cache_contract)
+        self._threads = threads
+
+    async def start(self) -> None:
+        """The client connects by itself, for as long as it takes."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def health(self) -> ReplicaHealth:
+        if not self._client.connected:
+            return ReplicaHealth(name=self.name, available=False)
+        status = self._client.status
+        return ReplicaHealth(
+            name=self.name,
+            available=True,
+            num_running=status.num_running,
+            num_waiting=status.num_waiting,
+        )
+
+    async def abort(self, attempt_id: str) -> None:
+        await self._client.abort(attempt_id)
+
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        await (self._client.pause(attempt_id) if resting else self._client.resume(attempt_id))
+
+    async def acknowledge(self, attempt_id: str) -> None:
+        await self._client.acknowledge(attempt_id)
+
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+        status = self._status()
+        if request.embedding is not None:
+            return await self._plain.to_embed(request, request.embedding, status, turn)
+        if not status.generates:
+            raise makes_embeddings_only(request.model)
+        if request.completion is not None:
+            return await self._plain.to_complete(request, request.completion, status, turn)
+        return await self._prepare_chat(request, status, turn)
+
+    async def tokenize(self, asked: ToTokenize, turn: Turn) -> InTokens:
+        status = self._status()
+        if asked.chat is None:
+            token_ids = await self._plain.tokenized(asked, turn)
+        else:
+            form = self._format_of_chats()
+            form.check(asked.chat)
+            size = prompt_size(asked.chat)
+            token_ids = await self._threads.run(turn, size, form.token_ids, asked.chat, asked)
+        texts = self._plain.texts_of(token_ids) if asked.with_texts else None
+        return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
+
+    async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
+        return await self._plain.detokenized(token_ids, self._status(), turn)
+
+    async def _prepare_chat(
+        self, request: GenerateRequest, status: ReplicaStatus, turn: Turn
+    ) -> PreparedRequest:
+        prompt = request.prompt
+        assert prompt is not None, "a request for an upstream"
+        form = self._format_of_chats()
+        self._refuse_the_hopeless(prompt, status.max_model_len)
+        form.check(prompt)
+        block_size = status.block_size if self._cache_contract == "explicit" else None
+        rendered = await self._threads.run(
+            turn, prompt_size(prompt), form.render, prompt, block_size
+        )
+        check_token_ids(prompt, status.vocab_size)
+        return self._to_prepared(request, prompt, rendered, status)
+
+    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+        prompt = request.prompt
+        assert prompt is not None, "a request for an upstream"
+        form = self._format_of_chats()
+        form.check(prompt)
+        size = prompt_size(prompt)
+        return len((await self._threads.run(turn, size, form.render, prompt)).token_ids)
+
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        request = bounded_to(prepared.request, max_output_tokens)
+        assert isinstance(prepared.payload, Job)
+        rendered = prepared.payload.rendered
+        assert request.prompt is not None and rendered is not None, "a conversation names no bound"
+        return self._to_prepared(request, request.prompt, rendered, self._status())
+
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        """By what waits in its lane and what of its own prompt is not cached."""
+        if not self._client.connected:
+            return None
+        lane = self._client.status.lanes.get(turn.lane)
+        if lane is None or not lane.prefill_tokens_per_s:
+            return None
+        assert isinstance(prepared.payload, Job)
+        token_ids = prepared.payload.asked.prompt_token_ids
+        left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
+        return first_token_s(lane, left)
+
+    async def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        job = prepared.payload
+        assert isinstance(job, Job)
+        here = self._circumstances(job, prepared.request, turn)
+        self._ask_to_keep(job.kept, attempt_id, cache_salt, turn.tenant)
+        generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
+        outputs = self._client.generate(
+            msgspec.structs.replace(
+                job.asked,
+                request_id=attempt_id,
+                cache_salt=cache_salt,
+                adapter=self._adapter,
+                lane=turn.lane,
+                tenant=turn.tenant,
+                weight=turn.weight,
+                deadline_s=turn.deadline_s,
+            )
+        )
+        begun = False
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.finish_reason == "error":
+                        raise EngineUnavailable(f"the step failed: {output.error_code}")
+                    was_over = generation.over
+                    event = generation.read(output)
+                    begun = True
+                    if event.finished and not job.asked.embed:
+                        event = with_outcome(event, here, job, output.usage, cache_salt)
+                    yield event
+                    if generation.over and not was_over and not event.finished:
+                        await self._client.abort(attempt_id)
+        except (InvalidRequest, EngineOverloaded, DeadlineExceeded) as error:
+            raise self._to_refusal(error, job) from error
+        except EngineUnavailable as error:
+            if not generation.over:
+                raise self._to_loss(error, begun) from error
+            # The client has its whole answer; only the waste is not known to the last token.
+            yield generation.last()
+
+    async def locate(
+        self, prepared: PreparedRequest, position: int, turn: Turn
+    ) -> MessagePlace | None:
+        job, prompt = prepared.payload, prepared.request.prompt
+        assert isinstance(job, Job)
+        if prompt is None:
+            return None
+        behind_all = msgspec.structs.replace(turn, lane="batch", deadline_s=None)
+        renders = 2 + len(prompt.messages).bit_length()
+        size = max(renders * prompt_size(prompt), INLINE_CHARS + 1)  # never on the event loop
+        place_of, token_ids = self._format_of_chats().place_of, job.asked.prompt_token_ids
+        return await self._threads.run(behind_all, size, place_of, prompt, token_ids, position)
+
+    def _format_of_chats(self) -> ModelFormat:
+        """Raises UnsupportedField."""
+        if self._format is None:
+            raise UnsupportedField(
+                f"The model `{self.name}` has no chat template: it completes texts alone.",
+                param="model",
+            )
+        return self._format
+
+    def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
+        """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
+        num_chars = sum(len(message["content"].strip()) for message in prompt.messages)
+        fewest = self._tokenizer.fewest_tokens(num_chars)
+        if fewest > max_model_len:
+            raise ContextTooLong(
+                f"This model's maximum context length is {max_model_len} tokens. However, your "
+                f"messages have at least {fewest}. Please reduce the length of the messages.",
+                param="messages",
+            )
+
+    def _status(self) -> ReplicaStatus:
+        try:
+            return self._client.status
+        except EngineUnavailable as error:
+            raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
+
+    def _circumstances(self, job: Job, request: GenerateRequest, turn: Turn) -> Circumstances:
+        """And remember that it was sent."""
+        status = self._client.status if self._client.connected else None
+        engine_id = "" if status is None else status.engine_id
+        return Circumstances(
+            contract=self._cache_contract,
+            block_size=0 if status is None else status.block_size,
+            engine_id=engine_id,
+            before=self._sent.sent(turn.tenant, job.asked.prompt_token_ids, engine_id),
+            breakpoints=job.kept.breakpoints,
+            is_marked=request.prompt is not None and bool(request.prompt.breakpoints),
+            is_looked_for=status is not None and job.asked.sampling.prompt_logprobs is None,
+        )
+
+    def _ask_to_keep(self, kept: Prefixes, attempt_id: str, cache_salt: str, tenant: str) -> None:
+        if kept.breakpoints and self._client.connected:
+            asked = AskedToKeep(
+                org_id=tenant,
+                model=self.name,
+                engine_id=self._client.status.engine_id,
+                asked_at=time.time(),
+                breakpoints=kept.breakpoints,
+                prefixes=under(cache_salt, kept.digests),
+            )
+            self._on_asked(attempt_id, asked)
+
+    def _to_prepared(
+        self,
+        request: GenerateRequest,
+        prompt: ChatPrompt,
+        rendered: Rendered,
+        status: ReplicaStatus,
+    ) -> PreparedRequest:
+        """Raises ContextTooLong, or BadField for `min_tokens`."""
+        num_prompt_tokens = len(rendered.token_ids)
+        max_tokens = output_bound(prompt, num_prompt_tokens, status.max_model_len)
+        kept = rendered.kept
+        asked = EngineRequest(
+            request_id="",
+            prompt_token_ids=rendered.token_ids,
+            sampling=to_sampling(prompt, max_tokens, rendered.form),
+            n=request.n,
+            breakpoints=tuple(
+                Breakpoint(each.position, TTL_S[each.ttl]) for each in kept.breakpoints
+            ),
+        )
+        return PreparedRequest(
+            request=request,
+            input_tokens=num_prompt_tokens,
+            input_estimated=False,
+            max_output_tokens=max_tokens * request.n,
+            max_tokens_given=prompt.max_tokens is not None,
+            payload=Job(
+                asked=asked,
+                names=CHAT_NAMES,
+                kept=kept,
+                form=rendered.form,
+                rendered=rendered,
+            ),
+        )
+
+    def _reader(self, request: GenerateRequest, job: Job) -> GenerationText:
+        prompt, rendered = request.prompt, job.rendered
+        assert prompt is not None and rendered is not None
+        return GenerationText(
+            prompt,
+            request.n,
+            self._tokenizer,
+            self._cache_contract,
+            breakpoints=job.kept.breakpoints,
+            ends=self._ends(prompt, rendered),
+            parsing=self._format_of_chats().parsing(prompt, rendered),
+        )
+
+    def _ends(self, prompt: ChatPrompt, rendered: Rendered) -> Container[int] | None:
+        """An output that is kept to a form may be complete without any of these."""
+        if rendered.form is None:
+            return None
+        return {*self._status().eos_token_ids, *prompt.stop_token_ids}
+
+    def _to_refusal(
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: Job
+    ) -> FleetError:
+        match error:
+            case DeadlineExceeded():
+                return NoPlace(f"{self.name}: {error.message}")
+            case EngineOverloaded():
+                return ReplicaOverloaded(f"{self.name}: {error.message}")
+            case ContextLengthExceeded():
+                param = job.names["prompt_token_ids"]
+                return ContextTooLong(f"The {param} are too long for this model.", param=param)
+            case InvalidRequest(param="adapter"):  # no customer's mistake, but the operator's
+                return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+            case InvalidRequest():
+                param = job.names.get(error.param or "", error.param or "")
+                if param == "grammar" and job.form is not None:
+                    param = job.form.param
+                return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
+
+    def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
+        if begun:
+            return ReplicaLost(f"{self.name}: {error.message}")
+        return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+
+
+def with_outcome(
+    event: ReplicaEvent, here: Circumstances, job: Job, told: Usage, namespace: str
+) -> ReplicaEvent:
+    """The last event of an attempt; of several prompts the first one's."""
+    if event.usage is None:
+        return event
+    prompt = job.asked.prompt_token_ids
+    cause, position = outcome_of(here, len(prompt), told.seen, event.usage.cache_read)
+    found = CacheOutcome(cause=cause, position=position, prefix=prefix_digest(namespace, prompt))
+    return msgspec.structs.replace(event, cache=found)
+
+
+def prompt_size(prompt: ChatPrompt) -> int:
+    """What rendering and tokenizing cost, in characters of text."""
+    others = prompt.num_other_chars + (0 if prompt.tools is None else prompt.tools.num_chars)
+    others += num_renders(prompt) * CHARS_PER_MESSAGE * len(prompt.messages)
+    return others + sum(
+        CHARS_PER_MESSAGE + len(message["content"]) + len(message.get("name", ""))
+        for message in prompt.messages
+    )
+
+
+def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Tokens that one choice may have. Raises ContextTooLong, or BadField for `min_tokens`."""
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextTooLong(
+            f"{limit} However, your messages resulted in {num_prompt_tokens} tokens. "
+            "Please reduce the length of the messages.",
+            param="messages",
+        )
+    max_tokens = room if prompt.max_tokens is None else prompt.max_tokens
+    if max_tokens > room and not prompt.fits_window:
+        raise ContextTooLong(
+            f"{limit} However, you requested {num_prompt_tokens + max_tokens} tokens "
+            f"({num_prompt_tokens} in the messages, {max_tokens} in the completion). "
+            "Please reduce the length of the messages or completion.",
+            param="messages",
+        )
+    max_tokens = min(max_tokens, room)
+    if prompt.min_tokens > max_tokens:
+        raise BadField(
+            f"Invalid value for 'min_tokens': more than the {max_tokens} tokens that the "
+            "completion may have.",
+            param="min_tokens",
+        )
+    return max_tokens
+
+
+def makes_embeddings_only(model: str) -> BadField:
+    return BadField(f"The model `{model}` writes no text: it only makes embeddings.", param="model")

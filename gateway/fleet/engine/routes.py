@@ -1,0 +1,55 @@
+"""An in-repo model as routes: its engine, its tokenizer and its chat template.
+
+Above: `app`, which loads this where there is such a model: the tokenizers library is large, and a
+gateway before upstreams alone needs none of it. Below: `engine_replica`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from engine.text.chat_template import ChatTemplate
+from engine.text.output_parser import OutputFormat
+from engine.text.tokenizer import Tokenizer
+from engine.transport.client import Engine
+from gateway.fleet.engine.kept_prefixes import OnAsked
+from gateway.fleet.engine.replica import EngineReplica
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.router import Route
+from gateway.settings.models import ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+def engine_routes(
+    model: ModelConfig, client: Engine, threads: PrepareThreads, on_asked: OnAsked
+) -> Iterator[Route]:
+    """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
+    assert model.path is not None
+    tokenizer = Tokenizer.load(model.path)
+    template = ChatTemplate.find(model.path, file=model.chat_template)
+    if template is None:
+        log.warning("%s has no chat template: it takes no conversations", model.name)
+    output_format = OutputFormat(
+        tokenizer,
+        "" if template is None else template.source,
+        family=model.tool_call_parser,
+        reasoning=model.reasoning_parser,
+    )
+    for adapter in ("", *(each.name for each in model.adapters)):
+        name = adapter or model.name
+        replica = EngineReplica(
+            name=name,
+            client=client,
+            tokenizer=tokenizer,
+            template=template,
+            threads=threads,
+            adapter=adapter,
+            cache_contract=model.cache_contract,
+            on_asked=on_asked,
+            output_format=output_format,
+        )
+        yield Route(
+            model=name, kind="engine", replicas=(replica,), cache_contract=model.cache_contract
+        )

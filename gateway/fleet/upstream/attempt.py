@@ -1,0 +1,99 @@
+"""One request to an upstream on its way: whatever it waits for, it can be cut off.
+
+Above: `upstream`. Below: `http1`, `upstream_meter`, `upstream_text`. Knows no queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from billing.events import Tier
+from gateway.fleet.replica import PreparedRequest, RawBody, RawChunk, RawRun, TextDelta
+from gateway.fleet.upstream.http1 import Connection
+from gateway.fleet.upstream.meter import UpstreamMeter
+from gateway.fleet.upstream.text import UpstreamText
+from gateway.generate_request import GenerateRequest
+
+Clock = Callable[[], float]
+Items = tuple[RawChunk | RawRun | RawBody, ...]
+
+
+def is_embedding(request: GenerateRequest) -> bool:
+    return request.plain is not None and request.plain.path == "embeddings"
+
+
+class Aborted(Exception):
+    """Nobody waits for this attempt any more."""
+
+
+class Attempt:
+    """One request on its way; `abort` breaks whatever it waits for."""
+
+    def __init__(
+        self, attempt_id: str, prepared: PreparedRequest, clock: Clock, tier: Tier | None
+    ) -> None:
+        self.id = attempt_id
+        self.prepared = prepared
+        self.meter = UpstreamMeter(
+            model=prepared.request.model,
+            n=prepared.request.n,
+            input_tokens=prepared.input_tokens,
+            service_tier=tier,
+            embeds=is_embedding(prepared.request),
+        )
+        prompt = prepared.request.prompt
+        self._text = None if prompt is None else UpstreamText(prompt.stop)
+        self.connection: Connection | None = None
+        self.sent = False
+        """Of an aborted one: the upstream had the whole request and may have begun."""
+        self._clock = clock
+        self._begun_at = clock()
+        self._aborted = False
+        self._wait: asyncio.Timeout | None = None
+
+    def shown(self, items: Items) -> Items | tuple[TextDelta, ...]:
+        """What came, as it came, or for who did not ask in these words as text. Raises
+        BrokenAnswer."""
+        return items if self._text is None else self._text.read(items)
+
+    def restart(self) -> None:
+        """Its time counts from now: what was before, it waited."""
+        self._begun_at = self._clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._begun_at
+
+    @asynccontextmanager
+    async def waiting(self, timeout_s: float) -> AsyncIterator[None]:
+        """Around an await. Raises TimeoutError, or Aborted when `abort` was called before or
+        meanwhile."""
+        if self._aborted:
+            raise Aborted
+        try:
+            async with asyncio.timeout(timeout_s) as self._wait:
+                yield
+        except TimeoutError as error:
+            if self._aborted:
+                raise Aborted from error
+            raise
+        finally:
+            self._wait = None
+
+    def begin(self, connection: Connection) -> None:
+        """Raises Aborted, and nothing is asked."""
+        self.connection = connection
+        if self._aborted:
+            raise Aborted
+
+    def abort(self) -> None:
+        if self._aborted:
+            return
+        self._aborted = True
+        self.sent = self.connection is not None and self.connection.sent
+        if self.connection is not None:
+            self.connection.interrupt(Aborted())
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,89 @@
+"""Chunks that differ from the one before in nothing but the text that the model wrote: nearly all
+of a stream.
+
+Above: `upstream_meter`. Below: `wire.sse`'s framing. Pure: bytes in, bytes out; it knows JSON's
+strings and no more. One chunk is parsed; of those behind it that have its form only the texts are
+looked at, as many at a time as a read has brought. Whatever is not surely of the same form is left
+to the parser.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.wire.shared.sse import BETWEEN, DATA, END
+
+SEPARATOR = b"\x00"
+"""Between texts, while they are looked at: no JSON string holds it unescaped."""
+
+_plain = re.compile(
+    rb'(?:[^"\\\x01-\x1f]++|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+'
+).match
+"""What may stand between the quotes of a JSON string, or of several. It may still not be UTF-8."""
+
+
+class Run(NamedTuple):
+    texts: list[bytes]
+    size_bytes: int
+    """Of the stream that they took."""
+
+
+class ChunkForm(msgspec.Struct, frozen=True):
+    """A chunk around its text, the quotes included, as it came and as it is shown."""
+
+    before: bytes
+    after: bytes
+    shown_before: bytes
+    shown_after: bytes
+
+    @classmethod
+    def of(cls, data: bytes, quoted: bytes, shown: bytes) -> ChunkForm | None:
+        """`quoted`: the text in the chunk `data`, which is shown as `shown`. None: nobody can say
+        where it stands, or an event would have several lines."""
+        if data.count(quoted) != 1 or shown.count(quoted) != 1 or b"\n" in data or b"\n" in shown:
+            return None
+        before, _, after = data.partition(quoted)
+        shown_before, _, shown_after = shown.partition(quoted)
+        return cls(before + b'"', b'"' + after, shown_before + b'"', b'"' + shown_after)
+
+    def take(self, stream: bytes) -> Run | None:
+        """What `stream`, which begins with an event, begins with. None: another form."""
+        begin = len(DATA) + len(self.before)
+        if not stream.startswith(self.before, len(DATA)) or not stream.startswith(DATA):
+            return None
+        end = stream.rfind(self.after + END)
+        if end < begin:
+            return None
+        texts = stream[begin:end].split(self.after + BETWEEN + self.before)
+        num_good = count_plain(texts)
+        if not num_good:
+            return None
+        if num_good < len(texts):
+            del texts[num_good:]
+        frame = begin + len(self.after) + len(END)
+        return Run(texts, sum(map(len, texts)) + num_good * frame)
+
+
+def count_plain(texts: list[bytes]) -> int:
+    """How many from the first on are the content of a JSON string beyond doubt."""
+    joined = SEPARATOR.join(texts)
+    found = _plain(joined)
+    assert found is not None  # it takes nothing, too
+    good = found[0]
+    if not good.isascii():
+        try:
+            good.decode()
+        except UnicodeDecodeError as error:
+            good = good[: error.start]
+    if len(good) == len(joined):
+        whole = len(texts)
+    else:
+        whole = good.count(SEPARATOR)  # the one that it ends in is not whole
+    separators = joined.count(SEPARATOR)
+    if separators == len(texts) - 1:
+        return whole
+    # A text holds one itself: which ones do?
+    return min(whole, next(at for at, text in enumerate(texts) if SEPARATOR in text))

@@ -1,0 +1,490 @@
+"""An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
+come, or read as text for a surface that is not OpenAI's.
+
+Above: `inference` and the router. Below: `http1` for the I/O, `upstream_attempt` for a request on
+its way, `upstream_body` for what is asked in OpenAI's words, `upstream_meter` for what the answer
+costs, `upstream_errors` for what its refusals mean.
+Knows no tenant and no price.
+
+An upstream with a `room` is asked as many requests at once as its room lets pass; the others wait
+there, for as long as their deadlines say. Without one nothing waits here.
+
+Usage is always asked for, whatever the client asked. A request that nobody waits for any more is
+cut off at whatever it waits for, which closes its connection: that is how an upstream learns of
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.fleet.errors import (
+    FleetError,
+    NoPlace,
+    ReplicaLost,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+)
+from gateway.fleet.prepare_threads import PrepareThreads
+from gateway.fleet.replica import (
+    ANYBODYS,
+    MeteredUsage,
+    PreparedRequest,
+    RawChunk,
+    RawRun,
+    ReplicaEvent,
+    ReplicaHealth,
+)
+from gateway.fleet.upstream.attempt import Aborted, Attempt, Clock
+from gateway.fleet.upstream.body import to_chat_body
+from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
+from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
+from gateway.fleet.upstream.http1 import Connection, HttpError, Pool, PoolFull
+from gateway.fleet.upstream.input_estimate import Encode
+from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
+from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
+from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
+from gateway.lanes import Turn
+from gateway.wire.shared.sse import END, Event, EventParser, EventTooLarge
+
+log = logging.getLogger(__name__)
+
+CHAT_PATH = "chat/completions"
+PLAIN_PATHS = ("completions", "embeddings")
+"""Behind the base URL."""
+CONNECT_TIMEOUT_S = 5.0
+STREAM_IDLE_TIMEOUT_S = 120.0
+"""Between two reads of a stream, the first included."""
+BODY_TIMEOUT_S = 600.0
+"""For an answer that comes in one piece; the official SDK waits as long."""
+AFTER_DONE_TIMEOUT_S = 0.1
+"""For the end of the response behind `[DONE]`: what was read to its end can be used again."""
+ERROR_TIMEOUT_S = 10.0
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+ASSUMED_TOKENS_PER_S = 50.0
+"""Of a request, until one was measured."""
+RATE_SMOOTHING = 0.2
+"""Weight of the newest measurement in the moving average."""
+
+
+class UpstreamReplica:
+    """`upstream_model`: the model's name over there. `encoding`: a tokenizer to count prompts
+    with. `max_tokens_field`: where it looks for the bound of an answer, if the client names none.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        base_url: str,
+        upstream_model: str,
+        threads: PrepareThreads,
+        api_key: str | None = None,
+        weight: int = 1,
+        context_window: int | None = None,
+        max_output_tokens: int | None = None,
+        max_tokens_field: MaxTokensField = "max_tokens",
+        encoding: Encode | None = None,
+        room: WaitingRoom | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.weight = weight
+        self._upstream_model = upstream_model
+        self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
+        self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
+        self._room = room
+        self._threads = threads
+        self._clock = clock
+        self._tokens_per_s: float | None = None
+        self._attempts: dict[str, Attempt] = {}
+        self._pool = Pool(url_of(base_url, CHAT_PATH), request_headers(api_key))
+        self._heads = {
+            path: self._pool.head_of(target_of(url_of(base_url, path))) for path in PLAIN_PATHS
+        }
+
+    async def start(self) -> None:
+        """Connections are made as they are needed."""
+
+    async def close(self) -> None:
+        """Open attempts are cut off first."""
+        for attempt in self._attempts.values():
+            attempt.abort()
+        self._pool.close()
+        if self._room is not None:
+            self._room.close()
+
+    def health(self) -> ReplicaHealth:
+        num_open, room = len(self._attempts), self._room
+        if room is None:
+            return ReplicaHealth(name=self.name, available=True, num_running=num_open)
+        num_waiting = sum(room.num_waiting.values())
+        return ReplicaHealth(
+            name=self.name,
+            available=True,
+            num_running=num_open - num_waiting,
+            num_waiting=num_waiting,
+            backlog=room.backlog,
+        )
+
+    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+        if request.plain is not None:
+            return await self._prepare_plain(request, request.plain, turn)
+        body = self._to_body(request)
+        tells = request.is_capped and not names_bound(body)
+        payload = self._to_payload(request, without_bound(body) if tells else body)
+        size = await self._threads.run(
+            turn, len(payload), self._bounds.input_size, body, payload, request.is_capped
+        )
+        per_choice, given = self._bounds.output(body, size)
+        if tells:
+            per_choice = min(per_choice, request.max_output_tokens or per_choice)
+            payload = self._bounds.told(payload, per_choice)
+        return PreparedRequest(
+            request=request,
+            input_tokens=size.estimate,
+            input_estimated=True,
+            most_input_tokens=size.most,
+            max_output_tokens=per_choice * request.n,
+            max_tokens_given=given,
+            payload=payload,
+        )
+
+    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+        body = self._to_body(request)
+        payload = self._to_payload(request, body)
+        size = await self._threads.run(
+            turn, len(payload), self._bounds.input_size, body, payload, False
+        )
+        return size.estimate
+
+    async def _prepare_plain(
+        self, request: GenerateRequest, plain: PlainForward, turn: Turn
+    ) -> PreparedRequest:
+        payload = self._to_payload(request, self._to_body(request))
+        size = await self._threads.run(
+            turn, len(payload), self._bounds.plain_size, plain.prompts, payload, request.is_capped
+        )
+        return PreparedRequest(
+            request=request,
+            input_tokens=size.estimate,
+            input_estimated=True,
+            most_input_tokens=size.most,
+            max_output_tokens=plain.max_tokens * request.n,
+            max_tokens_given=True,
+            payload=payload,
+        )
+
+    def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
+        assert prepared.request.is_capped and not prepared.max_tokens_given
+        request = bounded_to(prepared.request, max_output_tokens)
+        per_choice = min(max_output_tokens, prepared.max_output_tokens) // request.n
+        return msgspec.structs.replace(
+            prepared,
+            request=request,
+            max_output_tokens=per_choice * request.n,
+            payload=self._bounds.told_anew(prepared.payload, per_choice),
+        )
+
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+        """What waits here, where anything does; an upstream does not say what waits there."""
+        return None if self._room is None else self._room.predicted_ttft_s(turn)
+
+    def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
+        is the upstream's matter. Whose it is here, the room says. Who names a tier is told what we
+        serve it as.
+        """
+        assert attempt_id not in self._attempts
+        tier = None if prepared.request.service_tier is None else turn.tier
+        attempt = Attempt(attempt_id, prepared, self._clock, tier)
+        run = self._stream if prepared.request.stream else self._whole
+        room = self._room
+        return run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
+
+    async def abort(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            attempt.abort()
+
+    async def rest(self, attempt_id: str, *, resting: bool) -> None:
+        """Nobody over there can be told; what is written meanwhile becomes debt."""
+
+    async def acknowledge(self, attempt_id: str) -> None:
+        """An upstream never brings an attempt up again."""
+
+    # ---- whose turn it is
+
+    async def _in_turn(
+        self, run: Answer, room: WaitingRoom, turn: Turn, attempt: Attempt
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        """Raises NoPlace, and what `run` raises."""
+        place = room.join(turn, attempt.prepared.input_tokens)
+        self._attempts[attempt.id] = attempt
+        try:
+            if not place.served.is_set():
+                await self._wait(room, place, attempt)
+            waited_s: float | None = attempt.elapsed_s
+            attempt.restart()
+            async with aclosing(run(attempt)) as events:
+                async for event in events:
+                    if waited_s is not None:
+                        event = msgspec.structs.replace(event, queue_time_s=waited_s)
+                        waited_s = None
+                        if not event.finished:
+                            room.began(place)
+                    if event.usage is not None:
+                        room.used(place, event.usage)
+                    yield event
+        except Aborted:
+            yield ReplicaEvent(finished=True)
+        finally:
+            self._let_go(attempt)
+            room.leave(place)
+
+    async def _wait(self, room: WaitingRoom, place: Place, attempt: Attempt) -> None:
+        deadline_s = place.turn.deadline_s
+        longest_s = MAX_WAIT_S if deadline_s is None else min(deadline_s, MAX_WAIT_S)
+        try:
+            async with attempt.waiting(longest_s):
+                await place.served.wait()
+        except TimeoutError:
+            if place.served.is_set():  # in the same moment
+                return
+            raise NoPlace(
+                f"{self.name}: no place came free in {longest_s:.3f} s",
+                retry_after_s=room.retry_after_s(),
+            ) from None
+
+    # ---- what is sent
+
+    def _to_body(self, request: GenerateRequest) -> dict[str, Any]:
+        """Raises UnsupportedField."""
+        if request.forward is not None:
+            return request.forward
+        return to_chat_body(request, self._bounds.field)
+
+    def _to_payload(self, request: GenerateRequest, body: dict[str, Any]) -> bytes:
+        sent = {**body, "model": self._upstream_model}
+        if request.stream:
+            sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        return msgspec.json.encode(sent)
+
+    async def _post(self, attempt: Attempt, timeout_s: float) -> Connection:
+        """The connection once the answer's head is good, to be given back with `_let_go`, whatever
+        comes. Raises ReplicaUnavailable, UpstreamRefused, Aborted."""
+        self._attempts[attempt.id] = attempt
+        try:
+            connection = self._pool.take_idle()
+            if connection is None:
+                async with attempt.waiting(CONNECT_TIMEOUT_S):
+                    connection = await self._pool.connect()
+        except PoolFull as error:
+            raise ReplicaOverloaded(f"{self.name}: {error}") from error
+        except (HttpError, TimeoutError) as error:
+            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
+        attempt.begin(connection)
+        plain = attempt.prepared.request.plain
+        head = None if plain is None else self._heads[plain.path]
+        self._pool.post(connection, attempt.prepared.payload, head)
+        status, headers = await connection.head(timeout_s)
+        if status != 200:
+            raise await self._refusal(attempt, connection, status, headers)
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ReplicaUnavailable(f"{self.name} compresses, unasked")
+        return connection
+
+    def _let_go(self, attempt: Attempt) -> None:
+        """Of its connection, which is the next one's from now on. Idempotent."""
+        self._attempts.pop(attempt.id, None)
+        if attempt.connection is not None:
+            connection, attempt.connection = attempt.connection, None
+            self._pool.release(connection)
+
+    async def _refusal(
+        self, attempt: Attempt, connection: Connection, status: int, headers: Mapping[str, str]
+    ) -> FleetError:
+        body = b""
+        try:
+            async with attempt.waiting(ERROR_TIMEOUT_S):
+                while len(body) < MAX_ERROR_BYTES:
+                    if not (data := await connection.read(ERROR_TIMEOUT_S)):
+                        break
+                    body += data
+        except (HttpError, TimeoutError) as error:
+            log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
+        request = attempt.prepared.request
+        return to_fleet_error(
+            status,
+            headers,
+            body[:MAX_ERROR_BYTES],
+            replica=self.name,
+            hidden={**self._hidden, self._upstream_model: request.model},
+            sent=request.forward or {},
+        )
+
+    # ---- an answer in one piece
+
+    async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+        """One event. Until it is there nothing is lost by trying another replica."""
+        try:
+            connection = await self._post(attempt, BODY_TIMEOUT_S)
+            body = attempt.meter.read_body(await self._read_body(connection))
+            items = attempt.shown((body,))
+        except Aborted:
+            yield ReplicaEvent(usage=self._guess(attempt), finished=True)
+            return
+        except (HttpError, TimeoutError, BrokenAnswer) as error:
+            raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go(attempt)
+        self._measure(attempt)
+        yield ReplicaEvent(items=items, usage=attempt.meter.usage, finished=True)
+
+    async def _read_body(self, connection: Connection) -> bytes:
+        pieces: list[bytes] = []
+        size_bytes = 0
+        expires = time.monotonic() + BODY_TIMEOUT_S
+        while data := await connection.read(expires - time.monotonic()):
+            pieces.append(data)
+            size_bytes += len(data)
+            if size_bytes > MAX_BODY_BYTES:
+                raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
+        return b"".join(pieces)
+
+    def _guess(self, attempt: Attempt) -> MeteredUsage | None:
+        """What was generated of an answer that nobody waited for. None: it was never asked for."""
+        if not attempt.sent:
+            return None
+        rate = self._tokens_per_s or ASSUMED_TOKENS_PER_S
+        output = max(1, round(rate * attempt.elapsed_s))
+        output = min(output, attempt.prepared.max_output_tokens)
+        return msgspec.structs.replace(attempt.meter.usage, output=output, estimated=True)
+
+    def _measure(self, attempt: Attempt) -> None:
+        output = attempt.meter.usage.output
+        if output and attempt.elapsed_s > 0:
+            rate = output / attempt.elapsed_s
+            known = self._tokens_per_s or rate
+            self._tokens_per_s = known + RATE_SMOOTHING * (rate - known)
+
+    # ---- an answer as a stream
+
+    async def _stream(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+        """What each read brings, without waiting for more. Raises ReplicaUnavailable until
+        something has been yielded, ReplicaLost from then on."""
+        meter, parser = attempt.meter, EventParser()
+        begun = ended = False
+        try:
+            connection = await self._post(attempt, STREAM_IDLE_TIMEOUT_S)
+            while not (meter.done or ended):
+                data = await connection.read(STREAM_IDLE_TIMEOUT_S)
+                ended = not data
+                items, fault = read_all(meter, parser, data)
+                if items:
+                    begun = True
+                    yield ReplicaEvent(items=attempt.shown(items), usage=meter.usage)
+                if fault is not None:
+                    raise fault
+            if not ended:
+                await self._to_the_end(connection)
+            if not meter.complete:
+                raise BrokenAnswer("the stream broke off")
+        except Aborted:
+            usage = meter.usage if attempt.sent else None
+            yield ReplicaEvent(usage=usage, finished=True)
+            return
+        except (HttpError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
+            kind = ReplicaLost if begun else ReplicaUnavailable
+            raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
+        finally:
+            self._let_go(attempt)
+        self._measure(attempt)
+        yield ReplicaEvent(usage=meter.usage, finished=True)
+
+    async def _to_the_end(self, connection: Connection) -> None:
+        expires = time.monotonic() + AFTER_DONE_TIMEOUT_S
+        try:
+            while await connection.read(expires - time.monotonic()):
+                continue
+        except (TimeoutError, HttpError) as error:
+            log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
+
+
+def read_all(
+    meter: UpstreamMeter, parser: EventParser, data: bytes
+) -> tuple[tuple[RawChunk | RawRun, ...], BrokenAnswer | None]:
+    """What came, or with no `data` what ends the stream. What is good is passed on, also where
+    something broken comes right behind it."""
+    items: list[RawChunk | RawRun] = []
+    if not data:
+        return tuple(items), read_events(meter, parser.close(), items)
+    while data:
+        run = meter.read_run(data) if parser.is_between_events else None
+        if run is not None:
+            items.append(run[0])
+            data = data[run[1] :]
+            continue
+        end = data.find(END) if meter.compares else -1
+        size = len(data) if end < 0 else end + len(END)  # one event: the next may be like it
+        fault = read_events(meter, parser.feed(data[:size]), items)
+        if fault is not None:
+            return tuple(items), fault
+        data = data[size:]
+    return tuple(items), None
+
+
+def read_events(
+    meter: UpstreamMeter, events: Sequence[Event], items: list[RawChunk | RawRun]
+) -> BrokenAnswer | None:
+    for event in events:
+        try:
+            item = meter.read_event(event.data)
+        except BrokenAnswer as fault:
+            return fault
+        if item is not None:
+            items.append(item)
+    return None
+
+
+Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]
+
+
+def url_of(base_url: str, path: str) -> str:
+    """Some vendors want a query (`?api-version=...`): it stays behind the path."""
+    parts = urlsplit(base_url)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{path}").geturl()
+
+
+def target_of(url: str) -> str:
+    parts = urlsplit(url)
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+def names_of(base_url: str, api_key: str | None) -> list[str]:
+    """What tells whose the upstream is, the longest of what contain each other first."""
+    parts = urlsplit(base_url)
+    netloc = parts.netloc.rpartition("@")[2]
+    return [name for name in (api_key, netloc, parts.hostname) if name]
+
+
+def request_headers(api_key: str | None) -> dict[str, str]:
+    headers = {
+        "content-type": "application/json",
+        "accept": "text/event-stream, application/json",
+        "accept-encoding": "identity",
+        "user-agent": "tollgate",
+    }
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers

@@ -1,0 +1,194 @@
+"""The hand-over between the task that drives a generation and the response that writes it out.
+
+Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two
+one-way signals: `fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to
+driver: nobody listens). `expire` is both: the time that the reader gave is over. It knows no HTTP
+and no model. One event loop, no locks.
+
+Once the queue is full the writer rests, and what writes for it (our engine's sequence is paused, an
+upstream is not read from), until the reader has taken all of it or is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from billing.pricing.rating import Rated
+from gateway.limits.limiter import RateState
+from gateway.pauses import Rest
+
+MAX_QUEUED_CHUNKS = 64
+MAX_QUEUED_BYTES = 64 * 1024
+"""And one chunk."""
+
+
+class Delivery:
+    """Single producer, single consumer. A reader that takes nothing for `stalled_reader_s` is
+    treated as gone."""
+
+    def __init__(self, stalled_reader_s: float) -> None:
+        self.stalled_reader_s = stalled_reader_s
+        self.rate_state: RateState | None = None
+        self.cost: Rated | None = None
+        """Of an answer that says so, before its last chunk."""
+        self.is_billed = False
+        """What was generated is on a bill."""
+        self.abandoned = False
+        self.failure: Exception | None = None
+        """Why the reader gets no more, where that was not the reader's own leaving."""
+        self._chunks: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._num_put = self._num_taken = 0
+        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
+        """How many chunks must have been sent, and who wants to know; at most one for a chunk that
+        is queued or being sent."""
+        self._is_whole = self._has_expired = False
+        self._ended = False
+        self._over: asyncio.Event | None = None
+        """Made for who waits for the driver's end."""
+        self._awaited: asyncio.Future[None] | None = None
+        """By the reader: that there is something to read, or nothing more."""
+        self._writable: asyncio.Event | None = None
+        """Made for a writer that rests."""
+        self._on_abandon: Callable[[], None] | None = None
+
+    # the driver's side
+
+    @property
+    def begun(self) -> bool:
+        """Whether the reader has taken anything."""
+        return self._num_taken > 0
+
+    def admitted(self, rate_state: RateState) -> None:
+        """What the response headers will say; called before the first chunk."""
+        self.rate_state = rate_state
+
+    async def put(self, chunk: bytes, rest: Rest) -> None:
+        """Queue it; if that was the last room there is, `rest` until there is some again. A chunk
+        for a reader that is gone is dropped: it was generated and is billed."""
+        self._append(chunk)
+        if len(self._chunks) < MAX_QUEUED_CHUNKS and self._num_bytes < MAX_QUEUED_BYTES:
+            return
+        self._writable = asyncio.Event()
+        await asyncio.sleep(0)  # a reader that waits for nothing else takes it now
+        if self._writable.is_set():
+            return
+        await rest(True)
+        try:
+            async with asyncio.timeout(self.stalled_reader_s):
+                await self._writable.wait()
+        except TimeoutError:
+            self.abandon()
+        if not self.abandoned:
+            await rest(False)
+
+    def put_last(self, chunk: bytes) -> None:
+        """Nothing follows it, so it waits for nobody."""
+        self._append(chunk)
+        self._is_whole = True
+
+    def once_sent(self, callback: Callable[[], None]) -> None:
+        """Run `callback` when all that was put by now has been sent; never, if the reader leaves
+        before."""
+        self._marks.append((self._num_put, callback))
+
+    def end(self) -> None:
+        self._ended = True
+        if self._over is not None:
+            self._over.set()
+        self._wake_reader()
+
+    def fail(self, error: Exception) -> None:
+        """What is queued is still read; then `next` raises `error`."""
+        self.failure = self.failure or error
+        self.end()
+
+    @property
+    def was_left(self) -> bool:
+        """Abandoned by the reader's own will, or for want of it: who left is billed, too."""
+        return self.abandoned and (self._has_expired or self.failure is None)
+
+    @contextmanager
+    def on_abandon(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Run `callback` once when the reader leaves, at once if it has left already."""
+        self._on_abandon = callback
+        if self.abandoned:
+            callback()
+        try:
+            yield
+        finally:
+            self._on_abandon = None
+
+    # the reader's side
+
+    async def next(self) -> bytes | None:
+        """All chunks that are ready, joined; None at the end, which needs not be waited for behind
+        the last one, or when abandoned. Raises what `fail` was given. Whoever comes back has sent
+        what it got before."""
+        while self._marks and self._marks[0][0] <= self._num_taken:
+            self._marks.popleft()[1]()
+        while not self._chunks:
+            if self._ended or self.abandoned or self._is_whole:
+                if self.failure is not None:
+                    raise self.failure
+                return None
+            self._awaited = asyncio.get_running_loop().create_future()
+            try:
+                await self._awaited
+            finally:
+                self._awaited = None
+        ready = b"".join(self._chunks)
+        self._chunks.clear()
+        self._num_bytes = 0
+        self._num_taken = self._num_put
+        self._let_write()
+        return ready
+
+    async def over(self) -> None:
+        """The driver has ended: `is_billed` is final. What is abandoned or expires is still aborted
+        and billed after its reader has heard of it."""
+        if not self._ended:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
+
+    def abandon(self, reason: Exception | None = None) -> None:
+        """The reader is gone, or told to go with a `reason`. Idempotent; once all is put it changes
+        nothing."""
+        if self.abandoned or self._ended or self._is_whole:
+            return
+        self._chunks.clear()
+        self._num_bytes = 0
+        self._leave(reason)
+
+    def expire(self, reason: Exception) -> None:
+        """As if the reader left, but what is queued is still read; then `next` raises `reason`. An
+        answer that is whole has come in time."""
+        if not (self.abandoned or self._ended or self._is_whole):
+            self._has_expired = True
+            self._leave(reason)
+
+    def _append(self, chunk: bytes) -> None:
+        if not self.abandoned:
+            self._chunks.append(chunk)
+            self._num_bytes += len(chunk)
+            self._num_put += 1
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    def _let_write(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
+
+    def _leave(self, reason: Exception | None) -> None:
+        self.abandoned = True
+        self.failure = reason
+        self._let_write()
+        self._wake_reader()
+        if self._on_abandon is not None:
+            self._on_abandon()

@@ -1,0 +1,93 @@
+"""What is settled after the fact: attempts that a crash left open, and tokens that nobody received.
+
+Above: `app` wires it to the shipper and to the engines' clients. Below: `limits`,
+`metering`, `billing.ingestion.settle_late`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.events import UsageEvent
+from billing.ingestion.settle_late import settle_orphan
+from billing.pricing.price_book import PriceBook
+from billing.pricing.rating import rate
+from engine.protocol import OrphanedUsage
+from gateway.inference.metering import from_engine
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Units
+from gateway.limits.spending import to_nano
+from gateway.tasks import TaskSet
+from gateway.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class Settlement:
+    """Settles in the background what no running generation will."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        limiter: Limiter,
+        tasks: TaskSet,
+        price_book: PriceBook,
+        telemetry: Telemetry,
+    ) -> None:
+        self._db, self._limiter, self._tasks = db, limiter, tasks
+        self._price_book, self._telemetry = price_book, telemetry
+
+    def recovered(self, events: list[UsageEvent]) -> None:
+        """Count what was billed of attempts that died with their gateway, and give back what they
+        had reserved."""
+        for event in events:
+            used = event.quantities
+            self._telemetry.count_tokens(
+                event.attempt.model,
+                uncached=used.uncached_input + used.embedding_input,
+                cache_read=used.cache_read,
+                cache_write=used.cache_write_5m + used.cache_write_1h,
+                output=used.output_total,
+            )
+        self.left(events)
+
+    def left(self, events: list[UsageEvent]) -> None:
+        """A gateway that died between CLOSE and settle has left its leases to expire with what it
+        had last told. One that was settled all the same stays as it is."""
+        self._tasks.spawn(self._settle_leases(events), name="settle leases of a dead gateway")
+
+    async def _settle_leases(self, events: list[UsageEvent]) -> None:
+        for event in events:
+            if event.kind == "usage":
+                used = event.quantities
+                await self._limiter.settle_lease(
+                    event.attempt.org,
+                    event.attempt.request_id,
+                    Units(
+                        input_tokens=used.input_total,
+                        output_tokens=used.output_total,
+                        cost_nano=to_nano(rate(used, event.attempt.prices).amount_pico),
+                    ),
+                )
+
+    async def orphaned(self, model: str, orphan: OrphanedUsage) -> bool:
+        """Book what the engine generated for a gateway that is gone and nobody was billed for.
+
+        False keeps the orphan with the engine, which offers it again.
+        """
+        try:
+            await settle_orphan(
+                self._db,
+                orphan.request_id,
+                from_engine(orphan.usage),
+                model=model,
+                book=self._price_book,
+            )
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("orphan %s has to wait: %s", orphan.request_id, type(error).__name__)
+            return False
+        return True

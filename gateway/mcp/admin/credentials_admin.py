@@ -1,0 +1,213 @@
+"""Where people keep what servers are shown: a user's own credential, or the tenant's.
+
+Above: `mcp_door`, routes. Below: `gateway.vault`, `credentials` (which shows them), `known`. Every
+worker is told of a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.auth.encrypted_at_rest import Cipher
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
+from gateway.db import tenant
+from gateway.mcp.clients import is_signed_in_at
+from gateway.mcp.credentials import Challenges, VaultCredentials
+from gateway.mcp.exchanges import open_exchanges
+from gateway.mcp.known import Feed, announce
+from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
+from gateway.net.egress import Egress
+from gateway.secret import Secret
+from gateway.settings.load import Settings
+from gateway.settings.mcp_servers import issuer_hosts_of, to_audience
+from gateway.tenancy.errors import NotFound
+from gateway.vault.credentials import (
+    UpstreamCredential,
+    delete_credential,
+    find_credential,
+    put_credential,
+)
+from gateway.vault.envelope import Vault
+from gateway.vault.issuer_egress import IssuerEgress
+from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
+from gateway.vault.token_endpoint import TokenEndpoint
+from mcp_bridge.upstream.audience import Audience
+from mcp_bridge.upstream.credentials import Whose
+
+
+class UpstreamVault:
+    """The verbs of those who keep them. `shown`: what the bridge asks. `sign_ins`: how people let
+    us in. `servers`: those that are shown one, and whom they are there for."""
+
+    def __init__(
+        self,
+        *,
+        db: AsyncEngine,
+        redis: Redis,
+        vault: Vault,
+        shown: VaultCredentials,
+        sign_ins: SignIns,
+        servers: Mapping[str, Audience],
+    ) -> None:
+        self.shown, self.sign_ins, self._servers = shown, sign_ins, servers
+        self._db, self._redis, self._vault = db, redis, vault
+
+    def _check(self, name: str, org_id: str, project_id: str | None) -> None:
+        """Raises: NotFound."""
+        audience = self._servers.get(name)
+        if audience is None or not audience.has(org_id, project_id):
+            raise NotFound("server", "no server of that name is shown a credential")
+
+    async def find(
+        self, org_id: str, server: str, user_id: str | None, *, project_id: str | None = None
+    ) -> UpstreamCredential:
+        """Exactly that one. `project_id`: of who asks; None: they see to all of the organization.
+        Raises: NotFound."""
+        self._check(server, org_id, project_id)
+        async with tenant(self._db, org_id) as conn:
+            found = await find_credential(conn, org_id=org_id, upstream=server, user_id=user_id)
+        if found is None or found.user_id != user_id:
+            raise NotFound("server", "no credential is kept for it")
+        return found
+
+    async def put(
+        self,
+        org_id: str,
+        server: str,
+        user_id: str | None,
+        values: Mapping[str, str],
+        actor: Actor,
+        *,
+        project_id: str | None = None,
+    ) -> UpstreamCredential:
+        """Raises: NotFound, InvalidField, NameTaken, ChangeNotAnnounced."""
+        self._check(server, org_id, project_id)
+        async with tenant(self._db, org_id) as conn:
+            kept = await put_credential(
+                conn,
+                self._vault,
+                org_id=org_id,
+                upstream=server,
+                user_id=user_id,
+                values=values,
+                actor=actor,
+            )
+        await announce(self._redis, org_id)
+        return kept
+
+    async def delete(
+        self,
+        org_id: str,
+        server: str,
+        user_id: str | None,
+        actor: Actor,
+        *,
+        project_id: str | None = None,
+    ) -> UpstreamCredential:
+        """Raises: NotFound, ChangeNotAnnounced."""
+        found = await self.find(org_id, server, user_id, project_id=project_id)
+        async with tenant(self._db, org_id) as conn:
+            gone = await delete_credential(conn, org_id=org_id, credential_id=found.id, actor=actor)
+        await announce(self._redis, org_id)
+        return gone
+
+    async def told(self, org_id: str) -> None:
+        """After a consent. Raises: ChangeNotAnnounced."""
+        await announce(self._redis, org_id)
+
+
+def open_egress(settings: Settings) -> IssuerEgress:
+    """To be closed."""
+    loopback = settings.egress_to_loopback
+    found = {each.name: issuer_hosts_of(each) for each in settings.mcp_servers}
+    own = {name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near}
+    return IssuerEgress(Egress(allow_loopback=loopback), own)
+
+
+@asynccontextmanager
+async def vault_credentials(
+    settings: Settings, secret: Secret, db: AsyncEngine, redis: Redis
+) -> AsyncIterator[VaultCredentials]:
+    """What a worker shows servers, for a command: for as long as it takes."""
+    servers = {each.name: each for each in settings.mcp_servers}
+
+    def sign_in_url(whose: Whose, server: str) -> str | None:
+        at = servers[server]
+        if not is_signed_in_at(at):
+            return None
+        return start_url(settings.issuer, server, at.credential, whose)
+
+    egress = open_egress(settings)
+    vault = Vault(secret)
+    tokens = UpstreamTokens(db=db, vault=vault, endpoint=TokenEndpoint(egress))
+    try:
+        yield VaultCredentials(
+            db=db,
+            vault=vault,
+            tokens=tokens,
+            challenges=Challenges(redis),
+            sign_in_url=sign_in_url,
+        )
+    finally:
+        await tokens.close()
+        egress.close()
+
+
+async def open_vault(
+    settings: Settings,
+    stack: AsyncExitStack,
+    secret: Secret,
+    db: AsyncEngine,
+    redis: Redis,
+    keys: KeyRing,
+) -> UpstreamVault:
+    """Closed with `stack`, after the bridge. `keys`: with which we sign who calls."""
+    feed = Feed(redis)
+    await feed.start()
+    stack.push_async_callback(feed.close)
+    egress = open_egress(settings)
+    stack.callback(egress.close)
+    vault, endpoint = Vault(secret), TokenEndpoint(egress)
+    tokens = UpstreamTokens(db=db, vault=vault, endpoint=endpoint)
+    stack.push_async_callback(tokens.close)
+    challenges = Challenges(redis)
+    sign_ins = open_sign_ins(
+        settings,
+        egress,
+        db=db,
+        vault=vault,
+        challenges=challenges,
+        consents=Consents(
+            db=db,
+            vault=vault,
+            endpoint=endpoint,
+            states=Cipher(secret, STATE_PURPOSE),
+            redirect_uri=settings.issuer + CALLBACK,
+        ),
+    )
+    shown = VaultCredentials(
+        db=db,
+        vault=vault,
+        tokens=tokens,
+        challenges=challenges,
+        sign_in_url=sign_ins.url,
+        exchanges=open_exchanges(settings, db=db, tokens=tokens, keys=keys),
+    )
+    feed.forgetting.append(shown.forget)
+    return UpstreamVault(
+        db=db,
+        redis=redis,
+        vault=vault,
+        shown=shown,
+        sign_ins=sign_ins,
+        servers={
+            each.name: to_audience(each)
+            for each in settings.mcp_servers
+            if each.credential != "none"
+        },
+    )

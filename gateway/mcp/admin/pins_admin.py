@@ -1,0 +1,221 @@
+"""What servers offer now, beside what an org approved of them; and the yes to it.
+
+Above: `routes.admin_mcp_pins`, the command line. Below: `pins`, `known`, `mcp_bridge.routing.offer_reader`. Servers
+are asked past the guard, a few at a time, over what the bridge itself asks them with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from gateway.audit.log import Actor
+from gateway.db import tenant
+from gateway.mcp.known import announce
+from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
+from gateway.tenancy.errors import Conflict, InvalidField, NotFound
+from mcp_bridge.errors import BridgeError
+from mcp_bridge.pinning import Approved, Change, Key, Kind, Offer, Unpinnable
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.offer_reader import look
+from mcp_bridge.text_safety.hidden_text import visible
+from mcp_bridge.trust.catalog import changes_of
+from mcp_bridge.trust.scan import Finding, Offered, scan, scan_together, worst
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.upstream import ServerConfig
+
+MAX_LOOKS = 4
+"""Servers that one worker looks at at a time; who comes then waits."""
+LOOK_S = 20.0
+MAX_PROBLEM = 500
+FIELDS: dict[Kind, str] = {"tool": "tools", "prompt": "prompts", "instructions": "instructions"}
+"""What is approved and taken back by name, as clients write it."""
+
+Found = list[tuple[Change, tuple[Finding, ...]]]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """`waits`: what is offered and not approved, each with what in it looks like an attack.
+    `problem`: why the server could not be asked."""
+
+    config: ServerConfig
+    approved: int
+    waits: Found = []
+    never: tuple[Unpinnable, ...] = ()
+    problem: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of all that waits, to the byte."""
+        said = hashlib.sha256()
+        for change, _ in self.waits:
+            was, now = ("" if pin is None else pin.digest for pin in (change.was, change.now))
+            said.update(f"{change.kind}\n{change.state}\n{was}\n{now}\n".encode())
+        return f"sha256:{said.hexdigest()}"
+
+
+class PinDesk:
+    """Of one worker. `servers`: those of the settings."""
+
+    def __init__(
+        self,
+        servers: Sequence[ServerConfig],
+        carriers: Carriers,
+        info: dict[str, Any],
+        db: AsyncEngine,
+        redis: Redis,
+    ) -> None:
+        self._servers = {each.name: each for each in servers}
+        self._carriers, self._info = carriers, info
+        self._db, self._redis = db, redis
+        self._looks = asyncio.Semaphore(MAX_LOOKS)
+
+    def of_org(self, org_id: str) -> dict[str, ServerConfig]:
+        """Those that are there for it, by name."""
+        found = self._servers.items()
+        return {name: each for name, each in found if each.audience.has(org_id, None)}
+
+    def named(self, org_id: str, server: str) -> ServerConfig:
+        """Raises: NotFound."""
+        found = self.of_org(org_id).get(server)
+        if found is None:
+            raise NotFound("server", f"no server {server!r} is configured")
+        return found
+
+    async def known(self, org_id: str) -> list[Seen]:
+        """All servers, asking none of them, by name."""
+        async with tenant(self._db, org_id) as conn:
+            return [
+                Seen(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
+                for name, each in sorted(self.of_org(org_id).items())
+            ]
+
+    async def see(self, org_id: str, server: str) -> Seen:
+        """Raises: NotFound."""
+        config = self.named(org_id, server)
+        offer = await self._offer(config, org_id)
+        async with tenant(self._db, org_id) as conn:
+            return await self._compared(conn, org_id, config, offer)
+
+    async def approve(
+        self,
+        org_id: str,
+        server: str,
+        keys: Collection[Key] | None,
+        *,
+        actor: Actor,
+        check: Callable[[Seen], None],
+    ) -> Seen:
+        """`keys` None: all but what looks like an attack. `check`: whether what is offered now is
+        what was looked at. Raises: NotFound, Conflict (the server gives no answer), InvalidField
+        (by the field of one that does not wait), ChangeNotAnnounced, whatever `check` raises."""
+        config = self.named(org_id, server)
+        offer = await self._offer(config, org_id)
+        async with tenant(self._db, org_id) as conn:
+            seen = await self._compared(conn, org_id, config, offer)
+            if seen.problem is not None:
+                raise Conflict("server", f"the server {server!r}: {seen.problem}")
+            check(seen)
+            wanted = chosen(seen.waits, keys)
+            await approve_changes(
+                conn, org_id=org_id, server=server, pin_changes=wanted, actor=actor
+            )
+            made = await self._compared(conn, org_id, config, offer)
+        await announce(self._redis, org_id)
+        return made
+
+    async def revoke(
+        self, org_id: str, server: str, keys: Collection[Key] | None, *, actor: Actor
+    ) -> Seen:
+        """`keys` None: all of it, so that it is not dialled. The server is not asked. Raises:
+        NotFound, ChangeNotAnnounced."""
+        config = self.named(org_id, server)
+        async with tenant(self._db, org_id) as conn:
+            await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
+            left = await read_pins(conn, org_id=org_id, server=server)
+        await announce(self._redis, org_id)
+        return Seen(config, len(left.pins))
+
+    async def _offer(self, config: ServerConfig, org_id: str) -> Offer | str:
+        """Or why there is none."""
+        async with self._looks:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    return await look(config, self._info, self._carriers, org_id, close=False)
+            except TimeoutError:
+                return f"no answer in {LOOK_S:.0f} s"
+            except RpcError as error:
+                return visible(error.message)[:MAX_PROBLEM]
+            except BridgeError as error:
+                return visible(str(error))[:MAX_PROBLEM]
+
+    async def _compared(
+        self, conn: AsyncConnection, org_id: str, config: ServerConfig, offer: Offer | str
+    ) -> Seen:
+        approved = await read_pins(conn, org_id=org_id, server=config.name)
+        if isinstance(offer, str):
+            return Seen(config, len(approved.pins), problem=offer)
+        if config.trust == "all":
+            return Seen(config, len(approved.pins))
+        others = await of_others(conn, self.of_org(org_id), org_id, config.name)
+        waits = await asyncio.to_thread(changes_in, config, approved, offer, others)
+        return Seen(config, len(approved.pins), waits, offer.unpinnable)
+
+
+async def of_others(
+    conn: AsyncConnection, servers: Iterable[str], org_id: str, name: str
+) -> list[Offered]:
+    """What is approved of all other servers."""
+    found = []
+    for other in servers:
+        if other != name:
+            approved = await read_pins(conn, org_id=org_id, server=other)
+            found += [Offered(other, pin) for pin in approved.pins.values()]
+    return found
+
+
+def changes_in(
+    config: ServerConfig, approved: Approved, offer: Offer, others: Iterable[Offered] = ()
+) -> Found:
+    """Each with what in it looks like an attack, be it beside what `others` are approved for."""
+    changes = changes_of(config, approved, offer)
+    own = [Offered(config.name, pin) for pin in offer.pins.values()]
+    beside = scan_together([*own, *others])
+    found = []
+    for change in changes:
+        findings: tuple[Finding, ...] = ()
+        if change.now is not None and change.kind != "launch":
+            findings = scan(change.kind, change.now.value())
+            findings += beside.get((config.name, change.kind, change.name), ())
+        found.append((change, findings))
+    return found
+
+
+def keys_of(tools: Iterable[str], prompts: Iterable[str], instructions: bool) -> frozenset[Key]:
+    """Of what a person named."""
+    named: list[Key] = [("tool", each) for each in tools]
+    named += [("prompt", each) for each in prompts]
+    return frozenset([*named, ("instructions", "")] if instructions else named)
+
+
+def chosen(found: Found, keys: Collection[Key] | None) -> list[Change]:
+    """All but what looks like an attack, or what was named, and how to reach it. Raises:
+    InvalidField."""
+    if keys is None:
+        return [change for change, findings in found if worst(findings) != "high"]
+    waiting = {(change.kind, change.name) for change, _ in found}
+    for kind, name in sorted(keys):
+        if (kind, name) not in waiting:
+            missing = f"{name}: no {kind} of that name waits" if name else f"no {kind} wait"
+            raise InvalidField(FIELDS[kind], missing)
+    return [
+        change
+        for change, _ in found
+        if change.kind == "launch" or (change.kind, change.name) in keys
+    ]

@@ -1,0 +1,296 @@
+"""The MCP bridge in this gateway: who calls, in its words; and what it needs of us.
+
+Above: `app`, `routes.mcp`. Below: `mcp_bridge`, which is loaded where servers are configured: its
+checks are pydantic's, which nothing else here needs. Servers are dialled at checked addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import msgspec
+from litestar.types import Receive, Scope, Send
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.money import PICO_PER_USD, Pico
+from gateway.audit.log import Actor
+from gateway.inference.generate import Desk
+from gateway.principal import Principal
+from gateway.secret import Secret
+from gateway.settings.file import WrittenMcpServer
+from gateway.settings.load import Settings
+from gateway.telemetry import Telemetry
+from gateway.tenancy.errors import NotFound
+from gateway.tools.loop import ToolLoops
+from gateway.tools.rounds import LoopBounds
+from gateway.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from gateway.auth.wiring import Auth
+    from gateway.mcp.admin.credentials_admin import UpstreamVault
+    from gateway.mcp.admin.pins_admin import PinDesk
+    from gateway.mcp.metered import Callers
+    from gateway.mcp.models.own_models import OwnModels
+    from gateway.mcp.records import AuditRecords
+    from mcp_bridge.caller import Caller
+    from mcp_bridge.routing.pruning import Embedder
+    from mcp_bridge.server.allowed_origins import Allowed
+    from mcp_bridge.server.bridge import Bridge
+    from mcp_bridge.trust.approvals import Approvals
+    from mcp_bridge.trust.trust import Trust
+    from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
+    from mcp_bridge.upstream.upstream import Sampler, ServerConfig, Transport
+
+log = logging.getLogger(__name__)
+
+STATE_PURPOSE = "mcp-request-state"
+NAME = "tollgate"
+
+
+class McpDoor:
+    """`vault`: what servers are shown. `pins`: what is approved of them."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        allowed: Allowed,
+        callers: Callers,
+        guard: Trust,
+        vault: UpstreamVault,
+        pins: PinDesk,
+        approvals_of: Callable[[Principal], Approvals],
+        price_of: Callable[[Principal, str], Pico],
+    ) -> None:
+        from mcp_bridge.server.http import Door
+
+        self.vault, self.pins = vault, pins
+        self._bridge, self._allowed, self._callers = bridge, allowed, callers
+        self._once, self._approvals_of = guard.memory.once, approvals_of
+        self._price_of = price_of
+        self._door = Door(bridge)
+
+    @property
+    def toolbox(self) -> Toolbox:
+        from gateway.tools.mcp_toolbox import BridgeToolbox
+
+        info = {"name": NAME, "version": own_version()}
+        return BridgeToolbox(
+            self._bridge,
+            info,
+            self.caller_of,
+            self._once,
+            self._approvals_of,
+            self._price_of,
+        )
+
+    def caller_of(self, principal: Principal) -> Caller:
+        """Of a request that comes now: what it may do and spend is its principal's."""
+        return self._callers.note(to_caller(principal), principal)
+
+    def health(self, org_id: str) -> list[UpstreamHealth]:
+        """Of what this worker asks for the tenant, by server and user."""
+        return self._bridge.health(org_id)
+
+    def health_by_server(self) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+        """The servers, and of each upstream its server and state."""
+        return self._bridge.servers, [(it.upstream, it.state) for it in self._bridge.health()]
+
+    def begin_drain(self) -> None:
+        self._bridge.begin_drain()
+
+    async def serve(
+        self,
+        principal: Principal,
+        namespace: str | None,
+        pages: Collection[str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """`pages`: the origins that may call in this org's name."""
+        await self._door.serve(
+            self.caller_of(principal), namespace, self._allowed, pages, scope, receive, send
+        )
+
+
+def to_caller(principal: Principal) -> Caller:
+    from mcp_bridge.caller import Caller
+
+    return Caller(
+        org_id=principal.org_id,
+        project_id=principal.project_id,
+        subject=principal.user_id or principal.service_account_id or principal.key_id,
+        client=principal.client_id or principal.key_id,
+        user_id=principal.user_id,
+        keeps_nothing=principal.zero_retention,
+    )
+
+
+def to_actor(principal: Principal) -> Actor:
+    """For the audit log, where there is no request of HTTP."""
+    return Actor(
+        kind="api_key" if principal.kind == "key" else "client",
+        id=principal.key_id,
+        on_behalf_of=principal.user_id or principal.service_account_id,
+    )
+
+
+async def open_mcp(
+    settings: Settings,
+    stack: AsyncExitStack,
+    secret: Secret,
+    db: AsyncEngine,
+    redis: Redis,
+    desk: Desk,
+    auth: Auth,
+    telemetry: Telemetry,
+) -> McpDoor | None:
+    """`auth`: its keys sign who calls. None: there is no server."""
+    if not settings.mcp_servers:
+        return None
+    from gateway.mcp.admin.call_arguments import AskedArguments
+    from gateway.mcp.admin.credentials_admin import open_vault
+    from gateway.mcp.admin.pins_admin import PinDesk
+    from gateway.mcp.metered import Callers, CallMeter
+    from gateway.mcp.models.own_models import OwnModels
+    from gateway.mcp.upstreams import open_carriers
+    from gateway.mcp.wiring import open_approvals, open_feed, open_records, open_trust, tell_of
+    from mcp_bridge.routing.pruning import Pruner
+    from mcp_bridge.server.allowed_origins import Allowed
+    from mcp_bridge.server.bridge import Bridge
+
+    vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
+    carriers = stack.enter_context(open_carriers(settings, vault.shown))
+    callers = Callers()
+    meter = CallMeter(
+        callers,
+        limiter=desk.limiter,
+        spool=desk.spool,
+        price_book=desk.price_book,
+        tasks=desk.tasks,
+        calls=telemetry.mcp_calls,
+    )
+    servers = [to_config(each) for each in settings.mcp_servers]
+    warn_of_drift(servers)
+    taints = any(server.taints for server in servers)
+    records = await open_records(stack, db)
+    feed = await open_feed(stack, redis)
+    shown = AskedArguments(secret)
+    guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints, shown=shown)
+    info = {"name": NAME, "version": own_version()}
+    own = OwnModels(desk, telemetry, callers)
+    bridge = Bridge(
+        servers,
+        redis,
+        [key.derive(STATE_PURPOSE) for key in secret.keys],
+        info=info,
+        guard=guard,
+        carriers=carriers,
+        sampler=open_sampler(settings, own, records),
+        pruner=Pruner(settings.mcp_max_catalogue_tokens, open_embedder(settings, own)),
+    )
+    await bridge.start()
+    stack.push_async_callback(bridge.close)
+    tell_of(feed, bridge.watches)
+    pins = PinDesk(servers, carriers, info, db, redis)
+
+    def approvals_of(principal: Principal) -> Approvals:
+        return open_approvals(db, to_actor(principal))
+
+    allowed = Allowed(public_url=settings.issuer)
+    return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
+
+
+def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
+    """None: no server is answered by a model of ours."""
+    written = {each.name: each.sampling for each in settings.mcp_servers}
+    asked = {name: each for name, each in written.items() if each.by == "engine"}
+    if not asked:
+        return None
+    from gateway.mcp.models.sampling import ModelSampler
+
+    return ModelSampler(own, records, asked)
+
+
+def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
+    """None: tools are found by their words."""
+    if settings.mcp_search_model is None:
+        return None
+    from gateway.mcp.models.embedding import ModelEmbedder
+
+    return ModelEmbedder(own, settings.mcp_search_model)
+
+
+def vault_of(door: McpDoor | None) -> UpstreamVault:
+    """Raises: NotFound, where there are no servers."""
+    if door is None:
+        raise NotFound("server", "no MCP server is configured")
+    return door.vault
+
+
+def pins_of(door: McpDoor | None) -> PinDesk:
+    """Raises: NotFound, where there are no servers."""
+    if door is None:
+        raise NotFound("server", "no MCP server is configured")
+    return door.pins
+
+
+def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:
+    """None: there is no server to ask."""
+    if door is None:
+        return None
+    written = msgspec.structs.asdict(settings.tool_loop)
+    most_usd = written.pop("max_cost_usd")
+    most = None if most_usd is None else round(most_usd * PICO_PER_USD)
+    return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))
+
+
+def warn_of_drift(servers: Iterable[ServerConfig]) -> None:
+    """Once, as a gateway begins: what may be another one tomorrow, without anybody's yes."""
+    from mcp_bridge.upstream.stdio.package_refs import unpinned
+
+    for server in servers:
+        if server.launch is not None:
+            for how in unpinned(server.launch.command, server.launch.args):
+                log.warning("mcp: %s is not pinned: %s", server.name, how)
+
+
+def to_config(server: WrittenMcpServer) -> ServerConfig:
+    from gateway.settings.mcp_servers import to_audience, to_launch
+    from mcp_bridge.upstream.upstream import ServerConfig
+
+    launch = None if server.command is None else to_launch(server)
+    return ServerConfig(
+        name=server.name,
+        url=server.url or "",
+        namespace=server.namespace,
+        audience=to_audience(server),
+        trust=server.trust,
+        taints=server.taints,
+        network=server.network,
+        credential=server.credential,
+        transport=transport_of(server),
+        launch=launch,
+        document=server.openapi or "",
+        query_credentials=tuple(server.query_credentials),
+        sampling=server.sampling.by,
+        max_samples=server.sampling.max_per_call,
+    )
+
+
+def transport_of(server: WrittenMcpServer) -> Transport:
+    if server.openapi is not None:
+        return "openapi"
+    return server.transport if server.command is None else "stdio"
+
+
+def own_version() -> str:
+    try:
+        return version(NAME)
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,71 @@
+"""What tools mean, by an embedding model that the configuration names.
+
+Above: `mcp_door`. Below: `own_models`. It is a request of whoever searches, as any other: admitted
+by their limits, their caps and the models that their key may use, and on their bill. Of a catalogue
+it is made once for a worker, at the first search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import to_face
+from gateway.ids import uuid7_hex
+from gateway.inference.calls import REQUEST_PREFIX, Surface
+from gateway.inference.generate import RateLimited
+from gateway.mcp.models.own_models import OwnModels
+from gateway.wire.openai.embeddings import from_embeddings, to_embeddings
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.search import NotEmbedded
+
+SURFACE = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
+DEADLINE_S = 60.0
+TEXTS_AT_ONCE = 64
+
+
+class Vector(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class Vectors(msgspec.Struct):
+    """Of an answer what is used."""
+
+    data: list[Vector]
+
+
+class ModelEmbedder:
+    """An Embedder of the bridge."""
+
+    def __init__(self, own: OwnModels, model: str) -> None:
+        self._own, self._model = own, model
+
+    async def embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
+        """Raises: NotEmbedded."""
+        found: list[list[float]] = []
+        for first in range(0, len(texts), TEXTS_AT_ONCE):
+            try:
+                found += await self._embed(caller, texts[first : first + TEXTS_AT_ONCE])
+            except RpcError as error:
+                raise NotEmbedded(error.message) from None
+            except RateLimited as error:
+                raise NotEmbedded(str(error)) from None
+            except Exception as error:
+                face = to_face(error)
+                raise NotEmbedded(face.body.code or face.body.type) from error
+        return found
+
+    async def _embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:
+        """Raises: RpcError, what requests raise."""
+        body = msgspec.json.encode({"model": self._model, "input": texts})
+        request_id = REQUEST_PREFIX + uuid7_hex()
+        written = await self._own.ask(
+            caller, SURFACE, self._model, request_id, body, deadline_s=DEADLINE_S
+        )
+        if written is None:
+            raise NotEmbedded("the answer was given up")
+        answer = msgspec.json.decode(written, type=Vectors)
+        return [each.embedding for each in sorted(answer.data, key=lambda each: each.index)]

@@ -1,0 +1,53 @@
+"""A request of whoever calls a server, to a model of this gateway, and its whole answer.
+
+Above: `sampling`, `embedding`. Below: `inference`, by way of `calls`. It is as any other request of
+theirs: admitted by their limits, their caps and the models that their key may use, on their bill.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+
+import msgspec
+
+from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.generate import Desk, start
+from gateway.mcp.metered import Callers
+from gateway.telemetry import RequestMeter, Telemetry
+from mcp_bridge.caller import Caller
+
+
+class OwnModels(msgspec.Struct, frozen=True):
+    """`callers`: who they are to limits and bills."""
+
+    desk: Desk
+    telemetry: Telemetry
+    callers: Callers
+
+    async def ask(
+        self,
+        caller: Caller,
+        surface: Surface,
+        model: str,
+        request_id: str,
+        body: bytes,
+        *,
+        deadline_s: float,
+    ) -> bytes | None:
+        """The answer as JSON; None: it was given up. Whoever is cancelled here abandons it.
+        Raises: RpcError (the caller has left), what requests raise."""
+        principal = self.callers.principal_of(caller)
+        route = self.desk.fleet.resolve(model, principal)
+        asker = Asker(
+            request_id=request_id,
+            principal=principal,
+            meter=RequestMeter(self.telemetry, model),
+            deadline_s=deadline_s,
+        )
+        call = to_call(self.desk, surface, asker, surface.read(body, route.kind))
+        delivery = start(self.desk, call)
+        try:
+            return await delivery.next()
+        except CancelledError:
+            delivery.abandon()
+            raise

@@ -1,0 +1,104 @@
+"""Bring Postgres to what this version needs: the schema, the plans, the first keys.
+
+Above: `tollgate up` and `tollgate migrate`. Below: `migrations`, `tenancy.bootstrap`. Idempotent,
+and safe when several gateways do it at once. Knows no process.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from billing.ingestion.settle_late import reprice_suspense
+from billing.ledger.price_sets import Loaded, sync_price_book
+from billing.pricing.price_book import PriceBook
+from gateway.audit.log import SETTINGS, record
+from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.home import Home
+from gateway.limits.recounts import recounting
+from gateway.processes import credentials_file as credentials
+from gateway.processes.credentials_file import Credentials
+from gateway.secret import Secret
+from gateway.settings.load import DEFAULT_PLAN, Settings
+from gateway.tenancy.bootstrap import bootstrap
+from gateway.tenancy.keys.keys import PEPPER_PURPOSE
+from gateway.tenancy.money.plans import check_price_lists
+from gateway.tenancy.orgs import find_operator
+from migrations.runner import migrate
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 5.0
+
+
+async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
+    """In the operator's audit log."""
+    operator = await find_operator(conn)
+    if operator is not None:
+        await record(
+            conn,
+            org_id=operator,
+            actor=SETTINGS,
+            action="prices.loaded",
+            target="price_book",
+            after={"added": loaded.added, "closed": loaded.closed},
+        )
+
+
+async def prepare(
+    settings: Settings, database_url: str, redis_url: str, base_url: str
+) -> Credentials | None:
+    """Returns what HOME/credentials.json says, written anew where the first keys were made or the
+    address changed; None where there is no such file and the keys were made earlier.
+
+    Raises: SecretError, PriceBookError, MigrationError, TenancyError, OSError,
+    sqlalchemy.exc.SQLAlchemyError.
+    """
+    prices = PriceBook.load(settings.price_books, bases=settings.bases)
+    key = Secret.load_or_create(settings.secret_key_file).current
+    await migrate(database_url)
+    engine = create_engine(database_url, role=ROLE_SYSTEM)
+    try:
+        made = await bootstrap(
+            engine,
+            pepper=key.derive(PEPPER_PURPOSE),
+            pepper_id=key.id,
+            plans=settings.plans,
+            default_plan=DEFAULT_PLAN.name,
+        )
+        async with engine.connect() as conn:
+            await check_price_lists(conn, prices.lists.names)
+        await sync_price_book(engine, prices, note=record_prices)
+        await price_what_waited(engine, redis_url, prices)
+    finally:
+        await engine.dispose()
+    path = Home(settings.home).credentials
+    known = credentials.read(path)
+    if made.api_key is not None and made.admin_key is not None:
+        fresh = Credentials(base_url=base_url, api_key=made.api_key, admin_key=made.admin_key)
+    elif known is not None:
+        fresh = msgspec.structs.replace(known, base_url=base_url)
+    else:
+        return None
+    if fresh != known:
+        credentials.write(path, fresh)
+    return fresh
+
+
+async def price_what_waited(db: AsyncEngine, redis_url: str, prices: PriceBook) -> None:
+    """Usage that had no price, where it has one by now. Counters of spending have to hear of it, so
+    without Redis it waits for the next start."""
+    redis = Redis.from_url(
+        redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
+    )
+    try:
+        async with recounting(db, redis) as announce:
+            await reprice_suspense(db, prices, announce)
+    except RedisError as error:
+        log.warning("what had no price waits for the next start: %r", error)
+    finally:
+        await redis.aclose()

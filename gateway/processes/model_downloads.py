@@ -1,0 +1,77 @@
+"""Models that the settings name `org/name`: fetched before anything starts, and pinned.
+
+Above: `cli`, once a start, so that engines and workers find the same folder. Below: `engine.text.hub`.
+HOME/commits.json remembers the commit that each revision meant when it was first served: a restart
+serves the same weights, without asking the hub, until the operator names another revision or
+deletes the file. Knows neither torch nor what is in the folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.errors import ConfigError
+from engine.text.hub import fetch
+from gateway.home import Home
+from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings
+from gateway.settings.models import ModelConfig
+
+
+def with_folders(settings: Settings, *, weights: bool, say: Callable[[str], None]) -> Settings:
+    """The same settings, every repository with the path it was fetched to.
+
+    weights: False for a process that starts no engine: it needs the texts alone. Raises:
+    SettingsError (one line that says what is the matter), OSError.
+    """
+    if not any(model.repository for model in settings.models):
+        return settings
+    home = Home(settings.home)
+    commits = _read(home)
+    models = []
+    for model in settings.models:
+        if model.repository is not None:
+            model = _fetch(model, model.repository, commits, settings, weights, say)
+        models.append(model)
+    home.create()
+    fresh = home.commits.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(commits)))
+    fresh.rename(home.commits)
+    return msgspec.structs.replace(settings, models=tuple(models))
+
+
+def _fetch(
+    model: ModelConfig,
+    repository: str,
+    commits: dict[str, str],
+    settings: Settings,
+    weights: bool,
+    say: Callable[[str], None],
+) -> ModelConfig:
+    """Notes the commit in `commits`."""
+    asked = repository if model.revision is None else f"{repository}@{model.revision}"
+    needs_weights = weights and model.starts_engine and model.engine_options.load_format != "dummy"
+    try:
+        found = fetch(
+            repository, revision=commits.get(asked, model.revision), weights=needs_weights
+        )
+    except ConfigError as error:
+        raise SettingsError(f"model {model.name}: {error.message}") from None
+    if asked not in commits:
+        say(
+            f"{asked} is served at commit {found.commit}, until {Home(settings.home).commits} "
+            "is deleted."
+        )
+    commits[asked] = found.commit
+    return msgspec.structs.replace(model, path=found.folder)
+
+
+def _read(home: Home) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(home.commits.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{home.commits}: {error}") from None

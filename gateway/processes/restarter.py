@@ -1,0 +1,121 @@
+"""Keeps one child process running: starts it again when it dies, replaces it without a gap.
+
+Above: `supervisor`. Below: `children`. Knows neither what the child serves nor when it is ready:
+its `start` says so by returning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+from gateway.processes.child_processes import Child
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 10.0
+HEALTHY_AFTER_S = 30.0
+"""A child that lived so long starts the backoff anew."""
+
+
+class Keeper:
+    """One place in the process tree, and whoever fills it at the moment."""
+
+    def __init__(self, name: str, start: Callable[[], Awaitable[Child]]) -> None:
+        self.name = name
+        self.exits = 0
+        """How often it has left without being asked."""
+        self.last_exit: Child | None = None
+        """Who did so last."""
+        self.on_exit: Callable[[Child], None] | None = None
+        self.is_final: Callable[[int], bool] = lambda status: False
+        """Whether one that left with this status is not started again."""
+        self._start = start
+        self._child: Child | None = None
+        self._leaving: set[Child] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._replacing = asyncio.Lock()
+
+    @property
+    def child(self) -> Child | None:
+        """Who fills it now; None while the next one is awaited."""
+        return self._child
+
+    async def begin(self) -> None:
+        """The first start, whose errors are the caller's; from then on it is kept running."""
+        self._child = await self._start()
+        self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    async def replace(self, timeout_s: float) -> None:
+        """A new child first, then the old one has `timeout_s` to leave.
+
+        If the new one does not start, its error is raised and the old one stays.
+        """
+        async with self._replacing:
+            fresh = await self._start()
+            old, self._child = self._child, fresh
+            if old is not None:
+                await self._dismiss(old, timeout_s)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the child, and does not start it again."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._child is not None:
+            self._leaving.add(self._child)
+            self._child = None
+        await asyncio.gather(*(self._dismiss(child, timeout_s) for child in list(self._leaving)))
+
+    def kill(self) -> None:
+        """At once, and not to be started again; `stop` then has nothing to wait for."""
+        if self._task is not None:
+            self._task.cancel()
+        for child in (self._child, *self._leaving):
+            if child is not None:
+                child.send_signal(signal.SIGKILL)
+
+    async def _dismiss(self, child: Child, timeout_s: float) -> None:
+        """If this is cancelled, `stop` takes it up again."""
+        self._leaving.add(child)
+        await child.stop(timeout_s)
+        self._leaving.discard(child)
+        if self.on_exit is not None:
+            self.on_exit(child)
+
+    async def _keep(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            child = self._child
+            if child is not None:
+                status = await child.wait()
+                async with self._replacing:
+                    if child is not self._child:
+                        continue  # replaced: it left because it was asked to
+                    self._child = None
+                self.exits += 1
+                self.last_exit = child
+                if self.on_exit is not None:
+                    self.on_exit(child)
+                if self.is_final(status):
+                    return
+                log.warning("%s left with status %d, starting it again", self.name, status)
+                if time.monotonic() - child.started_s > HEALTHY_AFTER_S:
+                    backoff_s = FIRST_BACKOFF_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            await self._start_again()
+
+    async def _start_again(self) -> None:
+        async with self._replacing:
+            if self._child is not None:
+                return
+            try:
+                self._child = await self._start()
+            except Exception as error:
+                log.error("%s does not start: %s", self.name, error)

@@ -1,0 +1,300 @@
+"""/v1/messages/batches: many messages in one request, answered within a day. Anthropic's shapes.
+
+Above: `app`. Below: `batches`, `wire.anthropic_batches`. The body is taken piece by piece into a
+file that only its batch is shown: no body is in memory. Like all batches it runs by its creator's
+key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from litestar import Request, Response, delete, get, post
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.params import FromPath
+from litestar.response import Stream
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.batches import message_batches
+from gateway.batches.batches import Batch, create_batch, get_batch, select_batches, to_batches
+from gateway.batches.results import DEFAULT_EXPIRY_S
+from gateway.batches.states import ENDED, MESSAGES
+from gateway.batches.tables import batches as table
+from gateway.db import tenant
+from gateway.files.files import MESSAGE_BATCH, File, get_file
+from gateway.files.uploads import Upload
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
+from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.body import refuse_coded
+from gateway.routes.shared.common_requests import check_id
+from gateway.routes.shared.conditional import answer
+from gateway.routes.shared.generation import TAGS as TAGS_HEADER
+from gateway.routes.shared.made_once import check_may_stay, made_once
+from gateway.routes.shared.operations import describes
+from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
+from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader
+from gateway.wire.anthropic.batches import (
+    DeletedMessageBatch,
+    MessageBatchesQuery,
+    MessageBatchObject,
+    MessageBatchPage,
+    NewMessageBatch,
+    to_message_batch,
+)
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.usage.tags import read_tags
+
+BATCHES = "/v1/messages/batches"
+BATCH = BATCHES + "/{message_batch_id:str}"
+RESULTS = "/results"
+JSON_LINES = "application/x-jsonl"
+TAGS = ["Messages"]
+USE = needs(SCOPE_INFERENCE)
+READ_AT_ONCE_BYTES = 16 * 1024
+"""Of a body of small requests it keeps the event loop for some milliseconds."""
+KEPT_FOR = timedelta(seconds=DEFAULT_EXPIRY_S)
+Asked = Request[Principal, Any, Any]
+
+
+@post(
+    BATCHES,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Create a batch of messages",
+    request_max_body_size=None,  # as large as a batch may be, which is counted as it comes
+    operation_class=describes(
+        body=NewMessageBatch,
+        answer=MessageBatchObject,
+        headers=(VERSION_NAMED, TAGS_HEADER),
+        idempotent=True,
+    ),
+)
+async def create(request: Asked) -> Response[bytes]:
+    names_version(request)
+    found, principal = services(request), request.user
+    if principal.kind != "key":
+        raise NotAllowed(FIELD, "a batch is created with an API key: it outlives a token")
+    check_may_stay(principal, FIELD)
+    refuse_coded(request.scope["headers"])
+    tags = read_tags(request.scope["headers"])
+    upload = await begin(request)
+    try:
+        reader = BodyReader(
+            max_requests=min(MAX_REQUESTS, found.batches.bounds.max_lines),
+            max_request_bytes=found.batches.bounds.max_line_bytes,
+        )
+        asked = await take(request.stream(), reader, upload, max_body_bytes(request))
+        await upload.close()
+
+        async def make(conn: AsyncConnection) -> MessageBatchObject:
+            file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="requests.jsonl")
+            made = await create_batch(
+                conn,
+                org_id=principal.org_id,
+                project_id=principal.project_id,
+                key_id=principal.key_id,
+                endpoint=MESSAGES,
+                input_file_id=file.id,
+                num_total=reader.num_requests,
+                tags=tags,
+                actor=actor_of(request),
+            )
+            return to_object(request, made)
+
+        once = await made_once(request, asked, make)
+    except BaseException:
+        await upload.give_up()
+        raise
+    if not once.is_new:
+        await upload.give_up()
+    found.batches.wake()
+    return once.response
+
+
+def max_body_bytes(request: Asked) -> int:
+    found = services(request)
+    most = (found.batches.bounds.max_file_bytes, found.files.max_file_bytes)
+    return min(MAX_BODY_BYTES, *most)
+
+
+async def begin(request: Asked) -> Upload:
+    """With all the room that such a body may take: a line is no longer than what it came in.
+    Raises: RequestEntityTooLarge, InvalidField."""
+    files, principal = services(request).files, request.user
+    most, length = max_body_bytes(request), request.content_length
+    if length is not None and length > most:
+        raise RequestEntityTooLarge
+    room = most if length is None else length
+    try:
+        return await files.begin(principal.org_id, principal.project_id, most_bytes=room)
+    except InvalidField as error:
+        raise InvalidField(FIELD, error.message) from error
+
+
+async def take(
+    pieces: AsyncIterator[bytes], reader: BodyReader, upload: Upload, most_bytes: int
+) -> bytes:
+    """Returns a SHA-256 of all. Raises: BadField, RequestEntityTooLarge, and what a store of files
+    raises."""
+    size_bytes, digest = 0, hashlib.sha256()
+    async for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > most_bytes:
+            raise RequestEntityTooLarge
+        for begin in range(0, len(piece), READ_AT_ONCE_BYTES):
+            part = piece[begin : begin + READ_AT_ONCE_BYTES]
+            digest.update(part)
+            lines = b"".join(line + b"\n" for line in reader.feed(part))
+            if lines:
+                await upload.write(lines)
+            await asyncio.sleep(0)
+    reader.end()
+    return digest.digest()
+
+
+@get(
+    BATCHES,
+    opt=USE,
+    tags=TAGS,
+    summary="List the batches of messages of the project, the newest first",
+    operation_class=describes(
+        query=MessageBatchesQuery, answer=MessageBatchPage, headers=(VERSION_NAMED,)
+    ),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    names_version(request)
+    query, principal = parse_query(request.url.query, MessageBatchesQuery), request.user
+    listed = select_batches(principal.org_id, principal.project_id, "anthropic")
+    backwards = query.before_id is not None and query.after_id is None
+    if query.after_id is not None:
+        listed = listed.where(table.c.id < query.after_id)
+    if query.before_id is not None:
+        listed = listed.where(table.c.id > query.before_id)
+    order: sa.ColumnElement[str] = table.c.id.asc() if backwards else table.c.id.desc()
+    async with tenant(services(request).db, principal.org_id) as conn:
+        rows = await conn.execute(listed.order_by(order).limit(query.limit + 1))
+        found = to_batches(rows)
+    data = [to_object(request, each) for each in found[: query.limit]]
+    if backwards:
+        data.reverse()
+    page = MessageBatchPage(
+        data=data,
+        has_more=len(found) > query.limit,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+    )
+    return answer(request, page)
+
+
+@get(
+    BATCH,
+    opt=USE,
+    tags=TAGS,
+    summary="One batch of messages",
+    operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
+)
+async def retrieve(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+    names_version(request)
+    return shown(request, await find(request, message_batch_id))
+
+
+@post(
+    BATCH + "/cancel",
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Cancel a batch of messages: what runs ends, nothing more begins",
+    operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
+)
+async def cancel(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+    names_version(request)
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        made = await message_batches.cancel_message_batch(
+            conn, **where(request, message_batch_id), actor=actor_of(request)
+        )
+    services(request).batches.wake()
+    return shown(request, made)
+
+
+@delete(
+    BATCH,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Delete a batch of messages that has ended, with its results",
+    operation_class=describes(answer=DeletedMessageBatch, headers=(VERSION_NAMED,)),
+)
+async def remove(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+    names_version(request)
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        await message_batches.delete_message_batch(
+            conn, **where(request, message_batch_id), actor=actor_of(request)
+        )
+    return answer(request, DeletedMessageBatch(id=message_batch_id))
+
+
+@get(
+    BATCH + RESULTS,
+    opt=USE,
+    tags=TAGS,
+    summary="What has become of each request of a batch that has ended, in lines of JSON",
+    operation_class=describes(said={200: {JSON_LINES: str}}, headers=(VERSION_NAMED,)),
+)
+async def results(request: Asked, message_batch_id: FromPath[str]) -> Stream:
+    names_version(request)
+    file = await results_of(request, await find(request, message_batch_id))
+    headers = {"content-length": str(file.size_bytes), "x-content-type-options": "nosniff"}
+    pieces = await services(request).files.open(file)
+    return Stream(pieces, media_type=JSON_LINES, headers=headers)
+
+
+async def results_of(request: Asked, batch: Batch) -> File:
+    """Raises: InvalidField, NotFound."""
+    if batch.status not in ENDED:
+        raise InvalidField(message_batches.FIELD, "the batch has not ended, and has no results yet")
+    if batch.output_file_id is None:
+        raise NotFound(message_batches.FIELD, f"no results of {batch.id!r}")
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        return await get_file(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            file_id=batch.output_file_id,
+            field=message_batches.FIELD,
+            is_inner=True,
+        )
+
+
+async def find(request: Asked, batch_id: str) -> Batch:
+    """Raises: NotFound."""
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        return await get_batch(conn, **where(request, batch_id), shape="anthropic")
+
+
+def where(request: Asked, batch_id: str) -> dict[str, Any]:
+    """Raises: NotFound."""
+    return {
+        "org_id": request.user.org_id,
+        "project_id": request.user.project_id,
+        "batch_id": check_id(message_batches.FIELD, batch_id),
+    }
+
+
+def to_object(request: Asked, batch: Batch) -> MessageBatchObject:
+    url = f"{services(request).authority.issuer}{BATCHES}/{batch.id}{RESULTS}"
+    return to_message_batch(batch, results_url=url, kept_for=KEPT_FOR, now=datetime.now(tz=UTC))
+
+
+def shown(request: Asked, batch: Batch) -> Response[bytes]:
+    return answer(request, to_object(request, batch))
+
+
+routes = [create, list_, retrieve, cancel, remove, results]

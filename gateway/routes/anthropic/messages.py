@@ -1,0 +1,115 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's surface."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from litestar import Request, post
+from litestar.openapi.spec import OpenAPIType, Parameter, Schema
+from litestar.types import ASGIApp
+
+from gateway.fleet.errors import BadField
+from gateway.inference.calls import Surface
+from gateway.lanes import turn_of
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.asgi.counted import MODEL
+from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.operations import describes
+from gateway.routes.shared.problem import VERSION_HEADER
+from gateway.wire.anthropic.answer import AnthropicMessage
+from gateway.wire.anthropic.from_anthropic import from_anthropic, from_count_tokens
+from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest, MessageTokensCount
+from gateway.wire.anthropic.reports import AnthropicError, to_status
+from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
+from gateway.wire.openai.from_chat import peek
+
+MESSAGES = Surface(
+    id_prefix="msg_",
+    read=from_anthropic,
+    encoder=to_anthropic,
+    opening=to_opening,
+    knows_batches=True,
+)
+OLDEST_VERSION = "2023-06-01"
+"""The first whose streams are these. Those since then ask and answer alike here: what a later one
+takes out of a request (`temperature`) is honoured in each. Who names none gets the same: the
+official SDKs always do, and what a person types need not."""
+VERSION_PATTERN = "^20[0-9]{2}-[0-9]{2}-[0-9]{2}$"
+VERSION_NAMED = Parameter(
+    name=VERSION_HEADER.decode(),
+    param_in="header",
+    description=f"The version of the API, from {OLDEST_VERSION} on.",
+    required=False,
+    schema=Schema(type=OpenAPIType.STRING, pattern=VERSION_PATTERN),
+)
+
+
+def refusals(*those: int) -> dict[int, dict[str, Any]]:
+    return {to_status(status, None): {JSON: AnthropicError} for status in those}
+
+
+@HotRoute(
+    "/v1/messages",
+    http_method="POST",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Messages"],
+    summary="Create a message, streamed or whole",
+    operation_class=describes(
+        body=MessagesRequest,
+        answer=AnthropicMessage,
+        headers=(VERSION_NAMED, *HEADERS),
+        said={
+            200: {JSON: AnthropicMessage, EVENT_STREAM: str},
+            **refusals(*REFUSALS),
+        },
+    ),
+)
+async def create_message(request: Request[Principal, Any, Any]) -> ASGIApp:
+    names_version(request)
+    return await generation(request, MESSAGES)
+
+
+@post(
+    "/v1/messages/count_tokens",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Messages"],
+    summary="Count the tokens of a prompt: those of a model of ours as they would be billed",
+    operation_class=describes(
+        body=CountTokensRequest,
+        answer=MessageTokensCount,
+        headers=(VERSION_NAMED,),
+        said=refusals(402, 404, 503),
+    ),
+)
+async def count_tokens(request: Request[Principal, Any, Any]) -> MessageTokensCount:
+    names_version(request)
+    desk, principal = services(request).desk, request.user
+    principal.check_served()
+    body = await plain_body(request)
+    peeked = peek(body)
+    request.scope["state"][MODEL] = peeked.model
+    replicas = desk.fleet.order(desk.fleet.resolve(peeked.model, principal))
+    asked = from_count_tokens(body)
+    counted = await replicas[0].count(asked, turn_of(principal, desk.deadlines, asked))
+    return MessageTokensCount(counted)
+
+
+def names_version(request: Request[Principal, Any, Any]) -> bool:
+    """Raises BadField, for one that is none or too old."""
+    headers = request.scope["headers"]
+    named = [value.decode("latin-1") for name, value in headers if name == VERSION_HEADER]
+    for version in named:
+        if re.fullmatch(VERSION_PATTERN, version) is None or version < OLDEST_VERSION:
+            param = VERSION_HEADER.decode()
+            message = f"Invalid value for '{param}': expected {OLDEST_VERSION} or a later one."
+            raise BadField(message, param=param)
+    return bool(named)
+
+
+routes = [create_message, count_tokens]

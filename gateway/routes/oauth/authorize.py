@@ -1,0 +1,236 @@
+"""GET and POST /oauth/authorize: a client asks, a user who is signed in allows or denies it.
+
+Above: `app`. Below: `auth.rfc6749_authorize`, `auth.authorization`, the consent page. The page's
+form brings the whole request back, and it is checked again from the start: nothing is kept between
+the two but what the user sees.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from litestar import Request, Response, get, post
+
+from gateway.auth.errors import AuthUnavailable
+from gateway.auth.login.sessions import Session
+from gateway.auth.oauth.authorization import Authorization, authorize, was_allowed
+from gateway.auth.oauth.rfc6749_authorize import (
+    AuthorizationRequest,
+    Parameters,
+    Refused,
+    check_request,
+    grantable,
+    must_sign_in,
+    read_parameters,
+    to_location,
+)
+from gateway.console.pages import page, redirect
+from gateway.routes.shared.access import PUBLIC
+from gateway.routes.shared.browser import (
+    MAX_FORM_BYTES,
+    BadForm,
+    Browser,
+    check_token,
+    desk_of,
+    open_browser,
+    read_form,
+    remembering,
+    stale_form,
+)
+from gateway.routes.shared.media_types import HTML
+from gateway.routes.shared.operations import describes
+from gateway.wire.admin.oauth import AuthorizationQuery, ConsentForm
+
+log = logging.getLogger(__name__)
+
+AUTHORIZE, LOGIN = "/oauth/authorize", "/oauth/login"
+PAGE = {HTML: str}
+ALLOW, DENY = "allow", "deny"
+MEANINGS: Mapping[str, str] = {
+    "inference": "use the models, at your organization's cost",
+    "mcp:call": "call tools, in your name",
+    "usage:read": "read what was used and what it cost",
+    "admin:*": "do everything that an administrator can do",
+    "admin:read": "read all settings of your organization",
+    "admin:projects": "make, change and archive projects",
+    "admin:members": "invite, change and remove members",
+    "admin:keys": "make, change and revoke API keys",
+    "admin:clients": "make, change and archive applications like this one",
+    "admin:issuers": "decide who else may say who you are",
+    "admin:audit": "read the audit log",
+    "admin:billing": "change prices and rate limits",
+    "admin:mcp": "say which tools may be called, and approve calls",
+    "operator:plans": "change the plans of this installation",
+    "operator:prices": "change the prices of this installation",
+    "operator:models": "change the models of this installation",
+    "operator:signing_keys": "change the signing keys of this installation",
+    "operator:orgs": "make and archive organizations of this installation",
+    "openid": "know who you are",
+    "profile": "read your name",
+    "email": "read your e-mail address",
+    "offline_access": "do all this while you are away, until you take it back",
+}
+
+
+async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRequest, Parameters]:
+    """Raises: Refused."""
+    parameters = read_parameters(query)
+    client_id = parameters.get("client_id")
+    try:
+        client = None if client_id is None else await desk.clients.find(client_id)
+    except AuthUnavailable as error:
+        log.info("a client cannot be known at the moment: %s", error)
+        raise Refused("temporarily_unavailable") from error
+    return check_request(parameters, client, desk.issuer), parameters
+
+
+def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
+    """To the client, if it is known that it is the client; else to the person."""
+    if refused.redirect_uri is None:
+        status = 503 if refused.error == "temporarily_unavailable" else 400
+        return page("error", status=status, error=refused.error, description=refused.description)
+    location = to_location(
+        refused.redirect_uri,
+        desk.issuer,
+        error=refused.error,
+        error_description=refused.description,
+        state=refused.state,
+    )
+    return redirect(location)
+
+
+@get(
+    AUTHORIZE,
+    opt=PUBLIC,
+    tags=["OAuth"],
+    summary="Ask a person for access: sent on to the client, to the login, or shown a page",
+    operation_class=describes(
+        query=AuthorizationQuery, said={200: PAGE, 303: {}, 400: PAGE, 503: PAGE}
+    ),
+)
+async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        query = raw_query(request)
+        asked, parameters = await find_request(desk, query)
+        browser = await open_browser(request)
+        session, login = signed_in_for(desk, asked, parameters, browser)
+        if session is None:
+            return redirect(login)
+        scopes = grantable(asked, session)
+        if await was_allowed(desk, asked, session, scopes):
+            return await give(desk, asked, session, scopes, browser)
+        if "none" in asked.prompts:
+            raise asked.refuse("consent_required")
+        return consent_page(desk, asked, parameters, session, scopes, browser)
+    except Refused as refused:
+        return refuse(desk, refused)
+
+
+@post(
+    AUTHORIZE,
+    opt=PUBLIC,
+    status_code=303,
+    tags=["OAuth"],
+    summary="What a person decided on the consent page",
+    operation_class=describes(form=ConsentForm, status=303, said={400: PAGE, 403: PAGE, 503: PAGE}),
+    request_max_body_size=MAX_FORM_BYTES,
+)
+async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        form = await read_form(request)
+        browser = await open_browser(request)
+        query = form.get("request", "")
+        check_token(desk, browser, form.get("form_token", ""), consent_purpose(query))
+        decision = form.get("decision")
+        if decision not in (ALLOW, DENY):
+            raise BadForm
+        asked, parameters = await find_request(desk, query)
+        session, login = signed_in_for(desk, asked, parameters, browser)
+        if session is None:
+            return redirect(login)
+        scopes = grantable(asked, session)
+        if decision == DENY:
+            raise asked.refuse("access_denied")
+        return await give(desk, asked, session, scopes, browser)
+    except BadForm:
+        return stale_form()
+    except Refused as refused:
+        return refuse(desk, refused)
+
+
+def raw_query(request: Request[Any, Any, Any]) -> str:
+    """Raises: Refused."""
+    raw: bytes = request.scope["query_string"]
+    if not raw.isascii():
+        raise Refused("invalid_request")
+    return raw.decode("ascii")
+
+
+def consent_purpose(query: str) -> str:
+    """A token of the page for one request is worth nothing for another."""
+    return f"consent {query}"
+
+
+def signed_in_for(
+    desk: Authorization, asked: AuthorizationRequest, parameters: Parameters, browser: Browser
+) -> tuple[Session | None, str]:
+    """The session, if it is good enough for this request; else None and where to sign in.
+
+    Raises: Refused, where nobody may be asked.
+    """
+    now = desk.clock()
+    mark = parameters.mark
+    asked_at = None if mark is None else desk.seals.read_mark(mark, now=now)
+    if not must_sign_in(asked, browser.session, asked_at=asked_at, now=now):
+        return browser.session, ""
+    if asked_at is None:
+        mark = desk.seals.mark(now)
+    return None, f"{LOGIN}?{parameters.query(mark)}"
+
+
+async def give(
+    desk: Authorization,
+    asked: AuthorizationRequest,
+    session: Session,
+    scopes: frozenset[str],
+    browser: Browser,
+) -> Response[bytes]:
+    actor = browser.where.actor(session.user_id)
+    code = await authorize(desk, asked, session, scopes, actor)
+    return redirect(to_location(asked.redirect_uri, desk.issuer, code=code, state=asked.state))
+
+
+def consent_page(
+    desk: Authorization,
+    asked: AuthorizationRequest,
+    parameters: Parameters,
+    session: Session,
+    scopes: frozenset[str],
+    browser: Browser,
+) -> Response[bytes]:
+    query = parameters.query(parameters.mark)
+    other = {**parameters.values, "prompt": "select_account"}
+    somebody_else = Parameters(
+        values=other, resources=parameters.resources, repeated=frozenset(), mark=None
+    )
+    response = page(
+        "consent",
+        destinations=(asked.destination,),
+        client=asked.client,
+        session=session,
+        destination=asked.destination,
+        resources=asked.resources,
+        native=not asked.remembers,
+        scopes=[{"name": name, "meaning": MEANINGS[name]} for name in sorted(scopes)],
+        form_token=desk.seals.form_token(browser.cookie, consent_purpose(query)),
+        request=query,
+        other_account=f"{AUTHORIZE}?{somebody_else.query()}",
+    )
+    return remembering(response, desk, browser)
+
+
+routes = [ask, decide]

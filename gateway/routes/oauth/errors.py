@@ -1,0 +1,86 @@
+"""What nobody below `/oauth/` has answered, told in the shape of who asks there: OAuth's JSON (RFC
+6749, 5.2; RFC 6750, 3.1) to clients, a page to people.
+
+Above: `app.refuse`. Below: `gateway.errors`, whose one table says what an error is; here it is only
+written otherwise, as `problem` does for `/v1/admin`. Every code is an RFC's, every text constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+
+from gateway.auth.login.reset import RESET_PATH
+from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
+from gateway.auth.oauth.rfc7591_register import PATH as REGISTRATION_PATH
+from gateway.auth.oauth.rfc8414_metadata import (
+    INTROSPECTION_PATH,
+    JWKS_PATH,
+    REVOCATION_PATH,
+    TOKEN_PATH,
+    USERINFO_PATH,
+)
+from gateway.console.pages import page
+from gateway.errors import Face
+from gateway.routes.shared.media_types import JSON
+from gateway.tenancy.invites import ACCEPT_PATH
+
+OAUTH = "/oauth/"
+ELSEWHERE = (ACCEPT_PATH, RESET_PATH)
+"""Pages that stand outside of it."""
+MACHINES = (
+    TOKEN_PATH,
+    REVOCATION_PATH,
+    INTROSPECTION_PATH,
+    USERINFO_PATH,
+    JWKS_PATH,
+    REGISTRATION_PATH,
+    "/oauth/passkeys/sign-in",
+    "/oauth/passkeys/register",
+)
+"""With what is below them; all others are pages."""
+CODES: Mapping[int, str] = {
+    401: "invalid_token",
+    403: "insufficient_scope",
+    429: "temporarily_unavailable",
+    500: "server_error",
+    503: "temporarily_unavailable",
+}
+TEXTS: Mapping[int, str] = {
+    404: "There is no such page.",
+    405: "This page does not take what was sent.",
+    413: "What was sent is too large.",
+}
+"""For people."""
+
+
+def speaks_oauth(path: str) -> bool:
+    return path.startswith(OAUTH) or path in ELSEWHERE
+
+
+def to_response(
+    request: Request[Any, Any, Any], face: Face, headers: Mapping[str, str]
+) -> Response[bytes]:
+    code = CODES.get(face.status, "invalid_request")
+    if is_for_people(request, face.status):
+        description = TEXTS.get(face.status, DESCRIPTIONS[code])
+        return page(
+            "error", status=face.status, headers=dict(headers), error=code, description=description
+        )
+    return Response(
+        msgspec.json.encode({"error": code, "error_description": DESCRIPTIONS[code]}),
+        status_code=face.status,
+        media_type=JSON,
+        headers={"cache-control": "no-store", "pragma": "no-cache", **headers},
+    )
+
+
+def is_for_people(request: Request[Any, Any, Any], status: int) -> bool:
+    path = request.scope["path"]
+    if any(path == each or path.startswith(each + "/") for each in MACHINES):
+        return False
+    # What is not there is neither: a browser says that it wants a page.
+    return status != 404 or "text/html" in request.headers.get("accept", "")

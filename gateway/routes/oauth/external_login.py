@@ -1,0 +1,88 @@
+"""/oauth/external/{issuer}/start and /callback: signing in through an external OpenID provider.
+
+Above: `app`; the login page links here. Below: `auth.external_login`, `browser`. The browser's own
+cookie is what binds the two, so it has one before it leaves. Where it goes on from here is our own
+endpoint, with the query of a request that is read there anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from urllib.parse import parse_qsl
+
+from litestar import Request, Response, get
+from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.auth.federation.external_login import LoginRefused
+from gateway.auth.login.login import SignedIn
+from gateway.console.pages import page, redirect
+from gateway.routes.oauth.authorize import AUTHORIZE
+from gateway.routes.shared.access import PUBLIC
+from gateway.routes.shared.browser import desk_of, open_browser, remembering, signed_in
+
+log = logging.getLogger(__name__)
+
+START = "/oauth/external/{issuer_id:str}/start"
+CALLBACK = "/oauth/external/{issuer_id:str}/callback"
+ACCOUNT = "/oauth/account"
+FEDERATED = ("fed",)
+"""How somebody proved who they are: elsewhere."""
+MAX_FIELDS = 16
+
+
+def query_of(request: Request[Any, Any, Any]) -> str:
+    raw: bytes = request.scope["query_string"]
+    return raw.decode("latin-1")
+
+
+def refused(error: LoginRefused) -> Response[bytes]:
+    log.info("a login through an issuer was refused: %s", error)
+    return page(
+        "error",
+        status=403,
+        error="access_denied",
+        description="Signing in through this provider did not work. Go back and try again.",
+    )
+
+
+@get(START, opt=PUBLIC, include_in_schema=False)
+async def start(request: Request[Any, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
+    desk, browser = desk_of(request), await open_browser(request)
+    try:
+        url = await desk.external.start(
+            issuer_id, request=query_of(request), browser=browser.cookie
+        )
+    except LoginRefused as error:
+        return refused(error)
+    return remembering(redirect(url), desk, browser)
+
+
+@get(CALLBACK, opt=PUBLIC, include_in_schema=False)
+async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
+    desk, browser = desk_of(request), await open_browser(request)
+
+    async def sign_in(conn: AsyncConnection, org_id: str, user_id: str) -> SignedIn:
+        return await desk.login.start(conn, org_id, user_id, FEDERATED, browser.where)
+
+    try:
+        answer = parse_qsl(
+            query_of(request), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
+        done = await desk.external.finish(
+            issuer_id,
+            answer=answer,
+            browser=browser.cookie,
+            sign_in=sign_in,
+            actor=browser.where.actor,
+        )
+    except LoginRefused as error:
+        return refused(error)
+    except ValueError as error:
+        return refused(LoginRefused(f"no query: {error}"))
+    location = f"{AUTHORIZE}?{done.request}" if done.request else ACCOUNT
+    return signed_in(redirect(location), desk, done.signed_in)
+
+
+routes = [start, callback]

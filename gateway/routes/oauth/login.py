@@ -1,0 +1,260 @@
+"""The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account, and the
+files they need.
+
+Above: `app`. Below: `auth.login`, `console.pages`. Where somebody is sent after signing in is made
+here out of a request that was checked, never taken from a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from litestar import Request, Response, get
+from litestar.exceptions import NotFoundException
+from redis.exceptions import RedisError
+
+from gateway.auth.login.login import WrongCredentials
+from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
+from gateway.auth.login.sessions import Session, end_session
+from gateway.auth.login.throttle import Waits
+from gateway.auth.oauth.authorization import Authorization
+from gateway.auth.oauth.rfc6749_authorize import Refused
+from gateway.console.pages import asset, page, redirect
+from gateway.db import tenant
+from gateway.permissions import within
+from gateway.principal import SCOPE_ADMIN
+from gateway.routes.oauth.authorize import AUTHORIZE, LOGIN, find_request, raw_query, refuse
+from gateway.routes.shared.access import PUBLIC
+from gateway.routes.shared.browser import (
+    BadForm,
+    Browser,
+    FormRoute,
+    desk_of,
+    open_browser,
+    read_sent,
+    remembering,
+    signed_in,
+    signed_out,
+    stale_form,
+)
+from gateway.tenancy.tables import orgs
+
+ACCOUNT = "/oauth/account"
+ADMIN_KEYS = ACCOUNT + "/admin-keys"
+UPSTREAM = re.compile(r"upstream=([a-z0-9-]{1,24})(&for=tenant)?", re.ASCII)
+"""The query of somebody who is to sign in at a server of the MCP bridge (`upstream_consent`)."""
+PASSWORD_CHANGED = "password-changed"
+"""The query behind a redirect to the account page."""
+LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
+WRONG = "The organization, the address or the password is wrong."
+CHANGED = "Your password was changed."
+BUSY = "Too many people sign in at the moment. Try again shortly."
+
+
+class Occasion(msgspec.Struct, frozen=True, kw_only=True):
+    """Why somebody signs in: for a client's request, to let us in elsewhere (`upstream`), or (all
+    of it empty) for themselves."""
+
+    query: str = ""
+    upstream: str | None = None
+    """The page where that begins."""
+    client_name: str | None = None
+    org_id: str | None = None
+    org_name: str | None = None
+    destination: str | None = None
+    email: str = ""
+    providers: tuple[tuple[str, str], ...] = ()
+    """Name and address of each external provider of the org."""
+
+    @property
+    def location(self) -> str:
+        """Where it goes on."""
+        if self.upstream is not None:
+            return self.upstream
+        return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
+
+
+async def read_occasion(desk: Authorization, query: str) -> Occasion:
+    """Raises: Refused."""
+    if not query:
+        return Occasion()
+    elsewhere = UPSTREAM.fullmatch(query)
+    if elsewhere is not None:
+        more = "" if elsewhere[2] is None else "?for=tenant"
+        return Occasion(query=query, upstream=f"/oauth/upstream/{elsewhere[1]}/start{more}")
+    asked, parameters = await find_request(desk, query)
+    name = None
+    if asked.org_id is not None:
+        async with desk.system_db.connect() as conn:
+            live = sa.select(orgs.c.name).where(orgs.c.id == asked.org_id)
+            name = await conn.scalar(live.where(orgs.c.archived_at.is_(None)))
+        if name is None:
+            raise asked.refuse("invalid_target")
+    query = parameters.query(parameters.mark)
+    return Occasion(
+        query=query,
+        providers=await read_providers(desk, asked.org_id, query),
+        client_name=asked.client.name,
+        org_id=asked.org_id,
+        org_name=name,
+        destination=asked.destination,
+        email=parameters.get("login_hint") or "",
+    )
+
+
+async def read_providers(
+    desk: Authorization, org_id: str | None, query: str
+) -> tuple[tuple[str, str], ...]:
+    if org_id is None:
+        return ()
+    found = await desk.external.logins_of(org_id)
+    return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
+
+
+def login_page(
+    desk: Authorization,
+    browser: Browser,
+    occasion: Occasion,
+    *,
+    status: int = 200,
+    problem: str | None = None,
+    org: str = "",
+    email: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    response = page(
+        "login",
+        status=status,
+        headers=headers,
+        destinations=() if occasion.destination is None else (occasion.destination,),
+        client_name=occasion.client_name,
+        org_name=occasion.org_name,
+        providers=occasion.providers,
+        problem=problem,
+        form_token=desk.seals.form_token(browser.cookie, LOGIN_PURPOSE),
+        request=occasion.query,
+        org=org,
+        email=occasion.email if email is None else email,
+    )
+    return remembering(response, desk, browser)
+
+
+@get(LOGIN, opt=PUBLIC, include_in_schema=False)
+async def show_login(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        occasion = await read_occasion(desk, raw_query(request))
+    except Refused as refused:
+        return refuse(desk, refused)
+    return login_page(desk, await open_browser(request), occasion)
+
+
+@FormRoute(LOGIN)
+async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        form, browser = await read_sent(request, LOGIN_PURPOSE)
+        occasion = await read_occasion(desk, form.get("request", ""))
+    except BadForm:
+        return stale_form()
+    except Refused as refused:
+        return refuse(desk, refused)
+    org, email = form.get("org", ""), form.get("email", "")
+    shown: dict[str, Any] = {"org": org, "email": email}
+    try:
+        done = await desk.login.by_password(
+            org=occasion.org_id or org.strip(),
+            email=email,
+            password=form.get("password", ""),
+            where=browser.where,
+        )
+    except WrongCredentials:
+        return login_page(desk, browser, occasion, status=403, problem=WRONG, **shown)
+    except Waits as waits:
+        seconds = math.ceil(waits.delay_s)
+        problem = f"Too many attempts. Try again in {seconds} seconds."
+        headers = {"retry-after": str(seconds)}
+        return login_page(
+            desk, browser, occasion, status=429, problem=problem, headers=headers, **shown
+        )
+    except (PasswordsBusy, RedisError, OSError):
+        return login_page(desk, browser, occasion, status=503, problem=BUSY, **shown)
+    return signed_in(redirect(occasion.location), desk, done)
+
+
+@get(ACCOUNT, opt=PUBLIC, include_in_schema=False)
+async def show_account(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    browser = await open_browser(request)
+    if browser.session is None:
+        return redirect(LOGIN)
+    notice = CHANGED if request.url.query == PASSWORD_CHANGED else None
+    return await account_page(desk, browser, browser.session, notice=notice)
+
+
+async def account_page(
+    desk: Authorization,
+    browser: Browser,
+    session: Session,
+    *,
+    problem: str | None = None,
+    notice: str | None = None,
+    admin_key: str | None = None,
+    status: int = 400,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    """`status`: where there is a problem. `admin_key`: one that was just made, shown this once."""
+    return page(
+        "account",
+        status=200 if problem is None else status,
+        headers=headers,
+        session=session,
+        notice=notice,
+        min_length=MIN_LENGTH,
+        passkeys=await desk.passkeys.list(session),
+        problem=problem,
+        admin_keys=ADMIN_KEYS if may_make_admin_key(session) else None,
+        admin_key=admin_key,
+        form_token=desk.seals.form_token(browser.cookie, ACCOUNT_PURPOSE),
+    )
+
+
+def may_make_admin_key(session: Session) -> bool:
+    return SCOPE_ADMIN in within(session.role, [SCOPE_ADMIN])
+
+
+async def read_account_form(
+    request: Request[Any, Any, Any],
+) -> tuple[Browser, Session, dict[str, str]]:
+    """Of somebody who is signed in. Raises: BadForm."""
+    form, browser = await read_sent(request, ACCOUNT_PURPOSE)
+    if browser.session is None:
+        raise BadForm
+    return browser, browser.session, form
+
+
+@FormRoute("/oauth/logout", status_code=200)
+async def sign_out(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        browser, session, _ = await read_account_form(request)
+    except BadForm:
+        return stale_form()
+    async with tenant(desk.db, session.org_id) as conn:
+        await end_session(conn, session, actor=browser.where.actor(session.user_id))
+    return signed_out(page("signed_out"), desk)
+
+
+@get("/oauth/assets/{name:str}", opt=PUBLIC, include_in_schema=False)
+async def show_asset(request: Request[Any, Any, Any]) -> Response[bytes]:
+    found = asset(request.path_params["name"])
+    if found is None:
+        raise NotFoundException
+    return found
+
+
+routes = [show_login, sign_in, show_account, sign_out, show_asset]

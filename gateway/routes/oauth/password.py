@@ -1,0 +1,158 @@
+"""Another password for whoever asks: POST /oauth/account/password of somebody who is signed in and
+shows the old one, and /passwords/reset, where the link of an administrator leads.
+
+Above: `app`. Below: `auth.own_password`, `auth.password_reset`, `console.pages`, the account page
+of `oauth_login`. The link's token stands in the form, so the page sends no referrer and keeps no
+copy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from litestar import Request, Response, get
+from redis.exceptions import RedisError
+
+from gateway.auth.login.login import WrongCredentials
+from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
+from gateway.auth.login.renewal import renew_password
+from gateway.auth.login.reset import RESET_PATH, Forgetful, find_reset
+from gateway.auth.login.throttle import Waits
+from gateway.auth.oauth.authorization import Authorization
+from gateway.console.pages import page, redirect
+from gateway.routes.oauth.login import (
+    ACCOUNT,
+    BUSY,
+    PASSWORD_CHANGED,
+    account_page,
+    read_account_form,
+)
+from gateway.routes.shared.access import PUBLIC
+from gateway.routes.shared.browser import (
+    BadForm,
+    Browser,
+    FormRoute,
+    desk_of,
+    open_browser,
+    read_sent,
+    remembering,
+    signed_in,
+    stale_form,
+)
+from gateway.tenancy.errors import NotFound
+
+PURPOSE = "password-reset"
+WRONG = "That is not your password."
+
+
+@FormRoute(ACCOUNT + "/password")
+async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        browser, session, form = await read_account_form(request)
+    except BadForm:
+        return stale_form()
+    whose: dict[str, Any] = {"org_id": session.org_id, "user_id": session.user_id}
+    password, where = form.get("password", ""), browser.where
+    try:
+        check_strength(password, session.email, session.name)
+        old = await desk.login.by_old_password(
+            **whose, password=form.get("current_password", ""), where=where
+        )
+        done = await renew_password(desk, **whose, replacing=old, password=password, where=where)
+    except WeakPassword as weak:
+        return await account_page(desk, browser, session, problem=str(weak))
+    except WrongCredentials:
+        return await account_page(desk, browser, session, problem=WRONG, status=403)
+    except Waits as waits:
+        seconds = math.ceil(waits.delay_s)
+        problem = f"Too many attempts. Try again in {seconds} seconds."
+        headers = {"retry-after": str(seconds)}
+        return await account_page(
+            desk, browser, session, problem=problem, status=429, headers=headers
+        )
+    except (PasswordsBusy, RedisError, OSError):
+        return await account_page(desk, browser, session, problem=BUSY, status=503)
+    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), desk, done)
+
+
+def closed() -> Response[bytes]:
+    return page(
+        "error",
+        status=404,
+        error="invalid_request",
+        description="This link was used or has expired. Ask for another one.",
+    )
+
+
+def reset_page(
+    desk: Authorization,
+    browser: Browser,
+    user: Forgetful,
+    token: str,
+    *,
+    problem: str | None = None,
+    status: int = 200,
+) -> Response[bytes]:
+    response = page(
+        "reset",
+        status=status,
+        action=RESET_PATH,
+        email=user.email,
+        org_name=user.org_name,
+        problem=problem,
+        token=token,
+        min_length=MIN_LENGTH,
+        form_token=desk.seals.form_token(browser.cookie, PURPOSE),
+    )
+    return remembering(response, desk, browser)
+
+
+async def read_link(desk: Authorization, token: str) -> Forgetful:
+    """Raises: NotFound."""
+    async with desk.system_db.connect() as conn:
+        return await find_reset(conn, token, secret=desk.secret, now=desk.clock())
+
+
+@get(RESET_PATH, opt=PUBLIC, include_in_schema=False)
+async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk, token = desk_of(request), request.query_params.get("token", "")
+    try:
+        user = await read_link(desk, token)
+    except NotFound:
+        return closed()
+    return reset_page(desk, await open_browser(request), user, token)
+
+
+@FormRoute(RESET_PATH)
+async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        form, browser = await read_sent(request, PURPOSE)
+        token, password = form.get("token", ""), form.get("password", "")
+        user = await read_link(desk, token)
+    except BadForm:
+        return stale_form()
+    except NotFound:
+        return closed()
+    try:
+        check_strength(password, user.email)
+        done = await renew_password(
+            desk,
+            org_id=user.org_id,
+            user_id=user.id,
+            replacing=user.password_hash,
+            password=password,
+            where=browser.where,
+        )
+    except WeakPassword as weak:
+        return reset_page(desk, browser, user, token, problem=str(weak), status=400)
+    except PasswordsBusy:
+        return reset_page(desk, browser, user, token, problem=BUSY, status=503)
+    except WrongCredentials:
+        return closed()
+    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), desk, done)
+
+
+routes = [change, show, reset]

@@ -1,0 +1,167 @@
+"""/v1/batches: many requests in a file, answered within a day. OpenAI's shapes.
+
+Above: `app`. Below: `batches`, `wire.openai_batches`. A batch runs by its creator's key, with what
+that may, costs and is limited to when each request runs; so it is created with a key, not with a
+token, which it would outlive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.batches.batches import (
+    Batch,
+    cancel_batch,
+    create_batch,
+    get_batch,
+    select_batches,
+    to_batches,
+)
+from gateway.batches.tables import batches as batches_table
+from gateway.db import tenant
+from gateway.fleet.errors import BadField
+from gateway.inference.calls import Surface
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.openai.chat import CHAT
+from gateway.routes.openai.completions import COMPLETIONS
+from gateway.routes.openai.embeddings import EMBEDDINGS
+from gateway.routes.openai.responses import RESPONSES
+from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.common_requests import check_id
+from gateway.routes.shared.conditional import answer
+from gateway.routes.shared.generation import TAGS as TAGS_HEADER
+from gateway.routes.shared.made_once import check_may_stay, made_once
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.tenancy.errors import NotAllowed
+from gateway.wire.openai.batches import BatchesQuery, BatchObject, NewBatch, to_batch_object
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.refusals import decode
+from gateway.wire.usage.tags import read_tags
+
+BATCHES = "/v1/batches"
+BATCH = BATCHES + "/{batch_id:str}"
+TAGS = ["Batches"]
+USE = needs(SCOPE_INFERENCE)
+SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+}
+"""What a batch may ask, by its path, where a body alone says it."""
+ENDPOINTS = (*SURFACES, RESPONSES)
+Asked = Request[Principal, Any, Any]
+_decoder = msgspec.json.Decoder(NewBatch)
+
+
+def shown(request: Asked, batch: Batch) -> Response[bytes]:
+    return answer(request, to_batch_object(batch))
+
+
+@post(
+    BATCHES,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Create a batch",
+    operation_class=describes(
+        body=NewBatch,
+        answer=BatchObject,
+        headers=(TAGS_HEADER,),
+        idempotent=True,
+        said={404: {JSON: ErrorEnvelope}},
+    ),
+)
+async def create(request: Asked) -> Response[bytes]:
+    principal = request.user
+    if principal.kind != "key":
+        raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
+    check_may_stay(principal, "input_file_id")
+    tags = read_tags(request.scope["headers"])
+    body = await plain_body(request)
+    wanted = decode(_decoder, body)
+    if wanted.endpoint not in ENDPOINTS:
+        expected = f"expected one of {', '.join(sorted(ENDPOINTS))}"
+        raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")
+
+    async def make(conn: AsyncConnection) -> BatchObject:
+        made = await create_batch(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            key_id=principal.key_id,
+            endpoint=wanted.endpoint,
+            input_file_id=wanted.input_file_id,
+            completion_window=wanted.completion_window,
+            metadata=wanted.metadata,
+            output_expires_after_s=wanted.output_expires_after_s,
+            tags=tags,
+            actor=actor_of(request),
+        )
+        return to_batch_object(made)
+
+    made = await made_once(request, body, make)
+    services(request).batches.wake()
+    return made.response
+
+
+@get(
+    BATCHES,
+    opt=USE,
+    tags=TAGS,
+    summary="List the batches of the project, the newest first",
+    operation_class=describes(query=BatchesQuery, answer=Listing[BatchObject]),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    query, principal = parse_query(request.url.query, BatchesQuery), request.user
+    listed = select_batches(principal.org_id, principal.project_id)
+    async with tenant(services(request).db, principal.org_id) as conn:
+        rows = await conn.execute(keyset(listed, batches_table.c.id, query))
+        found = [to_batch_object(each) for each in to_batches(rows)]
+    return answer(request, to_listing(found, query))
+
+
+@get(
+    BATCH,
+    opt=USE,
+    tags=TAGS,
+    summary="One batch",
+    operation_class=describes(answer=BatchObject),
+)
+async def retrieve(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        found = await get_batch(conn, **_where(request, batch_id))
+    return shown(request, found)
+
+
+@post(
+    BATCH + "/cancel",
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Cancel a batch: what runs ends, nothing more begins",
+    operation_class=describes(answer=BatchObject, said={409: {JSON: ErrorEnvelope}}),
+)
+async def cancel(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        made = await cancel_batch(conn, **_where(request, batch_id), actor=actor_of(request))
+    services(request).batches.wake()
+    return shown(request, made)
+
+
+def _where(request: Asked, batch_id: str) -> dict[str, Any]:
+    return {
+        "org_id": request.user.org_id,
+        "project_id": request.user.project_id,
+        "batch_id": check_id("batch_id", batch_id),
+    }
+
+
+routes = [create, list_, retrieve, cancel]

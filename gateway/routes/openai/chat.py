@@ -1,0 +1,56 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.types import ASGIApp
+
+from gateway.inference.calls import Surface
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, hear
+from gateway.routes.shared.kept_reply import once
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.reply import Reply
+from gateway.tools.chat import names_servers, to_loop
+from gateway.tools.loop import start_loop
+from gateway.wire.openai.chat import ChatCompletionRequest
+from gateway.wire.openai.chat_answer import ChatCompletion
+from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai.to_chat import to_openai
+
+CHAT = Surface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
+ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
+
+
+@HotRoute(
+    "/v1/chat/completions",
+    http_method="POST",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Chat"],
+    summary="Create a chat completion, streamed or whole",
+    operation_class=describes(
+        body=ChatCompletionRequest,
+        answer=ChatCompletion,
+        headers=HEADERS,
+        said={200: ANSWERS, **{status: {JSON: ErrorEnvelope} for status in REFUSALS}},
+    ),
+)
+async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
+    heard = await hear(request)
+    if not names_servers(heard.body):
+        return await generation(request, CHAT, heard)
+    found = services(request)
+    loop = to_loop(found.desk, found.tool_loops, heard.asker, heard.body)
+
+    def begin() -> Reply:
+        return Reply(start_loop(found.desk, loop), stream=loop.call.request.stream)
+
+    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+
+
+routes = [chat_completions]

@@ -1,0 +1,41 @@
+"""POST /v1/completions: text behind plain prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.types import ASGIApp
+
+from gateway.inference.calls import Surface
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.shared.access import HotRoute, needs
+from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.wire.openai.completions import CompletionRequest, from_completions
+from gateway.wire.openai.to_completions import Completion, to_completions
+
+COMPLETIONS = Surface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
+ANSWERS = {JSON: Completion, EVENT_STREAM: str}
+
+
+@HotRoute(
+    "/v1/completions",
+    http_method="POST",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Completions"],
+    summary="Complete texts, streamed or whole",
+    operation_class=describes(
+        body=CompletionRequest,
+        answer=Completion,
+        headers=HEADERS,
+        said={200: ANSWERS, **{status: {JSON: ErrorEnvelope} for status in REFUSALS}},
+    ),
+)
+async def create_completion(request: Request[Principal, Any, Any]) -> ASGIApp:
+    return await generation(request, COMPLETIONS)
+
+
+routes = [create_completion]

@@ -1,0 +1,188 @@
+"""/v1/conversations: items that responses are added to by themselves.
+
+Above: `app`. Below: `gateway.responses.conversations`, the structs of `wire`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.responses.conversations import ConversationStore
+from gateway.responses.creation import NOTHING_KEPT
+from gateway.responses.kept import Owner, to_json
+from gateway.routes.openai.responses import ItemList, to_list
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.made_once import made_once
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import describes
+from gateway.wire.openai_responses.conversations import (
+    Conversation,
+    ConversationUpdate,
+    DeletedConversation,
+    NewConversation,
+    NewItems,
+)
+from gateway.wire.openai_responses.from_conversations import read_body, to_new_items
+from gateway.wire.openai_responses.items import Item
+from gateway.wire.openai_responses.queries import IncludeQuery, ItemsQuery
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.refusals import unsupported
+
+CONVERSATIONS = "/v1/conversations"
+CONVERSATION = CONVERSATIONS + "/{conversation_id:str}"
+ITEMS = CONVERSATION + "/items"
+ITEM = ITEMS + "/{item_id:str}"
+NEEDED = needs(SCOPE_INFERENCE)
+TAGS = ["Conversations"]
+Asked = Request[Principal, Any, Any]
+
+
+def store_of(request: Asked) -> tuple[ConversationStore, Owner]:
+    return services(request).responses.conversations, Owner.of(request.user)
+
+
+def show(answer: Any) -> Response[bytes]:
+    return Response(to_json(answer), media_type=JSON)
+
+
+@post(
+    CONVERSATIONS,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Begin a conversation",
+    operation_class=describes(body=NewConversation, answer=Conversation, idempotent=True),
+)
+async def create(request: Asked) -> Response[bytes]:
+    if request.user.keeps_nothing:
+        raise unsupported("conversation", NOTHING_KEPT)
+    body = await plain_body(request)
+    wanted = read_body(body, NewConversation)
+    store, owner = store_of(request)
+    items = to_new_items(wanted.items)
+
+    async def make(conn: AsyncConnection) -> Conversation:
+        return await store.create(conn, owner, wanted.metadata or {}, items)
+
+    return (await made_once(request, body, make)).response
+
+
+@get(
+    CONVERSATION,
+    opt=NEEDED,
+    tags=TAGS,
+    summary="One conversation, without its items",
+    operation_class=describes(answer=Conversation),
+)
+async def retrieve(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+    store, owner = store_of(request)
+    return show(await store.find(owner, conversation_id))
+
+
+@post(
+    CONVERSATION,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Give a conversation other metadata",
+    operation_class=describes(body=ConversationUpdate, answer=Conversation),
+)
+async def update(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+    wanted = read_body(await plain_body(request), ConversationUpdate)
+    store, owner = store_of(request)
+    return show(await store.update(owner, conversation_id, wanted.metadata or {}))
+
+
+@delete(
+    CONVERSATION,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Forget a conversation and its items; responses that are kept stay",
+    operation_class=describes(answer=DeletedConversation),
+)
+async def forget(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+    store, owner = store_of(request)
+    await store.delete(owner, conversation_id)
+    return show(DeletedConversation(id=conversation_id))
+
+
+@post(
+    ITEMS,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Add items to a conversation",
+    operation_class=describes(query=IncludeQuery, body=NewItems, answer=ItemList),
+)
+async def add_items(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+    parse_query(request.url.query, IncludeQuery)
+    wanted = read_body(await plain_body(request), NewItems)
+    store, owner = store_of(request)
+    items = to_new_items(wanted.items)
+    await store.add_items(owner, conversation_id, items)
+    return show(to_list(list(items), more=False))
+
+
+@get(
+    ITEMS,
+    opt=NEEDED,
+    tags=TAGS,
+    summary="The items of a conversation",
+    operation_class=describes(query=ItemsQuery, answer=ItemList),
+)
+async def list_items(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+    query = parse_query(request.url.query, ItemsQuery)
+    store, owner = store_of(request)
+    data, more = await store.page(
+        owner, conversation_id, after=query.after, limit=query.limit, order=query.order
+    )
+    return show(to_list(data, more=more))
+
+
+@get(
+    ITEM,
+    opt=NEEDED,
+    tags=TAGS,
+    summary="One item of a conversation",
+    operation_class=describes(query=IncludeQuery, answer=Item),
+)
+async def retrieve_item(
+    request: Asked, conversation_id: FromPath[str], item_id: FromPath[str]
+) -> Response[bytes]:
+    parse_query(request.url.query, IncludeQuery)
+    store, owner = store_of(request)
+    return show(await store.item(owner, conversation_id, item_id))
+
+
+@delete(
+    ITEM,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Forget one item of a conversation",
+    operation_class=describes(answer=Conversation),
+)
+async def forget_item(
+    request: Asked, conversation_id: FromPath[str], item_id: FromPath[str]
+) -> Response[bytes]:
+    store, owner = store_of(request)
+    return show(await store.delete_item(owner, conversation_id, item_id))
+
+
+routes = [
+    create,
+    retrieve,
+    update,
+    forget,
+    add_items,
+    list_items,
+    retrieve_item,
+    forget_item,
+]

@@ -1,0 +1,44 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request
+from litestar.types import ASGIApp
+
+from gateway.inference.calls import Surface
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.shared.access import HotRoute, needs
+from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.wire.openai.embeddings import (
+    EmbeddingList,
+    EmbeddingRequest,
+    from_embeddings,
+    to_embeddings,
+)
+
+EMBEDDINGS = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
+
+
+@HotRoute(
+    "/v1/embeddings",
+    http_method="POST",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=["Embeddings"],
+    summary="Make embeddings of texts or of token ids",
+    operation_class=describes(
+        body=EmbeddingRequest,
+        answer=EmbeddingList,
+        headers=HEADERS,
+        said={status: {JSON: ErrorEnvelope} for status in REFUSALS},
+    ),
+)
+async def create_embeddings(request: Request[Principal, Any, Any]) -> ASGIApp:
+    return await generation(request, EMBEDDINGS)
+
+
+routes = [create_embeddings]

@@ -1,0 +1,190 @@
+"""/v1/files: uploaded, listed, shown, read, deleted. OpenAI's shapes.
+
+Above: `app`. Below: `files`, `wire.openai_files`. Bytes go through piece by piece, in and out: no
+file is in memory. A file is its project's: whoever has a key of that may read and delete it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.db import tenant
+from gateway.files.files import File, delete_file, get_file, select_files, to_files
+from gateway.files.store import FileStore
+from gateway.files.tables import files as files_table
+from gateway.files.uploads import FileTooLarge
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.body import refuse_coded
+from gateway.routes.shared.common_requests import check_id
+from gateway.routes.shared.conditional import answer
+from gateway.routes.shared.made_once import check_may_stay, digest_of_parts, made_once
+from gateway.routes.shared.media_types import MULTIPART
+from gateway.routes.shared.operations import describes
+from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.wire.openai.files import (
+    FileDeleted,
+    FileObject,
+    FilesQuery,
+    FileUpload,
+    read_upload,
+    to_file_object,
+)
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.multipart_form import MAX_OVERHEAD_BYTES, boundary_of, read_form
+
+FILES = "/v1/files"
+FILE = FILES + "/{file_id:str}"
+OCTETS = "application/octet-stream"
+TAGS = ["Files"]
+USE = needs(SCOPE_INFERENCE)
+Asked = Request[Principal, Any, Any]
+
+
+@post(
+    FILES,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Upload a file",
+    request_max_body_size=None,  # as large as a file may be, which is counted as it comes
+    operation_class=describes(
+        form=FileUpload, form_type=MULTIPART, answer=FileObject, idempotent=True
+    ),
+)
+async def create(request: Asked) -> Response[bytes]:
+    check_may_stay(request.user, "file")
+    refuse_coded(request.scope["headers"])
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    found, principal = services(request), request.user
+    upload = await found.files.begin(
+        principal.org_id, principal.project_id, most_bytes=most_bytes(request, found.files)
+    )
+    try:
+        content = hashlib.sha256()
+
+        async def write(piece: bytes) -> None:
+            content.update(piece)
+            await upload.write(piece)
+
+        form = await read_form(request.stream(), boundary, write)
+        wanted = read_upload(form.fields, form.filename)
+        await upload.close()
+
+        async def make(conn: AsyncConnection) -> FileObject:
+            made = await upload.finish(
+                conn,
+                purpose=wanted.purpose,
+                filename=wanted.file,
+                expires_after_s=wanted.expires_after_s,
+            )
+            return to_file_object(made)
+
+        # A form that is sent again has another boundary.
+        asked = digest_of_parts(content.digest(), msgspec.json.encode(wanted))
+        once = await made_once(request, asked, make)
+    except BaseException:
+        await upload.give_up()
+        raise
+    if not once.is_new:
+        await upload.give_up()
+    return once.response
+
+
+def most_bytes(request: Asked, files: FileStore) -> int | None:
+    """What a form of that length can hold; None: it does not say. Raises: FileTooLarge."""
+    length = request.content_length
+    if length is None:
+        return None
+    if length > files.max_file_bytes + MAX_OVERHEAD_BYTES:
+        raise FileTooLarge(files.max_file_bytes)
+    return min(length, files.max_file_bytes)
+
+
+@get(
+    FILES,
+    opt=USE,
+    tags=TAGS,
+    summary="List the files of the project",
+    operation_class=describes(query=FilesQuery, answer=Listing[FileObject]),
+)
+async def list_(request: Asked) -> Response[bytes]:
+    query, principal = parse_query(request.url.query, FilesQuery), request.user
+    listed = select_files(principal.org_id, principal.project_id, purpose=query.purpose)
+    async with tenant(services(request).db, principal.org_id) as conn:
+        rows = await conn.execute(keyset(listed, files_table.c.id, query))
+        found = [to_file_object(each) for each in to_files(rows)]
+    return answer(request, to_listing(found, query))
+
+
+@get(
+    FILE,
+    opt=USE,
+    tags=TAGS,
+    summary="One file",
+    operation_class=describes(answer=FileObject),
+)
+async def retrieve(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+    return answer(request, to_file_object(await _find(request, file_id)))
+
+
+@get(
+    FILE + "/content",
+    opt=USE,
+    tags=TAGS,
+    summary="What is in a file",
+    operation_class=describes(said={200: {OCTETS: str}}),
+)
+async def content(request: Asked, file_id: FromPath[str]) -> Stream:
+    found = await _find(request, file_id)
+    pieces = await services(request).files.open(found)
+    headers = {
+        "content-length": str(found.size_bytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return Stream(pieces, media_type=OCTETS, headers=headers)
+
+
+@delete(
+    FILE,
+    opt=USE,
+    status_code=200,
+    tags=TAGS,
+    summary="Delete a file",
+    operation_class=describes(answer=FileDeleted),
+)
+async def remove(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        await delete_file(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            file_id=check_id("file_id", file_id),
+            actor=actor_of(request),
+        )
+    return answer(request, FileDeleted(id=file_id))
+
+
+async def _find(request: Asked, file_id: str) -> File:
+    """Raises: NotFound."""
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        return await get_file(
+            conn,
+            org_id=principal.org_id,
+            project_id=principal.project_id,
+            file_id=check_id("file_id", file_id),
+        )
+
+
+routes = [create, list_, retrieve, content, remove]

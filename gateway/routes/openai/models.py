@@ -1,0 +1,63 @@
+"""GET /v1/models and /v1/models/{model}: what this gateway serves to who asks, in OpenAI's shape,
+and in Anthropic's to who names the version of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, get
+from litestar.params import FromPath
+
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.operations import describes
+from gateway.wire.anthropic.models import (
+    AnthropicModel,
+    AnthropicModelPage,
+    ModelsQuery,
+    to_model,
+    to_page,
+)
+from gateway.wire.openai.chat import Model, ModelList
+from gateway.wire.organization.usage import parse_query
+
+OWNER = "tollgate"
+
+
+@get(
+    "/v1/models",
+    opt=needs(SCOPE_INFERENCE),
+    tags=["Models"],
+    summary="List the models",
+    operation_class=describes(
+        query=ModelsQuery, answer=(ModelList, AnthropicModelPage), headers=(VERSION_NAMED,)
+    ),
+)
+async def list_models(request: Request[Principal, Any, Any]) -> ModelList | AnthropicModelPage:
+    found = services(request)
+    names = [each.model for each in found.desk.fleet.routes if request.user.may_use(each.model)]
+    if names_version(request):
+        return to_page(names, found.started_at, parse_query(request.url.query, ModelsQuery))
+    data = [Model(id=name, created=found.started_at, owned_by=OWNER) for name in names]
+    return ModelList(data=data)
+
+
+@get(
+    "/v1/models/{model:path}",
+    opt=needs(SCOPE_INFERENCE),
+    tags=["Models"],
+    summary="One model",
+    operation_class=describes(answer=(Model, AnthropicModel), headers=(VERSION_NAMED,)),
+)
+async def retrieve_model(
+    request: Request[Principal, Any, Any], model: FromPath[str]
+) -> Model | AnthropicModel:
+    found = services(request)
+    route = found.desk.fleet.resolve(model.removeprefix("/"), request.user)
+    if names_version(request):
+        return to_model(route.model, found.started_at)
+    return Model(id=route.model, created=found.started_at, owned_by=OWNER)
+
+
+routes = [list_models, retrieve_model]

@@ -1,0 +1,295 @@
+"""/v1/responses: OpenAI's Responses API.
+
+Above: `app`. Below: `generation`, `gateway.responses`, the structs of `wire`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.params import FromPath
+from litestar.response import Stream
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.db import DATABASE_ERRORS
+from gateway.errors import Face, to_face
+from gateway.fleet.errors import BadField
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.responses.created import Created
+from gateway.responses.creation import count_input, create
+from gateway.responses.kept import Owner, to_json
+from gateway.routes.asgi.counted import MODEL
+from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.generation import HEADERS, REFUSALS, Heard, hear
+from gateway.routes.shared.idempotency import REPLAYED
+from gateway.routes.shared.kept_reply import Replayed, claim_once, once
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.reply import Reply
+from gateway.tenancy.idempotency_keys import Answer
+from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai_responses import answer as responses_answer
+from gateway.wire.openai_responses.items import Item
+from gateway.wire.openai_responses.queries import ItemsQuery, RetrieveQuery
+from gateway.wire.openai_responses.request import ResponseRequest
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.refusals import unsupported
+
+RESPONSES = "/v1/responses"
+RESPONSE = RESPONSES + "/{response_id:str}"
+NEEDED = needs(SCOPE_INFERENCE)
+TAGS = ["Responses"]
+Asked = Request[Principal, Any, Any]
+ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
+"""Of chat's fields, which replicas speak of, here."""
+SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
+
+
+class Named(msgspec.Struct):
+    id: str
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+@HotRoute(
+    RESPONSES,
+    http_method="POST",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Create a response, streamed or whole",
+    operation_class=describes(
+        body=ResponseRequest,
+        answer=responses_answer.Response,
+        headers=HEADERS,
+        said={200: ANSWERS, **SAID},
+    ),
+)
+async def create_response(request: Asked) -> ASGIApp:
+    found = services(request)
+    heard = await hear(request)
+    created = await create(found.desk, found.responses, heard.asker, heard.body, found.tool_loops)
+    if created.in_background:
+        heard.asker.principal.check_served()
+        return await in_background(request, heard, created)
+
+    def begin() -> Reply:
+        return Reply(
+            created.start(found.desk),
+            stream=created.call.request.stream,
+            to_face=to_own_face,
+            fail=partial(fail, created.encoder),
+        )
+
+    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+
+
+async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIApp:
+    """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
+    has become of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises."""
+    found = services(request)
+    if created.is_streamed:  # or it would be run, and billed, for who hears nothing of it
+        found.responses.background.check_followers(request.user.org_id)
+    if heard.key is None:
+        queued = await found.responses.background.run(created)
+        return await shown(request, created, queued)
+    claim, known = await claim_once(request, heard.key, heard.body)
+    if known is not None and not created.is_streamed:
+        return Replayed(known)
+    if known is not None:
+        return await shown(request, created, known.body, dict([REPLAYED]))
+
+    async def keep(conn: AsyncConnection, answer: bytes) -> None:
+        headers = [(b"content-type", JSON.encode())]
+        kept = Answer(status=200, headers=headers, body=answer)
+        await found.idempotency_keys.keep_within(conn, claim, kept)
+
+    try:
+        queued = await found.responses.background.run(created, within=keep)
+    except BaseException:
+        with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
+            await found.idempotency_keys.let_go(claim)
+        raise
+    return await shown(request, created, queued)
+
+
+async def shown(
+    request: Asked, created: Created, queued: bytes, headers: dict[bytes, bytes] | None = None
+) -> ASGIApp:
+    """As it stands, or, where it is to be streamed, as it becomes: who leaves comes back to
+    `GET /v1/responses/{response_id}?stream=true`."""
+    if not created.is_streamed:
+        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+    response_id = msgspec.json.decode(queued, type=Named).id
+    extra = {name.decode(): value.decode() for name, value in (headers or {}).items()}
+    stream = await followed(request, response_id, -1, extra, is_owed=True)
+    return stream.to_asgi_response(None, request)
+
+
+async def followed(
+    request: Asked,
+    response_id: str,
+    after: int,
+    headers: dict[str, str] | None = None,
+    *,
+    is_owed: bool = False,
+) -> Stream:
+    """Raises: NotFound, BadField, NotAccepting, TooManyFollowed."""
+    background = services(request).responses.background
+    events = await background.follow(Owner.of(request.user), response_id, after, is_owed=is_owed)
+    sent = {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
+    return Stream(events, media_type=EVENT_STREAM, headers=sent)
+
+
+def fail(encoder: ResponseEncoder, face: Face) -> bytes:
+    return encoder.fail(status=face.status, message=face.body.message)
+
+
+def to_own_face(error: Exception) -> Face:
+    """What the model's room refuses it names as chat does."""
+    face = to_face(error)
+    theirs = face.body.param or ""
+    ours = NAMES.get(theirs)
+    if ours is None:
+        return face
+    message = face.body.message.replace(f"'{theirs}'", f"'{ours}'")
+    body = msgspec.structs.replace(face.body, message=message, param=ours)
+    return msgspec.structs.replace(face, body=body)
+
+
+@get(
+    RESPONSE,
+    opt=NEEDED,
+    tags=TAGS,
+    summary="A response that is kept, as it was answered, or its events from one on",
+    operation_class=describes(
+        query=RetrieveQuery,
+        answer=responses_answer.Response,
+        said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
+    ),
+)
+async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes] | Stream:
+    query = parse_query(request.url.query, RetrieveQuery)
+    if query.stream:
+        if query.include_obfuscation:
+            raise unsupported("include_obfuscation", "not supported: events are not padded")
+        after = -1 if query.starting_after is None else query.starting_after
+        return await followed(request, response_id, after)
+    if query.starting_after is not None:
+        raise BadField(
+            "The 'starting_after' parameter is only allowed when 'stream' is enabled.",
+            param="starting_after",
+        )
+    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    return Response(kept.answer, media_type=JSON)
+
+
+@delete(
+    RESPONSE,
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Forget a response; those that continue it cannot be continued any more",
+    operation_class=describes(answer=DeletedResponse),
+)
+async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    await services(request).responses.store.delete(Owner.of(request.user), response_id)
+    return Response(to_json(DeletedResponse(id=response_id)), media_type=JSON)
+
+
+@get(
+    RESPONSE + "/input_items",
+    opt=NEEDED,
+    tags=TAGS,
+    summary="What a response was given, without what it continues",
+    operation_class=describes(query=ItemsQuery, answer=ItemList),
+)
+async def input_items(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    query = parse_query(request.url.query, ItemsQuery)
+    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    return Response(to_json(page(list(kept.given_items), query)), media_type=JSON)
+
+
+def page(items: list[Item], query: ItemsQuery) -> ItemList:
+    """Raises: BadField (after)."""
+    if query.order == "desc":
+        items.reverse()
+    start_at = 0
+    if query.after is not None:
+        ids = [item.id for item in items]
+        if query.after not in ids:
+            raise BadField(f"No item with id '{query.after}'.", param="after")
+        start_at = ids.index(query.after) + 1
+    data = items[start_at : start_at + query.limit]
+    return to_list(data, more=start_at + len(data) < len(items))
+
+
+def to_list(data: list[Item], *, more: bool) -> ItemList:
+    return ItemList(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=more,
+    )
+
+
+@post(
+    RESPONSE + "/cancel",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="End a response that runs in the background; what was generated is billed",
+    operation_class=describes(answer=responses_answer.Response),
+)
+async def cancel(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+    background = services(request).responses.background
+    answer = await background.cancel(Owner.of(request.user), response_id)
+    return Response(answer, media_type=JSON)
+
+
+@post(
+    RESPONSES + "/input_tokens",
+    opt=NEEDED,
+    status_code=200,
+    tags=TAGS,
+    summary="Count the tokens of what a response would be asked",
+    operation_class=describes(body=ResponseRequest, answer=InputTokens, said=SAID),
+)
+async def input_tokens(request: Asked) -> Response[bytes]:
+    found, body = services(request), await plain_body(request)
+    request.scope["state"][MODEL] = peek(body).model
+    counted = await count_input(found.desk, found.responses, request.user, body)
+    return Response(to_json(InputTokens(input_tokens=counted)), media_type=JSON)
+
+
+routes = [create_response, retrieve, forget, input_items, cancel, input_tokens]

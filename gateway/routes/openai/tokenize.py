@@ -1,0 +1,122 @@
+"""POST /v1/tokenize and /v1/detokenize: what a prompt is in tokens, and back. Nobody pays for it;
+to the limits it is a request.
+
+Above: `app`. Below: a replica whose tokenizer is here, and the limiter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, post
+
+from gateway.fleet.replica import Tokenizing
+from gateway.generate_request import GenerateRequest
+from gateway.inference.generate import RateLimited
+from gateway.lanes import Turn, turn_of
+from gateway.limits.limiter import Refusal
+from gateway.limits.outcomes import Units
+from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.routes.asgi.counted import MODEL
+from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.generation import REFUSALS
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai.plain_prompts import not_of_an_upstream
+from gateway.wire.openai.tokenizing import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+    from_detokenize,
+    from_tokenize,
+)
+
+TAG = "Tokens"
+SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
+NOTHING = Units()
+
+Of = Request[Principal, Any, Any]
+
+
+@post(
+    "/v1/tokenize",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=[TAG],
+    summary="What a text or a conversation is in tokens",
+    operation_class=describes(body=TokenizeRequest, answer=Tokenized, said=SAID),
+)
+async def tokenize(request: Of) -> Response[bytes]:
+    body = await plain_body(request)
+    async with admitted(request, body) as (replica, turn):
+        found = await replica.tokenize(from_tokenize(body), turn)
+    return shown(
+        Tokenized(
+            count=len(found.token_ids),
+            max_model_len=found.max_model_len,
+            tokens=found.token_ids,
+            token_strs=found.texts,
+        )
+    )
+
+
+@post(
+    "/v1/detokenize",
+    opt=needs(SCOPE_INFERENCE),
+    status_code=200,
+    tags=[TAG],
+    summary="The text of tokens",
+    operation_class=describes(body=DetokenizeRequest, answer=Detokenized, said=SAID),
+)
+async def detokenize(request: Of) -> Response[bytes]:
+    body = await plain_body(request)
+    async with admitted(request, body) as (replica, turn):
+        return shown(Detokenized(prompt=await replica.detokenize(from_detokenize(body), turn)))
+
+
+@asynccontextmanager
+async def admitted(request: Of, body: bytes) -> AsyncIterator[tuple[Tokenizing, Turn]]:
+    """Its turn is that of a request that writes nothing; within, it counts.
+
+    Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
+    """
+    desk, principal = services(request).desk, request.user
+    model = peek(body).model
+    state = request.scope["state"]
+    state[MODEL] = model
+    replica = desk.fleet.resolve(model, principal).replicas[0]
+    if not isinstance(replica, Tokenizing):
+        raise not_of_an_upstream()
+    principal.check_served()
+    asked = GenerateRequest(model=model, stream=False, include_usage=False)
+    turn = turn_of(principal, desk.deadlines, asked)
+    verdict = await desk.limiter.admit(
+        principal,
+        model,
+        input_tokens=0,
+        max_output_tokens=0,
+        lease_id=state[REQUEST_ID],
+        lane=turn.lane,
+        prices=desk.price_book.at(model, time.time(), turn.tier, principal.price_list),
+    )
+    if isinstance(verdict, Refusal):
+        raise RateLimited(verdict)
+    try:
+        yield replica, turn
+    finally:
+        await desk.limiter.settle(verdict, NOTHING)
+
+
+def shown(answer: msgspec.Struct) -> Response[bytes]:
+    return Response(msgspec.json.encode(answer), media_type=JSON)
+
+
+routes = [tokenize, detokenize]

@@ -1,0 +1,40 @@
+"""GET /v1/organization/audit_logs: who changed what in the org of the credential that asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+
+from gateway.audit.errors import UnknownAuditEntry
+from gateway.db import tenant
+from gateway.fleet.errors import BadField
+from gateway.principal import Principal
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.conditional import answer
+from gateway.routes.shared.operations import describes
+from gateway.tenancy.audit_pages import list_entries
+from gateway.wire.organization.audit import AuditLogsQuery, EventList, to_list
+from gateway.wire.organization.usage import parse_query
+
+
+@get(
+    "/v1/organization/audit_logs",
+    opt=needs("admin:audit"),
+    tags=["Audit"],
+    summary="Who changed what, the newest first",
+    operation_class=describes(query=AuditLogsQuery, answer=EventList),
+)
+async def list_audit_logs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    query = parse_query(request.url.query, AuditLogsQuery)
+    org_id = request.user.org_id
+    try:
+        async with tenant(services(request).db, org_id) as conn:
+            events, has_more = await list_entries(conn, org_id, query)
+    except UnknownAuditEntry as error:
+        message = f"Invalid value for '{error.param}': there is no such audit log."
+        raise BadField(message, param=error.param) from error
+    return answer(request, to_list(events, has_more=has_more))
+
+
+routes = [list_audit_logs]

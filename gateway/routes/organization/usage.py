@@ -1,0 +1,175 @@
+"""GET /v1/organization/usage/... and /v1/organization/costs: the bill, for the org of the key that
+asks. OpenAI's shapes; the sums are `billing.reports.usage`'s.
+
+Of what OpenAI sells and nobody here does the usage is none: whole pages of empty buckets, so that a
+client which walks through all of it gets to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from billing.reports import usage as usage_report
+from billing.reports.usage import CostRow, ReportPage, UsageRow
+from gateway.db import tenant
+from gateway.principal import SCOPE_USAGE_READ, Principal
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import describes
+from gateway.wire.organization.usage import (
+    NOT_SOLD,
+    Bucket,
+    CostsQuery,
+    CostsResult,
+    EmbeddingsUsageQuery,
+    EmbeddingsUsageResult,
+    Page,
+    ReportQuery,
+    UsageQuery,
+    UsageResult,
+    encode_page,
+    parse_query,
+    to_amount,
+)
+
+USAGE = "/v1/organization/usage/"
+WINDOW = ("start_time", "end_time", "bucket_width", "limit", "page")
+
+Row = TypeVar("Row", UsageRow, CostRow)
+
+
+@get(
+    USAGE + "completions",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=["Usage"],
+    summary="Tokens and requests, in buckets",
+    operation_class=describes(query=UsageQuery, answer=Page[UsageResult]),
+)
+async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    return page(await report_to(request, UsageQuery, usage_report.usage_completions), to_usage)
+
+
+@get(
+    USAGE + "embeddings",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=["Usage"],
+    summary="Tokens and requests of which embeddings were made, in buckets",
+    operation_class=describes(query=EmbeddingsUsageQuery, answer=Page[EmbeddingsUsageResult]),
+)
+async def usage_embeddings(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    embeddings = partial(usage_report.usage_completions, embeddings=True)
+    return page(await report_to(request, EmbeddingsUsageQuery, embeddings), to_embeddings)
+
+
+@get(
+    "/v1/organization/costs",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=["Usage"],
+    summary="Money by day",
+    operation_class=describes(query=CostsQuery, answer=Page[CostsResult]),
+)
+async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    return page(await report_to(request, CostsQuery, usage_report.costs), to_costs)
+
+
+async def report_to(
+    request: Request[Principal, Any, Any],
+    query: type[msgspec.Struct],
+    report: Callable[..., Awaitable[ReportPage[Row]]],
+) -> ReportPage[Row]:
+    """What `report` says of the org, as the address asks for it."""
+    options = msgspec.structs.asdict(parse_query(request.url.query, query))
+    open_rows = partial(tenant, services(request).db)
+    return await report(open_rows, org=request.user.org_id, **options)
+
+
+def to_usage(row: UsageRow) -> UsageResult:
+    quantities = row.quantities
+    return UsageResult(
+        input_tokens=quantities.prompt_total,
+        output_tokens=quantities.output_total,
+        num_model_requests=row.num_model_requests,
+        input_uncached_tokens=quantities.uncached_input,
+        input_cached_tokens=quantities.cache_read,
+        input_cache_write_tokens=quantities.cache_write_5m + quantities.cache_write_1h,
+        project_id=row.project_id,
+        user_id=row.user_id,
+        api_key_id=row.api_key_id,
+        model=row.model,
+        batch=row.batch,
+        service_tier=row.service_tier,
+        tag=row.tag,
+    )
+
+
+def to_embeddings(row: UsageRow) -> EmbeddingsUsageResult:
+    return EmbeddingsUsageResult(
+        input_tokens=row.quantities.embedding_input,
+        num_model_requests=row.num_model_requests,
+        project_id=row.project_id,
+        user_id=row.user_id,
+        api_key_id=row.api_key_id,
+        model=row.model,
+    )
+
+
+def to_costs(row: CostRow) -> CostsResult:
+    return CostsResult(
+        amount=to_amount(row.amount_pico),
+        line_item=row.line_item,
+        quantity=row.quantity,
+        quantity_unit=row.unit,
+        project_id=row.project_id,
+        user_id=row.user_id,
+        api_key_id=row.api_key_id,
+        tag=row.tag,
+    )
+
+
+def page(
+    report: ReportPage[Row],
+    to_row: Callable[[Row], UsageResult | EmbeddingsUsageResult | CostsResult],
+) -> Response[bytes]:
+    data = [
+        Bucket(
+            start_time=bucket.start_time,
+            end_time=bucket.end_time,
+            results=[to_row(row) for row in bucket.results],
+        )
+        for bucket in report.buckets
+    ]
+    next_page = report.next_page
+    body = encode_page(Page(data=data, has_more=next_page is not None, next_page=next_page))
+    return Response(body, media_type=JSON)
+
+
+def of_nothing(kind: str, query_type: type[ReportQuery]) -> HTTPRouteHandler:
+    @get(
+        USAGE + kind,
+        opt=needs(SCOPE_USAGE_READ),
+        tags=["Usage"],
+        summary=f"Usage of {kind.replace('_', ' ')}: none",
+        name=f"usage {kind}",
+        operation_id=f"usage_{kind}",
+        operation_class=describes(query=query_type, answer=Page[UsageResult]),
+    )
+    async def usage(request: Request[Principal, Any, Any]) -> Response[bytes]:
+        query = parse_query(request.url.query, query_type)
+        report = await usage_report.nothing_used(**{name: getattr(query, name) for name in WINDOW})
+        return page(report, to_usage)
+
+    return usage
+
+
+routes = [
+    usage_completions,
+    usage_embeddings,
+    costs,
+    *(of_nothing(kind, query_type) for kind, query_type in NOT_SOLD.items()),
+]

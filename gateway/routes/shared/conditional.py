@@ -1,0 +1,114 @@
+"""ETag and If-Match (RFC 9110, 8.8.3 and 13.1.1): who changes a thing says which one he has seen.
+
+Above: the routes that show or change one thing. Below: `gateway.errors`. A tag is a digest of what
+clients see and of what they may change without seeing it, so most things need no version column.
+
+To show a thing (a GET with If-None-Match of its tag gets a 304):
+
+    return answer(request, to_wire(row))
+
+To change it, so that of two who have seen the same state one gets a 412, also when they come at
+once, the check runs on the row as it stands under its lock, in the transaction that changes it:
+
+    precondition = if_match(request)                           # at the door: 400 if malformed
+    async with tenant(db, org_id) as conn:
+        row = ... sa.select(things).where(...).with_for_update()
+        precondition.check(to_wire(row))                       # PreconditionFailed: a 412
+        ... sa.update(things) ...
+
+A verb of `tenancy` that does the locking takes `check: Callable[[Row], None]` for this. Without the
+header everything passes. What can be changed and is not shown, such as a secret, goes into the tag
+behind the thing, at both ends: `answer(request, to_wire(row), unseen=(row.version,))` and
+`precondition.check(to_wire(row), row.version)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+
+from gateway.conflicts import PreconditionFailed
+from gateway.fleet.errors import BadField
+from gateway.routes.shared.media_types import JSON
+
+IF_MATCH = "If-Match"
+ENTITY_TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
+MAX_HEADER_LENGTH = 4096
+TAG_LENGTH = 32
+"""Hex digits: 128 bits."""
+
+
+def etag_of(representation: bytes) -> str:
+    """A strong tag."""
+    return f'"{hashlib.sha256(representation).hexdigest()[:TAG_LENGTH]}"'
+
+
+def tag_of(thing: msgspec.Struct, *unseen: Any) -> str:
+    """`unseen`: what changes with the thing, and clients are not shown."""
+    return etag_of(msgspec.json.encode((thing, unseen) if unseen else thing))
+
+
+class Precondition(msgspec.Struct, frozen=True):
+    """`tags` None: the client set none, or `*`."""
+
+    tags: frozenset[str] | None = None
+
+    def check(self, current: msgspec.Struct, *unseen: Any) -> None:
+        """`current`: the thing as clients see it; `unseen`: as in its `tag_of`. Weak tags never
+        match (RFC 9110, 13.1.1).
+
+        Raises: PreconditionFailed.
+        """
+        if self.tags is not None and tag_of(current, *unseen) not in self.tags:
+            raise PreconditionFailed
+
+
+def if_match(request: Request[Any, Any, Any]) -> Precondition:
+    """Raises: BadField."""
+    header = ", ".join(request.headers.getall(IF_MATCH, [])).strip()
+    if header in ("", "*"):
+        return Precondition()
+    return Precondition(tags=parse_tags(header, IF_MATCH))
+
+
+def parse_tags(header: str, name: str) -> frozenset[str]:
+    """A list of entity tags. Raises: BadField."""
+    tags = ENTITY_TAG.findall(header) if len(header) <= MAX_HEADER_LENGTH else []
+    left = ENTITY_TAG.sub("", header)
+    if not tags or left.strip(", \t"):
+        message = f"Invalid value for '{name}': expected '*' or quoted tags."
+        raise BadField(message, param=name, detail="Expected '*' or quoted tags.")
+    return frozenset(tags)
+
+
+def answer(
+    request: Request[Any, Any, Any],
+    thing: msgspec.Struct,
+    *,
+    unseen: tuple[Any, ...] = (),
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> Response[bytes]:
+    """`thing` as JSON with its ETag; 304 without it, to a GET that knows it already."""
+    tag = tag_of(thing, *unseen)
+    known = request.headers.get("if-none-match", "") if request.method == "GET" else ""
+    if known == "*" or tag in ENTITY_TAG.findall(known.replace("W/", "")[:MAX_HEADER_LENGTH]):
+        return Response(b"", status_code=304, headers={"etag": tag})
+    return tagged(thing, tag, status=status, headers=headers)
+
+
+def tagged(
+    thing: msgspec.Struct, tag: str, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response[bytes]:
+    """`thing` as JSON under a tag that leaves out some of it: when it was used, or a secret that
+    stands in this answer alone."""
+    return Response(
+        msgspec.json.encode(thing),
+        status_code=status,
+        media_type=JSON,
+        headers={"etag": tag, **(headers or {})},
+    )

@@ -1,0 +1,116 @@
+"""What all routes have in common that answer with generated tokens: read, start the generation,
+answer with what it delivers.
+
+Above: `chat` and the other surfaces. Below: `calls`, `inference`, `reply`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.openapi.spec import OpenAPIType, Parameter, Schema
+from litestar.types import ASGIApp
+
+from billing.ledger.tags import MAX_TAGS
+from gateway.fleet.router import Route
+from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.generate import start
+from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
+from gateway.principal import Principal
+from gateway.routes.asgi.counted import MODEL
+from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.access import services
+from gateway.routes.shared.body import read_once
+from gateway.routes.shared.idempotency import HEADER
+from gateway.routes.shared.kept_reply import once, read_key
+from gateway.routes.shared.operations import text_header
+from gateway.routes.shared.reply import Reply
+from gateway.telemetry import RequestMeter
+from gateway.wire.openai.from_chat import peek
+from gateway.wire.usage.cost import asks_cost
+from gateway.wire.usage.tags import MAX_CHARS, TAGS_PATTERN, read_tags
+
+DEADLINE = Parameter(
+    name="X-Request-Timeout-Ms",
+    param_in="header",
+    description=(
+        "How long the answer may take. What cannot begin by then is refused with 503; what is not"
+        " complete by then is cut off, billed for what was generated, and ends with 504, as an"
+        " error event where it has begun to stream."
+    ),
+    required=False,
+    schema=Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=MAX_DEADLINE_MS),
+)
+SHOWS_COST = Parameter(
+    name="X-Tollgate-Cost",
+    param_in="header",
+    description="Say what the answer cost: in `usage.cost`, of a stream where that asks for its"
+    " usage, and in the header of the same name of an answer that is one body. Without it, as the"
+    " key or its organization is set (`shows_cost`).",
+    required=False,
+    schema=Schema(type=OpenAPIType.STRING, enum=["true", "false", "1", "0"]),
+)
+TAGS = Parameter(
+    name="X-Tollgate-Tags",
+    param_in="header",
+    description=f"What its usage is counted by, as `team=search,feature=chat`: at most {MAX_TAGS}.",
+    required=False,
+    schema=Schema(type=OpenAPIType.STRING, pattern=TAGS_PATTERN, max_length=MAX_CHARS),
+)
+ONCE = text_header(
+    HEADER,
+    "Repeated with the same key within 24 hours, the request is answered as before and billed"
+    " once.",
+)
+HEADERS = (DEADLINE, SHOWS_COST, TAGS, ONCE)
+OURS = frozenset(each.name.lower().encode() for each in HEADERS)
+"""Found in one walk over what came."""
+REFUSALS = (402, 404, 408, 409, 422, 429, 503, 504)
+"""Beside those of every route: an upstream's own refusals keep their status."""
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, as far as all surfaces read it alike."""
+
+    body: bytes
+    route: Route
+    asker: Asker
+    key: str | None
+    """Under which it is answered once."""
+
+
+async def hear(request: Request[Principal, Any, Any]) -> Heard:
+    """Raises: BadField, UnknownModel, EncodedBody."""
+    found = services(request)
+    asked = [each for each in request.scope["headers"] if each[0] in OURS]
+    deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
+    body = await read_once(request)
+    peeked = peek(body)
+    state = request.scope["state"]
+    state[MODEL] = peeked.model
+    asker = Asker(
+        request_id=state[REQUEST_ID],
+        principal=request.user,
+        meter=RequestMeter(found.telemetry, peeked.model),
+        deadline_s=deadline_s,
+        shows_cost=asks_cost(asked, request.user.shows_cost),
+        tags=tags,
+    )
+    route = found.desk.fleet.resolve(peeked.model, request.user)
+    return Heard(body=body, route=route, asker=asker, key=key)
+
+
+async def generation(
+    request: Request[Principal, Any, Any], surface: Surface, heard: Heard | None = None
+) -> ASGIApp:
+    """Raises: BadField, UnknownModel, EncodedBody, RequestConflict; what fails later the answer
+    says."""
+    heard, desk = heard or await hear(request), services(request).desk
+    call = to_call(desk, surface, heard.asker, surface.read(heard.body, heard.route.kind))
+
+    def begin() -> Reply:
+        return Reply(start(desk, call), stream=call.request.stream)
+
+    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)

@@ -1,0 +1,172 @@
+"""`Idempotency-Key` on every POST of administration: repeated, it is carried out once.
+
+Above: `app`, which hangs `claim_key` before all handlers and `Idempotent` around all of them.
+Below: `gateway.tenancy.idempotency_keys`. Authors of routes have nothing to do: each POST below
+`/v1/organization` and `/v1/admin` honours the header, provided that its change and its audit entry
+stand in one transaction (`audit.log.record` with `actor_of(request)`, which carries the request's
+id and its claim).
+
+| the key was                                            | answer                               |
+|--------------------------------------------------------|--------------------------------------|
+| new                                                    | carried out, and kept for 24 hours   |
+| this request's, which has ended                        | the same, with `idempotent-replayed` |
+| this request's, which has not                          | 409 `idempotency_in_flight`          |
+| another request's (method, path, query or body differ) | 422 `idempotency_key_reused`         |
+| this request's, changed something, its worker died     | 409 `idempotency_answer_lost`        |
+
+Keys belong to a credential and whom it acts for. A request that failed and changed nothing lets go
+of its key. The answer is kept before it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from typing import Any, cast
+
+from litestar import Request, Response
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.conflicts import AnswerLost
+from gateway.errors import unavailable
+from gateway.fleet.errors import BadField
+from gateway.principal import Principal
+from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.access import services
+from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.problem import encode_face
+from gateway.routes.shared.services import Services
+from gateway.tenancy.changes import EVERYTHING, announce
+from gateway.tenancy.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, Claim
+
+log = logging.getLogger(__name__)
+
+HEADER = "Idempotency-Key"
+REPLAYED = (b"idempotent-replayed", b"true")
+KEY_FORM = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
+PREFIXES = ("/v1/organization/", "/v1/admin/")
+UNANNOUNCED = 503
+"""What is kept of a change that was committed and then not announced to all workers. Repeated, it
+is announced, and not made again."""
+CHANGED_PER_REQUEST = (b"content-length", b"date")
+
+
+def concerns(scope: Scope) -> bool:
+    """Only such a request can have a claim."""
+    return (
+        scope["type"] == ScopeType.HTTP
+        and scope["method"] == "POST"
+        and scope["path"].startswith(PREFIXES)
+        and any(name.lower() == HEADER.lower().encode() for name, _ in scope["headers"])
+    )
+
+
+async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    """Before a handler: the answer that is known already; None: let it run.
+
+    Raises: BadField, EncodedBody, RequestInFlight, OtherRequest, AnswerLost, ChangeNotAnnounced.
+    """
+    principal = request.scope.get("user")
+    if not concerns(request.scope) or not isinstance(principal, Principal):
+        return None
+    given = request.headers.getall(HEADER, [])
+    if len(given) > 1 or KEY_FORM.fullmatch(given[0]) is None:
+        expected = "expected 1 to 255 visible ASCII characters."
+        message = f"Invalid value for '{HEADER}': {expected}"
+        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
+    claim = Claim(
+        org_id=principal.org_id,
+        principal=principal_of(principal),
+        key_digest=hashlib.sha256(given[0].encode()).digest(),
+        request_digest=digest_of(request, await plain_body(request)),
+        request_id=request.scope["state"][REQUEST_ID],
+    )
+    known = await services(request).idempotency_keys.claim(claim)
+    if known is None:
+        request.scope["state"][CLAIM] = claim
+        return None
+    if known.status == UNANNOUNCED:
+        await announce(services(request).redis, EVERYTHING)
+        raise AnswerLost
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in known.headers}
+    media_type = headers.pop("content-type", None)
+    headers[REPLAYED[0].decode()] = REPLAYED[1].decode()
+    return Response(known.body, status_code=known.status, headers=headers, media_type=media_type)
+
+
+def principal_of(principal: Principal) -> str:
+    whose = principal.user_id or principal.service_account_id or ""
+    return f"{principal.key_id} {whose}".strip()
+
+
+def digest_of(request: Request[Any, Any, Any], body: bytes) -> bytes:
+    """Method and path hold no line feed, and the query is percent-encoded."""
+    scope = request.scope
+    line = f"{request.method}\n{scope['path']}\n".encode() + scope["query_string"] + b"\n"
+    return hashlib.sha256(line + hashlib.sha256(body).digest()).digest()
+
+
+class Idempotent:
+    """The ASGI layer that keeps what a claimed request was answered, before it is sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not concerns(scope):
+            await self.app(scope, receive, send)
+            return
+        held: list[Message] = []
+
+        async def hold(message: Message) -> None:
+            held.append(message)
+
+        state = scope.setdefault("state", {})
+        try:
+            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                await self.app(scope, receive, hold)
+        except TimeoutError:
+            log.error("a request with an idempotency key took more than %.0f s", HANDLER_TIMEOUT_S)
+            held = given_up(scope)
+        if CLAIM in state:
+            await self.settle(scope, state[CLAIM], held)
+        for message in held:
+            await send(message)
+
+    async def settle(self, scope: Scope, claim: Claim, held: list[Message]) -> None:
+        """A failure costs the replay, not the answer: the audit log knows that it was done."""
+        answer = to_answer(held)
+        keys = cast(Services, scope["litestar_app"].state.services).idempotency_keys
+        try:
+            await keys.settle(claim, answer)
+        except (SQLAlchemyError, OSError) as error:
+            log.error("an answer could not be kept for its key (%s)", type(error).__name__)
+
+
+def to_answer(messages: list[Message]) -> Answer:
+    start: Any = messages[0]
+    bodies: list[Any] = [*messages[1:]]
+    return Answer(
+        status=start["status"],
+        headers=[
+            (name, value)
+            for name, value in start["headers"]
+            if name.lower() not in CHANGED_PER_REQUEST
+        ],
+        body=b"".join(each.get("body", b"") for each in bodies),
+    )
+
+
+def given_up(scope: Scope) -> list[Message]:
+    face = unavailable("The request took too long.")
+    body, media_type = encode_face(face, scope["path"], scope["state"].get(REQUEST_ID))
+    headers = [(b"content-type", media_type.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in face.headers.items()]
+    return [
+        {"type": "http.response.start", "status": face.status, "headers": headers},
+        {"type": "http.response.body", "body": body, "more_body": False},
+    ]

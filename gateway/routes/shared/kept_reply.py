@@ -1,0 +1,209 @@
+"""`Idempotency-Key` on generation: repeated, it is answered as before, and billed once.
+
+Above: `generation`. Below: `reply`, `gateway.tenancy.idempotency_keys`. Without the header nothing of this
+is there.
+
+| the key was                                            | answer                               |
+|--------------------------------------------------------|--------------------------------------|
+| new                                                    | generated, and kept for 24 hours     |
+| this request's, which has ended                        | the same, with `idempotent-replayed` |
+| this request's, which has not                          | 409 `idempotency_in_flight`          |
+| another request's (path, query or body differ)         | 400 `idempotency_key_reused`         |
+| this request's, and its gateway died                   | generated anew; what the first was   |
+|                                                        | billed is taken back (`superseded`)  |
+| this request's, billed, and too long to be kept, or    | 409 `idempotency_answer_lost`        |
+| of a project that keeps nothing                        |                                      |
+
+It is claimed once the request is understood, before anything is reserved. Who leaves does not end
+it: that is whom the answer is kept for. What is one body is kept before it is sent, a stream before
+its end is. An answer that failed and was billed nothing lets go of its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import copy
+from typing import Any
+
+from litestar import Request
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.conflicts import AnswerLost, AnswerNotKept, KeyUnknown, OtherBody, OtherRequest
+from gateway.db import DATABASE_ERRORS
+from gateway.fleet.errors import BadField
+from gateway.principal import Principal
+from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.access import services
+from gateway.routes.shared.idempotency import (
+    HEADER,
+    KEY_FORM,
+    REPLAYED,
+    digest_of,
+    principal_of,
+    to_answer,
+)
+from gateway.routes.shared.reply import ON_LEAVE, Reply
+from gateway.tenancy.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 4 * 1024 * 1024
+"""Of an answer."""
+RENEW_S = ALIVE_S / 4
+OVER_TIMEOUT_S = 10.0
+"""Of a failed answer, to be aborted and billed. What takes longer leaves its key claimed: once that
+is over it is generated anew, and what it was billed is taken back."""
+HEADER_NAME = HEADER.lower().encode()
+
+
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """From ASGI's headers. Raises: BadField."""
+    given = [value for name, value in headers if name == HEADER_NAME]
+    if not given:
+        return None
+    key = given[0].decode("latin-1")
+    if len(given) > 1 or KEY_FORM.fullmatch(key) is None:
+        expected = "expected 1 to 255 visible ASCII characters."
+        message = f"Invalid value for '{HEADER}': {expected}"
+        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
+    return key
+
+
+async def once(
+    request: Request[Principal, Any, Any], key: str, body: bytes, begin: Callable[[], Reply]
+) -> ASGIApp:
+    """What it was answered before, or what it is answered now.
+
+    Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
+    """
+    claim, known = await claim_once(request, key, body)
+    if known is not None:
+        return Replayed(known)
+    keys, keeps_nothing = services(request).idempotency_keys, request.user.zero_retention
+    return KeptReply(begin(), claim, keys, MAX_KEPT_BYTES if not keeps_nothing else 0)
+
+
+async def claim_once(
+    request: Request[Principal, Any, Any], key: str, body: bytes, *, generates: bool = True
+) -> tuple[Claim, Answer | None]:
+    """And what it was answered before, if it was. `body`: or a digest of what it says.
+
+    Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
+    """
+    claim = Claim(
+        org_id=request.user.org_id,
+        principal=principal_of(request.user),
+        key_digest=hashlib.sha256(key.encode()).digest(),
+        request_digest=digest_of(request, body),
+        request_id=request.scope["state"][REQUEST_ID],
+        generates=generates,
+    )
+    try:
+        known = await services(request).idempotency_keys.claim(claim)
+    except DATABASE_ERRORS as error:
+        log.warning("an idempotency key cannot be claimed (%s)", type(error).__name__)
+        raise KeyUnknown from None
+    except OtherRequest:
+        raise OtherBody from None
+    except AnswerLost:
+        raise (AnswerNotKept if request.user.zero_retention else AnswerLost) from None
+    return claim, known
+
+
+class Replayed:
+    """An ASGI application for an answer that was given before: a stream is one again."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [*self.answer.headers, REPLAYED]
+        await send(
+            {"type": "http.response.start", "status": self.answer.status, "headers": headers}
+        )
+        await send({"type": "http.response.body", "body": self.answer.body, "more_body": False})
+
+
+class KeptReply:
+    """An ASGI application for one response that is kept, if it is no longer than `most_bytes`;
+    of one that is, that it was billed."""
+
+    def __init__(self, reply: Reply, claim: Claim, keys: IdempotencyKeys, most_bytes: int) -> None:
+        self.reply, self.claim, self.keys = reply, claim, keys
+        self.most_bytes = most_bytes
+        self.held: list[Message] = []
+        self.num_bytes = 0
+        self.is_kept = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        alone: Any = {**scope, "extensions": _without(scope.get("extensions"))}
+        renewing = asyncio.create_task(self.renew_forever(), name="renew an idempotency key")
+
+        async def keep(message: Message) -> None:
+            self.note(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                await self.settle(is_whole=True)
+            await send(message)
+
+        try:
+            await self.reply(alone, stays, keep)
+        finally:
+            renewing.cancel()
+            if not self.is_kept:
+                await self.settle(is_whole=False)
+
+    def note(self, message: Message) -> None:
+        """As long as it can be kept."""
+        if message["type"] == "http.response.body":
+            self.num_bytes += len(message["body"])
+        if self.num_bytes > self.most_bytes:
+            self.held.clear()
+        else:
+            self.held.append(copy(message))  # the layers above change their own
+
+    async def settle(self, *, is_whole: bool) -> None:
+        """A failure costs the replay, not the answer: until its claim is over it is in flight, and
+        then generated anew."""
+        self.is_kept = True
+        try:
+            if is_whole and await self.has_cost_nothing():
+                await self.keys.let_go(self.claim)
+            elif is_whole and self.num_bytes <= self.most_bytes:
+                await self.keys.keep(self.claim, to_answer(self.held))
+            else:
+                await self.keys.keep(self.claim, None)
+        except TimeoutError:
+            log.error("what a failed answer was billed is not known: its key is left claimed")
+        except (SQLAlchemyError, OSError) as error:
+            log.error("an answer could not be kept for its key (%s)", type(error).__name__)
+
+    async def has_cost_nothing(self) -> bool:
+        """It failed, and is on no bill, nor comes to one: what ran out of time or was cut off is
+        billed once it is aborted, after its reader has heard of it. Raises: TimeoutError."""
+        delivery = self.reply.delivery
+        if delivery.failure is None:
+            return False
+        async with asyncio.timeout(OVER_TIMEOUT_S):
+            await delivery.over()
+        return not delivery.is_billed
+
+    async def renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with suppress(*DATABASE_ERRORS):
+                await self.keys.renew(self.claim)
+
+
+async def stays() -> Any:
+    """In the place of `receive`: whoever left may come back for the answer."""
+    await asyncio.Event().wait()
+
+
+def _without(extensions: Any) -> dict[str, Any]:
+    """Nobody is told that the client leaves."""
+    return {name: value for name, value in (extensions or {}).items() if name != ON_LEAVE}

@@ -1,0 +1,80 @@
+"""`Idempotency-Key` on what makes one thing that stays: a file, a batch, a conversation. Repeated,
+it is made once.
+
+Above: `batches`, `message_batches`, `files`, `conversations`. Below: `kept_reply`,
+`gateway.tenancy.idempotency_keys`. The answers are those of `kept_reply`'s table. What is made and what is
+answered stand in one transaction, so there is no answer to lose; a claim whose worker died made
+nothing, and is taken over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.db import DATABASE_ERRORS, tenant
+from gateway.principal import Principal
+from gateway.responses.creation import NOTHING_KEPT
+from gateway.routes.shared.access import services
+from gateway.routes.shared.conditional import etag_of
+from gateway.routes.shared.idempotency import REPLAYED
+from gateway.routes.shared.kept_reply import claim_once, read_key
+from gateway.routes.shared.media_types import JSON
+from gateway.tenancy.idempotency_keys import Answer
+from gateway.wire.shared.refusals import unsupported
+
+Make = Callable[[AsyncConnection], Awaitable[msgspec.Struct]]
+"""In a transaction of the tenant's; returns what its client is shown."""
+
+
+class MadeOnce(msgspec.Struct, frozen=True):
+    response: Response[bytes]
+    is_new: bool
+    """Else it is what an earlier request was answered."""
+
+
+def check_may_stay(principal: Principal, param: str) -> None:
+    """Nothing that is asked stays in a project with `zero_retention`. Raises: BadField."""
+    if principal.zero_retention:
+        raise unsupported(param, NOTHING_KEPT)
+
+
+async def made_once(request: Request[Principal, Any, Any], asked: bytes, make: Make) -> MadeOnce:
+    """`asked`: a digest of all that a repetition has in common with the first.
+
+    Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown, BadField, and what `make` raises.
+    """
+    found, org_id = services(request), request.user.org_id
+    key = read_key(request.scope["headers"])
+    if key is None:
+        async with tenant(found.db, org_id) as conn:
+            return MadeOnce(shown(msgspec.json.encode(await make(conn))), is_new=True)
+    claim, known = await claim_once(request, key, asked, generates=False)
+    if known is not None:
+        replayed = {name.decode(): value.decode() for name, value in [REPLAYED]}
+        return MadeOnce(shown(known.body, replayed), is_new=False)
+    try:
+        async with tenant(found.db, org_id) as conn:
+            body = msgspec.json.encode(await make(conn))
+            kept = Answer(status=200, headers=[], body=body)
+            await found.idempotency_keys.keep_within(conn, claim, kept)
+    except BaseException:
+        with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
+            await found.idempotency_keys.let_go(claim)
+        raise
+    return MadeOnce(shown(body), is_new=True)
+
+
+def shown(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body, media_type=JSON, headers={"etag": etag_of(body), **(headers or {})})
+
+
+def digest_of_parts(*parts: bytes) -> bytes:
+    """SHA-256 of all, each of which stays one."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

@@ -1,0 +1,168 @@
+"""What a route of administration says of itself in the OpenAPI document: its query, its body, its
+answer and its errors, as the structs that read and write them.
+
+Above: the routes. Below: Litestar's OpenAPI objects; `schema` makes the document's components of
+`described()`.
+
+    @post(..., operation_class=describes(body=NewPlan, answer=PlanView, status=201))
+
+Litestar sees bytes, because our own decoders read bodies and queries (they name the field that is
+to blame); here it is told what the bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+from litestar.openapi.spec import (
+    OpenAPIHeader,
+    OpenAPIMediaType,
+    OpenAPIResponse,
+    Operation,
+    Parameter,
+    Reference,
+    RequestBody,
+    Schema,
+)
+
+from gateway.errors import ErrorBody
+from gateway.routes.shared.media_types import FORM, JSON
+from gateway.routes.shared.problem import Problem
+from gateway.wire.anthropic.reports import AnthropicError
+
+TEMPLATE = "#/components/schemas/{name}"
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    """An error in OpenAI's shape."""
+
+    error: ErrorBody
+
+
+def each_of(kind: Any) -> tuple[Any, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
+
+
+@dataclass
+class JsonSchema(Schema):
+    """A schema that msgspec wrote, passed on as it is."""
+
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def to_schema(self) -> dict[str, Any]:
+        return self.content
+
+
+_described: list[Any] = [ErrorEnvelope, Problem, AnthropicError]
+
+
+def described() -> tuple[Any, ...]:
+    """Every type that some route names: they are components of the document."""
+    return tuple(dict.fromkeys(_described))
+
+
+@cache
+def refers_to(kind: Any) -> Reference | JsonSchema:
+    """The name of a component is msgspec's, which knows generic structs too."""
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=TEMPLATE)
+    return Reference(ref=schema["$ref"]) if "$ref" in schema else JsonSchema(content=schema)
+
+
+def content(kind: Any, media_type: str = JSON) -> dict[str, OpenAPIMediaType]:
+    """`kind`: a type, or several of which it is one."""
+    if not isinstance(kind, tuple):
+        return {media_type: OpenAPIMediaType(schema=refers_to(kind))}
+    schemas = [refers_to(each).to_schema() for each in kind]
+    return {media_type: OpenAPIMediaType(schema=JsonSchema(content={"anyOf": schemas}))}
+
+
+def text_header(name: str, description: str) -> Parameter:
+    schema = JsonSchema(content={"type": "string", "maxLength": 255})
+    return Parameter(
+        name=name, param_in="header", description=description, required=False, schema=schema
+    )
+
+
+IDEMPOTENCY_KEY = text_header(
+    "Idempotency-Key", "Repeated with the same key within 24 hours, the request is done once."
+)
+ETAG = OpenAPIHeader(schema=JsonSchema(content={"type": "string"}))
+IF_MATCH = text_header("If-Match", "ETags, one of which must still be current; else 412.")
+
+
+def parameters(query: type[msgspec.Struct]) -> Iterator[Parameter]:
+    _, found = msgspec.json.schema_components([query], ref_template=TEMPLATE)
+    schema = found[query.__name__]
+    for name, each in schema["properties"].items():
+        yield Parameter(
+            name=name,
+            param_in="query",
+            required=name in schema["required"],
+            schema=JsonSchema(content=without_null(each)),
+        )
+
+
+def without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter that is not given is null to us; nobody can write that in a query."""
+    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
+    kept = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    if len(kinds) == 1:
+        return {**kept, **kinds[0]}
+    return {**kept, "anyOf": kinds} if kinds else kept
+
+
+Said = Mapping[int, Mapping[str, Any]]
+"""By status: what each media type holds, as a type; no media type: no body."""
+
+
+def describes(
+    *,
+    answer: Any = None,
+    body: Any = None,
+    form: type[msgspec.Struct] | None = None,
+    form_type: str = FORM,
+    query: type[msgspec.Struct] | None = None,
+    status: int = 200,
+    idempotent: bool = False,
+    conditional: bool = False,
+    body_required: bool = True,
+    headers: Sequence[Parameter] = (),
+    said: Said | None = None,
+) -> type[Operation]:
+    """`answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
+    honours If-Match. `headers`: what it reads beside these. `said`: all that it answers besides,
+    but for what `statuses` knows by its path, its scope and what it takes."""
+    answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
+    kinds = [one for by in answers.values() for each in by.values() for one in each_of(each)]
+    _described.extend(each for each in (*kinds, body, form) if each is not None)
+    added = [*([] if query is None else parameters(query)), *headers]
+    added += [IDEMPOTENCY_KEY] if idempotent else []
+    added += [IF_MATCH] if conditional else []
+    taken = {} if body is None else content(body)
+    taken |= {} if form is None else content(form, form_type)
+
+    @dataclass
+    class Described(Operation):
+        def __post_init__(self) -> None:
+            self.parameters = [*(self.parameters or []), *added]
+            self.responses = {
+                str(code): to_response(by, tagged=conditional and code == status)
+                for code, by in answers.items()
+            }
+            if taken:
+                self.request_body = RequestBody(required=body_required, content=taken)
+
+    return Described
+
+
+def to_response(by_type: Mapping[str, Any], *, tagged: bool) -> OpenAPIResponse:
+    found: dict[str, OpenAPIMediaType] = {}
+    for media_type, kind in by_type.items():
+        found |= content(kind, media_type)
+    return OpenAPIResponse(
+        description="Done.", content=found or None, headers={"ETag": ETAG} if tagged else None
+    )

@@ -1,0 +1,103 @@
+"""RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organizations/...` and
+`/v1/messages` speak Anthropic's shape, `/v1/models` that too where its version is named, all others
+OpenAI's.
+
+Above: `app.refuse`, `reply`. Below: `gateway.errors`, whose one table says what an error is; here
+it is only written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
+
+    {"type": "urn:tollgate:problem:name_taken", "title": "Conflict", "status": 409,
+     "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",
+     "param": "name"}
+
+`code`, `param` and `scope` are extension members (RFC 9457, 3.2): the code of the type, for people
+who would rather not take a URN apart, the field that is to blame, and what a credential lacks.
+`detail` is one of a closed set of texts: it repeats nothing that the caller wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+import msgspec
+
+from gateway.errors import Face
+from gateway.routes.shared.media_types import JSON
+from gateway.wire.anthropic.reports import to_anthropic_error, to_status
+from gateway.wire.shared import sse
+
+MEDIA_TYPE = "application/problem+json"
+OURS = "/v1/admin"
+ANTHROPIC = ("/v1/organizations/", "/v1/messages/")
+MESSAGES, MODELS = "/v1/messages", "/v1/models"
+VERSION_HEADER = b"anthropic-version"
+ERROR_EVENT = b"error"
+BLANK = "about:blank"
+"""The type of what its status says already (RFC 9457, 4.2.1)."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    code: str | None = None
+    param: str | None = None
+    scope: str | None = None
+
+
+def speaks_problems(path: str) -> bool:
+    return path == OURS or path.startswith(OURS + "/")
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == MESSAGES or path.startswith(ANTHROPIC)
+
+
+def speaks_both(path: str) -> bool:
+    return path == MODELS or path.startswith(MODELS + "/")
+
+
+def asked_as(path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The path whose shape a refusal has."""
+    if speaks_both(path) and any(name == VERSION_HEADER for name, _ in headers):
+        return MESSAGES
+    return path
+
+
+def to_problem(face: Face, request_id: str | None) -> Problem:
+    code = face.body.code
+    return Problem(
+        type=BLANK if code is None else f"urn:tollgate:problem:{code}",
+        title=HTTPStatus(face.status).phrase,
+        status=face.status,
+        detail=face.detail or face.body.message,
+        instance=None if request_id is None else f"urn:tollgate:request:{request_id}",
+        code=code,
+        param=face.body.param,
+        scope=face.scope,
+    )
+
+
+def spoken(face: Face, path: str) -> Face:
+    """With the status that the vendor whose shape `path` speaks has for it."""
+    if not speaks_anthropic(path):
+        return face
+    return msgspec.structs.replace(face, status=to_status(face.status, face.body.code))
+
+
+def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, str]:
+    """The body and its media type of a `spoken` one, in the shape that `path` speaks."""
+    if speaks_problems(path):
+        return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
+    if speaks_anthropic(path):
+        error = to_anthropic_error(face.status, face.body.message, request_id, face.body.param)
+        return msgspec.json.encode(error), JSON
+    return face.encode(), JSON
+
+
+def encode_face_event(face: Face, path: str, request_id: str | None) -> bytes:
+    """The same as a server-sent event, after the headers are gone."""
+    body, _ = encode_face(face, path, request_id)
+    return sse.encode(body, ERROR_EVENT) if speaks_anthropic(path) else sse.encode(body)

@@ -1,0 +1,169 @@
+"""From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never
+cancels a settle.
+
+Above: `routes.generation` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the
+first bytes, so that whatever fails before them has its proper status; what fails after them is an
+error event of the stream, in the shape that its path speaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
+
+from gateway.errors import Face, to_face
+from gateway.inference.delivery import Delivery
+from gateway.limits.headers import to_headers
+from gateway.net.write_timeouts import Patience
+from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME
+from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
+from gateway.wire.usage import cost as cost_header
+
+log = logging.getLogger(__name__)
+
+UTF8_EVENT_STREAM = f"{EVENT_STREAM}; charset=utf-8"
+ON_LEAVE = "tollgate.on_leave"
+"""The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
+that waits for it, as others need, is a tenth of what an answer costs."""
+ToFace = Callable[[Exception], Face]
+Teller = Callable[[Callable[[], None] | None], None]
+"""Takes what is to be called should the client leave before the answer is complete; None: nothing
+any more."""
+
+
+def response_start(status: int, media_type: str, extra: dict[str, str]) -> HTTPResponseStartEvent:
+    headers = [(b"content-type", media_type.encode())]
+    headers += [(name.encode(), value.encode()) for name, value in extra.items()]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def teller_of(scope: Scope) -> Teller | None:
+    extensions: Any = scope.get("extensions")
+    return None if extensions is None else extensions.get(ON_LEAVE)
+
+
+def request_id_of(scope: Scope) -> str | None:
+    found: str | None = scope.get("state", {}).get(REQUEST_ID)
+    return found
+
+
+def within(patience: Patience, send: Send) -> Send:
+    """`send`, which waits while the connection's buffer is full."""
+
+    async def bounded(message: Message) -> None:
+        patience.begin()
+        await send(message)
+        patience.end()
+
+    return bounded
+
+
+class Reply:
+    """An ASGI application for one response."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        *,
+        stream: bool,
+        to_face: ToFace = to_face,
+        fail: Callable[[Face], bytes] | None = None,
+    ) -> None:
+        """`fail`: how its stream ends where it fails; None: with an event as its path speaks."""
+        self.delivery = delivery
+        self.stream = stream
+        self.to_face = to_face
+        self.fail = fail
+        self.was_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tell = teller_of(scope)
+        watcher = None if tell else asyncio.create_task(self.watch(receive))
+        if tell is not None:
+            tell(self.leave)
+        try:
+            if tell is not None and not self.stream:  # one write, which our own server bounds
+                status = await self.respond(scope, send)
+            else:
+                async with Patience(self.delivery.stalled_reader_s) as patience:
+                    status = await self.respond(scope, within(patience, send))
+        except TimeoutError:
+            # Returning with the response unfinished makes the server close the connection.
+            log.info("a reader took nothing for %.0f s: given up", self.delivery.stalled_reader_s)
+            status = CLIENT_LEFT
+        finally:
+            if tell is not None:
+                tell(None)
+            if watcher is not None:
+                watcher.cancel()
+            self.delivery.abandon()
+        scope.setdefault("state", {})[OUTCOME] = CLIENT_LEFT if self.was_left else status
+
+    def leave(self) -> None:
+        self.was_left = True
+        self.delivery.abandon()
+
+    async def watch(self, receive: Receive) -> None:
+        """Where nobody tells of it. The body is read already: the next thing to be received is the
+        client's leaving."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self.leave()
+
+    async def respond(self, scope: Scope, send: Send) -> str:
+        try:
+            chunk = await self.delivery.next()
+        except Exception as error:
+            return await self.refuse(scope, send, spoken(self.to_face(error), scope["path"]))
+        if chunk is None:
+            return CLIENT_LEFT
+        if self.stream:
+            return await self.send_stream(scope, send, chunk)
+        headers = {"content-length": str(len(chunk)), **self.limits(), **self.cost()}
+        start = response_start(200, JSON, headers)
+        await send(start)
+        await send({"type": "http.response.body", "body": chunk, "more_body": False})
+        return "200"
+
+    async def send_stream(self, scope: Scope, send: Send, first: bytes) -> str:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.limits()}
+        await send(response_start(200, UTF8_EVENT_STREAM, headers))
+        status = "200"
+        chunk: bytes | None = first
+        while chunk is not None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            try:
+                chunk = await self.delivery.next()
+            except Exception as error:
+                failed = spoken(self.to_face(error), scope["path"])
+                status, chunk = str(failed.status), None
+                event = self.failure(failed, scope)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return CLIENT_LEFT if self.delivery.abandoned and status == "200" else status
+
+    def failure(self, failed: Face, scope: Scope) -> bytes:
+        if self.fail is not None:
+            return self.fail(failed)
+        return encode_face_event(failed, scope["path"], request_id_of(scope))
+
+    async def refuse(self, scope: Scope, send: Send, failed: Face) -> str:
+        body, media_type = encode_face(failed, scope["path"], request_id_of(scope))
+        headers = {**self.limits(), **failed.headers, "content-length": str(len(body))}
+        await send(response_start(failed.status, media_type, headers))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        return str(failed.status)
+
+    def cost(self) -> dict[str, str]:
+        cost = self.delivery.cost
+        return {} if cost is None else {cost_header.HEADER: cost_header.to_header(cost.amount_pico)}
+
+    def limits(self) -> dict[str, str]:
+        state = self.delivery.rate_state
+        return {} if state is None else to_headers(state)

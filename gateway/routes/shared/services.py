@@ -1,0 +1,106 @@
+"""What one worker process is made of once it is wired: data for the routes to reach. `app` makes
+it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.ingestion.shipper import Shipper
+from billing.loops import Unforeseen
+from billing.spool.spool import Spool
+from engine.transport.client import Engine
+from gateway.auth.api_keys import Authenticator
+from gateway.auth.cors_origins import CorsOrigins
+from gateway.auth.federation.wiring import Federation
+from gateway.auth.oauth.authority import Authority
+from gateway.auth.oauth.authorization import Authorization
+from gateway.batches.runner import BatchRunner
+from gateway.cache_report.report import CacheReport
+from gateway.files.store import FileStore
+from gateway.fleet.waiting_room import WaitingRoom
+from gateway.inference.generate import Desk
+from gateway.mcp.admin.call_arguments import AskedArguments
+from gateway.mcp.door import McpDoor
+from gateway.networks import Networks
+from gateway.responses.wiring import Responses
+from gateway.routes.shared.readiness import Readiness
+from gateway.telemetry import Telemetry
+from gateway.tenancy.idempotency_keys import IdempotencyKeys
+from gateway.tools.loop import ToolLoops
+from gateway.webhooks.wiring import Webhooks
+
+log = logging.getLogger(__name__)
+
+OBSERVE_INTERVAL_S = 1.0
+"""A scrape asks one worker and hears of all: what the others say is at most so old."""
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    desk: Desk
+    telemetry: Telemetry
+    readiness: Readiness
+    authenticator: Authenticator
+    idempotency_keys: IdempotencyKeys
+    responses: Responses
+    authority: Authority
+    db: AsyncEngine
+    """Of the tenants: shows the rows of the org that `gateway.db.tenant` named."""
+    system_db: AsyncEngine
+    """Shows all orgs: for what must look before it knows the tenant, and what serves them all."""
+    redis: Redis
+    """For what is announced to all workers (`tenancy.changes`)."""
+    cors_origins: CorsOrigins
+    spool: Spool
+    shipper: Shipper
+    engines: Mapping[str, Engine]
+    """By model name."""
+    rooms: Mapping[str, Sequence[WaitingRoom]] = {}
+    """Of upstreams, by model name."""
+    authorization: Authorization
+    """The pages of the authorization server, and clients."""
+    federation: Federation
+    """Issuers and clients that others run."""
+    webhooks: Webhooks
+    files: FileStore
+    batches: BatchRunner
+    cache_report: CacheReport
+    asked_arguments: AskedArguments
+    mcp: McpDoor | None = None
+    """None: no servers are configured."""
+    tool_loops: ToolLoops | None = None
+    """None: there is no server whose tools a model could call."""
+    trusted_proxies: Networks = Networks()
+    started_at: int = msgspec.field(default_factory=lambda: int(time.time()))
+    """Unix seconds."""
+
+    def observe(self) -> None:
+        """Bring this worker's gauges, and what its readiness has seen, up to date."""
+        self.readiness.observe()
+        for engine in self.engines.values():
+            if engine.connected:
+                self.telemetry.engine_status(engine.status)
+        for model, rooms in self.rooms.items():
+            self.telemetry.waiting_rooms(model, rooms)
+        if self.mcp is not None:
+            self.telemetry.mcp_health(*self.mcp.health_by_server())
+        self.telemetry.open_calls.set(len(self.desk.open_calls))
+        self.telemetry.tasks.set(len(asyncio.all_tasks()))
+        self.telemetry.spool_backlog.set(self.spool.backlog)
+        self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
+        self.telemetry.usage_refused.set(self.shipper.alarms.refused)
+
+    async def observe_forever(self) -> None:
+        """Runs in every worker until it is cancelled."""
+        unforeseen = Unforeseen(log, "not observed")
+        while True:
+            with unforeseen:
+                self.observe()
+                await self.readiness.has_seen_redis()
+            await asyncio.sleep(OBSERVE_INTERVAL_S)

@@ -1,0 +1,141 @@
+"""How every route can refuse, in the OpenAPI document: what follows from its path, its scope and
+what it takes, so that no route has to say it.
+
+Above: `schema`. Below: `operations`, `problem`. A route says for itself what it answers when all is
+well, and what only it refuses with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+from litestar import Litestar
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import OpenAPIHeader, OpenAPIResponse, Operation, Parameter
+from litestar.routes import HTTPRoute
+
+from gateway.auth.oauth.rfc8414_metadata import AUTHORIZATION_PATH
+from gateway.routes.shared.access import SCOPE
+from gateway.routes.shared.idempotency import PREFIXES
+from gateway.routes.shared.media_types import HTML, JSON
+from gateway.routes.shared.operations import (
+    ETAG,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    ErrorEnvelope,
+    JsonSchema,
+    content,
+)
+from gateway.routes.shared.problem import (
+    MEDIA_TYPE,
+    MESSAGES,
+    Problem,
+    speaks_anthropic,
+    speaks_both,
+    speaks_problems,
+)
+from gateway.wire.admin.oauth import OAuthErrorBody
+from gateway.wire.anthropic.reports import OVERLOADED, AnthropicError, to_status
+
+BODIES = frozenset({"POST", "PUT", "PATCH"})
+CHANGES = BODIES | {"DELETE"}
+OAUTH = "/oauth/"
+SEALED = ("/v1/responses", "/v1/conversations/")
+CONTENT = ("/content", "/results")
+"""Of a file, be it a batch's."""
+REQUEST_HEADER_FIELDS_TOO_LARGE = 431
+"""The connection's, which knows no paths and speaks to all in one shape."""
+RETRY_AFTER = OpenAPIHeader(
+    description="Seconds.", schema=JsonSchema(content={"type": "integer", "minimum": 1})
+)
+
+
+def add_refusals(app: Litestar) -> None:
+    """To each operation of the document of `app`."""
+    paths = app.openapi_schema.paths or {}
+    for route in app.routes:
+        if isinstance(route, HTTPRoute) and route.path_format in paths:
+            for handler in route.route_handlers:
+                for method in sorted(map(str, handler.http_methods)):
+                    operation = getattr(paths[route.path_format], method.lower(), None)
+                    if isinstance(operation, Operation):
+                        refuse(operation, handler, method, route.path_format)
+
+
+def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: str) -> None:
+    responses = operation.responses = dict(operation.responses or {})
+    if type(operation) is Operation:
+        responses.pop("400", None)  # Litestar's guess, in a shape that nobody here writes
+    parameters = [each for each in operation.parameters or [] if isinstance(each, Parameter)]
+    if method == "GET":
+        parameters = [each for each in parameters if each.name != IF_MATCH.name]
+        if path.startswith(PREFIXES):
+            unchanged = "What If-None-Match names is still current."
+            responses["304"] = OpenAPIResponse(description=unchanged, headers={"ETag": ETAG})
+    elif method == "POST" and is_administration(handler, path):
+        parameters = [each for each in parameters if each.name != IDEMPOTENCY_KEY.name]
+        parameters.append(IDEMPOTENCY_KEY)
+    operation.parameters = [*parameters] or None
+    said = set(statuses(operation, handler, method, path))
+    those = {spoken_status(each, path) for each in said}
+    if speaks_both(path):
+        those |= {spoken_status(each, MESSAGES) for each in said}
+    for status in sorted(those):
+        responses.setdefault(str(status), refusal(status, path))
+
+
+def is_administration(handler: HTTPRouteHandler, path: str) -> bool:
+    return path.startswith(PREFIXES) and handler.opt.get(SCOPE) is not None
+
+
+def statuses(
+    operation: Operation, handler: HTTPRouteHandler, method: str, path: str
+) -> Iterator[int]:
+    names = {each.name for each in operation.parameters or [] if isinstance(each, Parameter)}
+    yield from (REQUEST_HEADER_FIELDS_TOO_LARGE, 500)
+    if handler.opt.get(SCOPE) is not None:
+        yield from (401, 403, 503)
+    if "{" in path:
+        yield from (400, 404)
+    if path.startswith(SEALED) or path.endswith(CONTENT):
+        yield 410  # its secret was removed, or the store of files has lost it
+    if names:
+        yield 400
+    if operation.request_body is not None or (
+        method in BODIES and is_administration(handler, path)
+    ):
+        yield from (400, 413, 415)
+    if method in CHANGES and is_administration(handler, path):
+        yield from (404, 409)
+    if IDEMPOTENCY_KEY.name in names:
+        yield from (409, 422 if is_administration(handler, path) else 400)
+    if IF_MATCH.name in names:
+        yield 412
+
+
+def spoken_status(status: int, path: str) -> int:
+    return to_status(status, None) if speaks_anthropic(path) else status
+
+
+def refusal(status: int, path: str) -> OpenAPIResponse:
+    kind: Any = ErrorEnvelope
+    media_type = JSON
+    if status == REQUEST_HEADER_FIELDS_TOO_LARGE:
+        pass
+    elif speaks_problems(path):
+        kind, media_type = Problem, MEDIA_TYPE
+    elif speaks_anthropic(path):
+        kind = AnthropicError
+    elif speaks_both(path):
+        kind = (ErrorEnvelope, AnthropicError)
+    elif path == AUTHORIZATION_PATH:
+        kind, media_type = str, HTML
+    elif path.startswith(OAUTH):
+        kind = OAuthErrorBody
+    return OpenAPIResponse(
+        description="Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase,
+        content=content(kind, media_type),
+        headers={"Retry-After": RETRY_AFTER} if status in (429, 503, OVERLOADED) else None,
+    )

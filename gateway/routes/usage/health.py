@@ -1,0 +1,76 @@
+"""Is this process alive, should it be sent work, and what has it measured? Open: nothing here names
+a tenant.
+
+`/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take,
+run, limit and bill a request, and otherwise says what is missing. `/metrics` speaks for all
+workers, in Prometheus' text format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get
+
+from gateway.routes.shared.access import PUBLIC, services
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import describes
+from gateway.telemetry import CONTENT_TYPE
+
+CHECK_TIMEOUT_S = 2.0
+
+
+class Liveness(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["alive"]
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["ready", "unready"]
+    missing: list[str]
+
+
+@get(
+    "/health/live",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Is the process alive?",
+    operation_class=describes(answer=Liveness),
+)
+async def live() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+@get(
+    "/health/ready",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Should it be sent work?",
+    operation_class=describes(answer=Ready, said={503: {JSON: Ready}}),
+)
+async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            missing = await services(request).readiness.missing()
+    except TimeoutError:
+        missing = ["timeout"]
+    body = {"status": "unready" if missing else "ready", "missing": missing}
+    return Response(body, status_code=503 if missing else 200)
+
+
+@get(
+    "/metrics",
+    opt=PUBLIC,
+    tags=["Health"],
+    summary="Prometheus metrics",
+    media_type=CONTENT_TYPE,
+    operation_class=describes(said={200: {"text/plain": str}}),
+)
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    found = services(request)
+    found.observe()
+    return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
+
+
+routes = [live, ready, metrics]

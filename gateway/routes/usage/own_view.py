@@ -1,0 +1,172 @@
+"""A customer's own view: GET /api/v1/key, and of one request GET /api/v1/generation; and the same
+of any request of the org, for who may read its bill: GET /api/v1/requests/{id}.
+
+Above: `app`. Below: `billing.reports.request_record`, `billing.reports.unshipped`, `wire.own_view`. A key sees
+its own requests alone. What Postgres does not have yet is looked for in the spools of this machine,
+and then in Postgres again, where it may have gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from litestar import Request, Response, get
+from litestar.params import FromPath
+
+from billing.ledger.spend_totals import SpentByKey, spent_by_key
+from billing.money import format_usd, to_decimal
+from billing.pricing.rating import rate
+from billing.reports.request_record import find_record
+from billing.reports.unshipped import search
+from gateway.db import tenant
+from gateway.limits.spending import PICO_PER_NANO
+from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal, SpendCap
+from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.media_types import JSON
+from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.tenancy.errors import NotFound
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.usage.own_view import (
+    Generation,
+    GenerationQuery,
+    KeyAmounts,
+    KeyData,
+    Known,
+    OwnKey,
+    RateLimitView,
+    encode,
+    read_request_id,
+    to_generation,
+)
+
+TAGS = ["Own view"]
+RESETS: dict[str, Literal["daily", "monthly"]] = {"day": "daily", "month": "monthly"}
+Asked = Request[Principal, Any, Any]
+
+
+@get(
+    "/api/v1/generation",
+    opt=needs(SCOPE_INFERENCE),
+    tags=TAGS,
+    summary="One request of this key: tokens, prices, cache hits, when, and its transfers",
+    operation_class=describes(
+        query=GenerationQuery, answer=Generation, said={404: {JSON: ErrorEnvelope}}
+    ),
+)
+async def generation(request: Asked) -> Response[bytes]:
+    asked = parse_query(request.url.query, GenerationQuery).id
+    known = await look_up(request, asked)
+    if known is None or known.events[0].attempt.key != request.user.key_id:
+        raise NotFound("id", "no such request of this key")
+    return Response(encode(to_generation(known)), media_type=JSON)
+
+
+@get(
+    "/api/v1/requests/{request_id:str}",
+    opt=needs(SCOPE_USAGE_READ),
+    tags=TAGS,
+    summary="One request of the organization: what a dispute about it is answered from",
+    operation_class=describes(answer=Generation, said={404: {JSON: ErrorEnvelope}}),
+)
+async def any_request(request: Asked, request_id: FromPath[str]) -> Response[bytes]:
+    known = await look_up(request, request_id)
+    if known is None:
+        raise NotFound("request_id", "no such request")
+    return Response(encode(to_generation(known)), media_type=JSON)
+
+
+async def look_up(request: Asked, asked: str) -> Known | None:
+    """Raises: BadField."""
+    request_id, made_at = read_request_id(asked)
+    org_id = request.user.org_id
+    known = await in_books(request, request_id, made_at)
+    if known is not None:
+        return known
+    spools = services(request).spool.directory.parent
+    unshipped = await asyncio.to_thread(search, spools, request_id)
+    running = [each.recovered() for each in unshipped.open]
+    events = [each for each in (*unshipped.closed, *running) if each.attempt.org == org_id]
+    if not events:
+        return await in_books(request, request_id, made_at)
+    costs = [rate(each.quantities, each.attempt.prices) for each in events if each.kind == "usage"]
+    return Known(
+        events=events,
+        status="running" if running else "pending",
+        charged_pico=sum(each.amount_pico for each in costs),
+    )
+
+
+async def in_books(request: Asked, request_id: str, made_at: float) -> Known | None:
+    async with services(request).system_db.connect() as conn:
+        record = await find_record(conn, request.user.org_id, request_id, made_at)
+    if record is None:
+        return None
+    return Known(
+        events=record.events,
+        status="booked",
+        transfers=record.transfers,
+        paid=record.paid,
+        charged_pico=record.charged_pico,
+    )
+
+
+@get(
+    "/api/v1/key",
+    opt=needs(SCOPE_INFERENCE),
+    tags=TAGS,
+    summary="This key: what it may spend and has spent, and how often it may ask",
+    operation_class=describes(answer=OwnKey),
+)
+async def key(request: Asked) -> Response[bytes]:
+    principal = request.user
+    async with tenant(services(request).db, principal.org_id) as conn:
+        spent = await spent_by_key(conn, principal.org_id, principal.key_id, datetime.now(UTC))
+    return Response(encode(OwnKey(to_key(principal, spent))), media_type=JSON)
+
+
+def to_key(principal: Principal, spent: SpentByKey) -> KeyData:
+    own = [cap for cap in principal.spend_caps if cap.scope == "key"]
+    cap = min(own, key=lambda each: left_of(each, spent), default=None)
+    limit = None if cap is None else cap.amount_nano * PICO_PER_NANO
+    left = None if cap is None else max(0, left_of(cap, spent))
+    amounts = KeyAmounts(
+        usage=format_usd(spent.total),
+        usage_daily=format_usd(spent.day),
+        usage_weekly=format_usd(spent.week),
+        usage_monthly=format_usd(spent.month),
+        limit=None if limit is None else format_usd(limit),
+        limit_remaining=None if left is None else format_usd(left),
+    )
+    return KeyData(
+        id=principal.key_id,
+        label=principal.key_hint,
+        usage=to_decimal(spent.total),
+        usage_daily=to_decimal(spent.day),
+        usage_weekly=to_decimal(spent.week),
+        usage_monthly=to_decimal(spent.month),
+        limit=None if limit is None else to_decimal(limit),
+        limit_remaining=None if left is None else to_decimal(left),
+        limit_reset=None if cap is None else RESETS.get(cap.period),
+        is_provisioning_key=False,
+        rate_limit=RateLimitView(requests=requests_per_minute(principal)),
+        amounts=amounts,
+        org_id=principal.org_id,
+        project_id=principal.project_id,
+    )
+
+
+def left_of(cap: SpendCap, spent: SpentByKey) -> int:
+    used: int = getattr(spent, cap.period)
+    return cap.amount_nano * PICO_PER_NANO - used
+
+
+def requests_per_minute(principal: Principal) -> int:
+    plans: Sequence[Any] = (principal.key_plan, principal.project_plan, principal.org_plan)
+    limits = [each.requests_per_minute for each in plans if each.requests_per_minute is not None]
+    return min(limits, default=-1)
+
+
+routes = [generation, any_request, key]

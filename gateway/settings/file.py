@@ -1,0 +1,335 @@
+"""`tollgate.toml` as people write it: its tables, and what is said of a mistake in one.
+
+Above: `settings` (what wins over what), `served_models`. Below: `engine_options`. Reads nothing:
+it is given what was read. Knows no default folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from billing.cache_contracts import ContractName
+from billing.pricing.lists import ListName
+from engine.protocol import Lane
+from engine.text.output_parser import FamilyName, ReasoningName
+from gateway.generate_request import MaxTokensField
+from gateway.lanes import LaneDeadlines
+from gateway.settings.engine_options import EngineOptions, PositiveInt
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+ADAPTER_PATTERN = r"^[^=]{1,128}$"
+URL_PATTERN = r"^https?://[^/\s]+"
+PUBLIC_URL_PATTERN = r"^https?://[^/\s?#@\\]+$"
+REDIS_PATTERN = r"^(redis|rediss|unix)://."
+MCP_PATTERN = r"^[a-z0-9](?:-?[a-z0-9]){0,23}$"
+ORG_PATTERN = r"^org_[0-9A-Za-z]{1,64}$"
+ORGS_PROJECT_PATTERN = r"^org_[0-9A-Za-z]{1,64}/proj_[0-9A-Za-z]{1,64}$"
+ADDRESS_PATTERN = r"^(unix:.+|tcp:.+:\d+)$"
+BUCKET_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$"
+PREFIX_PATTERN = r"^([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}){0,7})?$"
+IN_WORDS = {
+    repr(BUCKET_PATTERN): "the name of a bucket",
+    repr(PREFIX_PATTERN): "names of letters, digits, '.', '_' and '-', with '/' between them",
+    repr(ADAPTER_PATTERN): "a name of 1 to 128 characters, without '='",
+    repr(URL_PATTERN): "a URL such as 'http://127.0.0.1:9100/v1'",
+    repr(PUBLIC_URL_PATTERN): "a URL without a path such as 'https://gateway.example.com'",
+    repr(REDIS_PATTERN): "a URL such as 'redis://127.0.0.1:6379/0'",
+    repr(ORG_PATTERN): "an organization's id, org_...",
+    repr(ORGS_PROJECT_PATTERN): "an organization's and its project's id, org_.../proj_...",
+    repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
+    repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
+}
+AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
+"""The engine's command line names adapters NAME=PATH."""
+Url = Annotated[str, Meta(pattern=URL_PATTERN)]
+PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
+RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
+McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
+OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
+OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
+EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
+Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
+Weight = Annotated[int, Meta(ge=1, le=1000)]
+Concurrency = Annotated[int, Meta(ge=1, le=1024)]
+"""As many as one gateway process keeps connections to an upstream (`fleet.http1`)."""
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Workers = Annotated[int, Meta(ge=1, le=256)]
+BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
+DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
+StalledReader = Annotated[float, Meta(ge=1, le=3600)]
+ResponseDays = Annotated[float, Meta(gt=0, le=3650)]
+FileBytes = Annotated[int, Meta(ge=1, le=1024**4)]
+BucketName = Annotated[str, Meta(pattern=BUCKET_PATTERN)]
+ObjectPrefix = Annotated[str, Meta(pattern=PREFIX_PATTERN)]
+StoreTimeout = Annotated[float, Meta(ge=0.1, le=600)]
+PartBytes = Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)]
+BatchLines = Annotated[int, Meta(ge=1, le=1_000_000)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SettingsError(Exception):
+    """One line that names the key, the variable or the flag, and where it stands."""
+
+
+class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the TOML file: what it does not know it refuses."""
+
+
+class WrittenModel(Strict, frozen=True, kw_only=True):
+    """`[[model]]` as people write it."""
+
+    name: Name
+    path: Path | None = None
+    """A folder, or `org/name` on a hub."""
+    revision: Name | None = None
+    engine: EngineAddress | None = None
+    engine_options: EngineOptions = EngineOptions()
+    """What its engine is started with, over `[engine]`."""
+    adapter: list[WrittenAdapter] = []
+    cache_contract: ContractName | None = None
+    chat_template: Path | None = None
+    tool_call_parser: FamilyName | None = None
+    reasoning_parser: ReasoningName | None = None
+    upstream: Url | None = None
+    upstream_model: str | None = None
+    api_key_env: str | None = None
+    max_concurrency: Concurrency | None = None
+    max_tokens_field: MaxTokensField | None = None
+    replica: list[WrittenReplica] = []
+    context_window: PositiveInt | None = None
+    max_output_tokens: PositiveInt | None = None
+    tokenizer: Path | None = None
+
+
+class WrittenAdapter(Strict, frozen=True, kw_only=True):
+    """`[[model.adapter]]`."""
+
+    name: AdapterName
+    path: Path | None = None
+
+
+class WrittenReplica(Strict, frozen=True, kw_only=True):
+    """`[[model.replica]]`."""
+
+    upstream: Url
+    upstream_model: str | None = None
+    api_key_env: str | None = None
+    weight: Weight = 1
+    max_concurrency: Concurrency | None = None
+    max_tokens_field: MaxTokensField | None = None
+
+
+class WrittenPlan(Strict, frozen=True, kw_only=True):
+    """`[plan.NAME]`."""
+
+    tokens_per_minute: Limit | None = None
+    requests_per_minute: Limit | None = None
+    max_concurrent_streams: Limit | None = None
+    input_tokens_per_minute: Limit | None = None
+    output_tokens_per_minute: Limit | None = None
+    batch_tokens_per_day: Limit | None = None
+    lane: Lane | None = None
+    weight: Annotated[float, Meta(ge=1 / 64, le=64)] | None = None
+    price_list: ListName | None = None
+
+
+class FileStoreConfig(Strict, frozen=True, kw_only=True):
+    """`[file_store]`: an S3-compatible store for the content of files."""
+
+    bucket: BucketName
+    endpoint: Url | None = None
+    """None: Amazon's of the region."""
+    region: Name = "us-east-1"
+    prefix: ObjectPrefix = "tollgate"
+    """Before the names of all objects."""
+    access_key_env: Name = "AWS_ACCESS_KEY_ID"
+    secret_key_env: Name = "AWS_SECRET_ACCESS_KEY"
+    """Environment variables that hold the credentials."""
+    path_style: bool = True
+    """The bucket stands in the path of a URL; else in the name of its host."""
+    connect_timeout_s: StoreTimeout = 5.0
+    timeout_s: StoreTimeout = 30.0
+    """Of one request with all its repetitions begun."""
+    part_bytes: PartBytes = 4 * 1024 * 1024
+    """Of one object; each open upload and each reader holds one in memory."""
+
+
+class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
+    """`[mcp.servers.oauth]`: what we are at a server's authorization server, so that people can let
+    us in there. Without endpoints: what we are registered as there, and the rest is discovered.
+    `grant`: that server takes our word for who calls instead (RFC 8693)."""
+
+    client_id: Name
+    grant: Literal["authorization_code", "token_exchange"] = "authorization_code"
+    token_endpoint: Url | None = None
+    authorization_endpoint: Url | None = None
+    client_secret_env: Name | None = None
+    """The environment variable that holds it."""
+    auth_method: Literal["client_secret_basic", "client_secret_post"] | None = None
+    """None: basic, or the first that both know."""
+    issuer: Url | None = None
+    scope: Name | None = None
+    resource: Url | None = None
+
+
+class WrittenMcpSampling(Strict, frozen=True, kw_only=True):
+    """`[mcp.servers.sampling]`: who writes what the server wants of a model: whoever calls it, a
+    model of ours on the bill of whoever calls it, or nobody."""
+
+    by: Literal["caller", "engine", "off"] = "caller"
+    model: Name | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    """Of one answer, whatever the server asks for."""
+    max_per_call: Annotated[int, Meta(ge=1, le=64)] = 8
+
+
+class WrittenMcpServer(Strict, frozen=True, kw_only=True):
+    """`[[mcp.servers]]`: asked where its URL says, or a process of this machine. `trust`: each
+    thing that it offers has to be approved (`tollgate mcp approve`), or the operator vouches for
+    "all" of it. `taints`: after a result of it, tools with side effects ask a person first.
+    `network`: where it may lie, besides the public internet, which wants https. `credential`: whose
+    it is shown, of the vault."""
+
+    name: McpName
+    url: Url | None = None
+    transport: Literal["http", "sse"] = "http"
+    """Of `url`: Streamable HTTP, or what was before it (2024-11-05)."""
+    openapi: Annotated[str, Meta(min_length=1, max_length=2048)] | None = None
+    """A document, an absolute path or a URL, of the HTTP API at `url`."""
+    query_credentials: list[Name] = []
+    """Of such an API: what of the vault is shown in the query, not as headers."""
+    namespace: McpName | None = None
+    orgs: Annotated[list[OrgId], Meta(max_length=1000)] | None = None
+    """With `projects`: whom it is there for; for all others there is no such server. Neither: for
+    everybody."""
+    projects: Annotated[list[OrgsProject], Meta(max_length=1000)] | None = None
+    trust: Literal["pinned", "all"] = "pinned"
+    taints: bool = False
+    network: Literal["public", "private", "loopback"] = "public"
+    credential: Literal["none", "tenant", "user"] = "none"
+    issuer_hosts: Annotated[list[Name], Meta(max_length=16)] = []
+    """What gives tokens for it: hosts that may lie in `network`, too. Without any, only on the
+    public internet."""
+    command: Name | None = None
+    """An absolute path; the rest is of it alone."""
+    args: list[str] = []
+    environment: dict[str, str] = {}
+    credential_names: list[str] = []
+    """Of variables that are filled from the vault."""
+    oauth: WrittenMcpOauth | None = None
+    digests: list[dict[str, str]] = []
+    """Compared before each start: `kind` (file, tree, image), `path`, `sha256`; `reference`."""
+    readable: list[str] = []
+    offline: bool = False
+    """In a sandbox: it reaches nobody."""
+    sampling: WrittenMcpSampling = WrittenMcpSampling()
+    limits: dict[str, PositiveInt] = {}
+
+
+class WrittenMcpStdio(Strict, frozen=True, kw_only=True):
+    """`[mcp.stdio]`: how servers that are processes are kept apart."""
+
+    isolation: Literal["auto", "uid", "bubblewrap", "none"] = "auto"
+    uids: Path = Path("/var/lib/tollgate/uids")
+    """Of all gateways of this host: which uid is whose."""
+    scratch: Path | None = None
+    """Where their folders are made; None: under the home."""
+    idle_stop_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
+    unpinned: Literal["warn", "refuse"] = "warn"
+    """Of a server whose arguments name a package without its exact version, or an image without its
+    digest."""
+
+
+class WrittenToolLoop(Strict, frozen=True, kw_only=True):
+    """`[mcp.loop]`: how far one request may go whose tools the gateway calls."""
+
+    max_rounds: Annotated[int, Meta(ge=1, le=128)] = 16
+    max_seconds: Annotated[float, Meta(gt=0, le=3600)] = 600.0
+    """A round that has begun by then ends; calls are given up."""
+    max_calls_per_round: Annotated[int, Meta(ge=1, le=128)] = 16
+    max_parallel_calls: Annotated[int, Meta(ge=1, le=64)] = 8
+    max_call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
+    max_result_bytes: Annotated[int, Meta(ge=64, le=8 << 20)] = 64 * 1024
+    """Of one result, as the model is shown it; what is behind them is cut off."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 2_000_000
+    """Read and written, over all rounds."""
+    max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    """Over all rounds and calls. None: what the tenant may spend."""
+
+
+class WrittenMcp(Strict, frozen=True, kw_only=True):
+    """`[mcp]`."""
+
+    max_catalogue_tokens: Annotated[int, Meta(ge=0)] = 200_000
+    """What the tools behind one URL may cost a model that are listed; beyond it they are searched.
+    Four bytes of JSON are one."""
+    search_model: Name | None = None
+    """Of embeddings, by which tools are searched beside their words."""
+    loop: WrittenToolLoop = WrittenToolLoop()
+    stdio: WrittenMcpStdio = WrittenMcpStdio()
+    servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []
+
+
+class Scalars(Strict, frozen=True, kw_only=True):
+    """What may stand in the file, the environment and the flags alike."""
+
+    home: Path = Path(".tollgate")
+    host: Name = "127.0.0.1"
+    port: Port = 8000
+    public_url: PublicUrl | None = None
+    egress_to_loopback: bool = False
+    workers: Workers = 1
+    database_url: str | None = None
+    redis_url: RedisUrl | None = None
+    secret_key_file: Path | None = None
+
+
+class File(Scalars, frozen=True, kw_only=True):
+    """`tollgate.toml`."""
+
+    model: list[WrittenModel] = []
+    plan: dict[Name, Any] = {}
+    """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
+    engine: EngineOptions = EngineOptions()
+    deadlines: LaneDeadlines = LaneDeadlines()
+    """By lane, for the first token."""
+    mcp: WrittenMcp = WrittenMcp()
+    price_books: list[Path] = []
+    trusted_proxies: list[str] = []
+    max_body_bytes: BodyBytes = 16 * 1024 * 1024
+    drain_timeout_s: DrainTimeout = 30.0
+    stalled_reader_s: StalledReader = 60.0
+    response_lifetime_days: ResponseDays = 30.0
+    max_file_bytes: FileBytes = 512 * 1024 * 1024
+    max_org_file_bytes: FileBytes = 10 * 1024**3
+    max_batch_lines: BatchLines = 50_000
+    max_batch_bytes: FileBytes = 200 * 1024 * 1024
+    batch_concurrency: Concurrency = 16
+    file_store: FileStoreConfig | None = None
+    log_level: LogLevel = "info"
+
+
+def decode_path(kind: type, value: Any) -> Path:
+    """msgspec's hook: settings hold no other foreign type. Raises: TypeError (a wrong type)."""
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value)
+    raise TypeError("Expected a path")
+
+
+def explain(error: msgspec.ValidationError, inside: str = "") -> str:
+    """msgspec's message with the key first: `model[0].nme: unknown key`."""
+    message, _, where = str(error).partition(" - at `")
+    path = f"{inside}{where.removesuffix('`').removeprefix('$')}".removeprefix(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", message):
+        return ".".join(part for part in (path, unknown[1]) if part) + ": unknown key"
+    if missing := re.fullmatch(r"Object missing required field `(.+)`", message):
+        return ".".join(part for part in (path, missing[1]) if part) + ": missing"
+    kind, _, pattern = message.partition(" matching regex ")
+    if pattern in IN_WORDS:
+        kind = f"Expected {IN_WORDS[pattern]}"
+    return f"{path or 'table'}: {kind[0].lower()}{kind[1:]}"

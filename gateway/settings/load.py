@@ -1,0 +1,376 @@
+"""What the operator configured, read once and frozen: a TOML file, then TOLLGATE_*, then flags.
+
+Above: `cli`, `supervisor`, `worker`, `app`. Below: `settings_file` and `served_models`, the file
+system, and the environment, which nothing else in the gateway reads. A later source wins over an
+earlier one. A key that is not known is refused by name, never ignored, and so is a TOLLGATE_*
+variable. Relative paths are the working folder's.
+
+A secret that stands in the environment (an upstream's key) stays there: settings hold its name.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from gateway.home import Home
+from gateway.lanes import LaneDeadlines
+from gateway.networks import read_network
+from gateway.principal import Plan
+from gateway.processes.listener import is_loopback, origin
+from gateway.settings.file import (
+    BatchLines,
+    BodyBytes,
+    Concurrency,
+    DrainTimeout,
+    File,
+    FileBytes,
+    FileStoreConfig,
+    LogLevel,
+    Port,
+    PublicUrl,
+    RedisUrl,
+    ResponseDays,
+    Scalars,
+    SettingsError,
+    StalledReader,
+    Workers,
+    WrittenMcpServer,
+    WrittenMcpStdio,
+    WrittenModel,
+    WrittenPlan,
+    WrittenToolLoop,
+    decode_path,
+    explain,
+)
+from gateway.settings.mcp_servers import MCP_CALLS, check_mcp_servers, priced_as
+from gateway.settings.models import (
+    PACKAGE_ROOT,
+    ModelConfig,
+    alone,
+    check_parts,
+    to_models,
+)
+
+DEFAULT_MODEL = Path("models/penny")
+DEFAULT_CONFIG = Path("tollgate.toml")
+DEFAULT_PLAN = Plan(
+    name="default",
+    tokens_per_minute=1_000_000,
+    requests_per_minute=10_000,
+    max_concurrent_streams=256,
+)
+MAX_CONFIG_BYTES = 1024 * 1024
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Complete: every default is filled in, every path absolute."""
+
+    home: Path
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    """0: any free one."""
+    public_url: PublicUrl | None = None
+    """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
+    None: the address that it listens on."""
+    egress_to_loopback: bool = False
+    """For development: the documents of clients and issuers may be on this machine, over http."""
+    workers: Workers = 1
+    database_url: str | None = None
+    """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
+    redis_url: RedisUrl | None = None
+    """None: an embedded Valkey under `home`."""
+    secret_key_file: Path
+    """The versioned secret all gateways share (`gateway.secret`)."""
+    models: tuple[ModelConfig, ...]
+    plans: tuple[Plan, ...]
+    """The one named "default" binds the keys of the first start."""
+    deadlines: LaneDeadlines = LaneDeadlines()
+    """For the first token, by lane."""
+    price_books: tuple[Path, ...]
+    """Those that come with Tollgate, then the configured ones."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
+    max_body_bytes: BodyBytes = 16 * 1024 * 1024
+    drain_timeout_s: DrainTimeout = 30.0
+    """After SIGTERM: how long open streams may take to end by themselves."""
+    stalled_reader_s: StalledReader = 60.0
+    """A client that takes nothing for so long is given up, and its connection closed."""
+    response_lifetime_days: ResponseDays = 30.0
+    """How long what /v1/responses stores is kept."""
+    max_file_bytes: FileBytes = 512 * 1024 * 1024
+    """Of one file that is uploaded, or that a batch writes."""
+    max_org_file_bytes: FileBytes = 10 * 1024**3
+    """Of all files of one organization."""
+    max_batch_lines: BatchLines = 50_000
+    max_batch_bytes: FileBytes = 200 * 1024 * 1024
+    """Of the input of one batch."""
+    batch_concurrency: Concurrency = 16
+    """Requests of batches that one worker has under way."""
+    file_store: FileStoreConfig | None = None
+    """Where the content of new files goes. None: to Postgres."""
+    log_level: LogLevel = "info"
+    mcp_servers: tuple[WrittenMcpServer, ...] = ()
+    """Behind /mcp, for every org."""
+    mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
+    tool_loop: WrittenToolLoop = WrittenToolLoop()
+    mcp_max_catalogue_tokens: int = 200_000
+    mcp_search_model: str | None = None
+    """How far a request may go whose tools are called here."""
+
+    @property
+    def issuer(self) -> str:
+        """Scheme, host and port, without a slash behind them."""
+        return self.public_url or origin(self.host, self.port)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that customers may ask for; adapters follow their base."""
+        names = ((model.name, *(each.name for each in model.adapters)) for model in self.models)
+        return tuple(chain.from_iterable(names))
+
+    @property
+    def bases(self) -> dict[str, str]:
+        """The base's name, by the adapter's; and of what MCP servers are priced as."""
+        adapters = {each.name: model.name for model in self.models for each in model.adapters}
+        return adapters | {priced_as(each.name): MCP_CALLS for each in self.mcp_servers}
+
+
+FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
+POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
+"""A file to read, and one model, a folder or a repository, in the place of all configured ones."""
+OF_COMMANDS = ("TOLLGATE_API_KEY",)
+"""What commands read that call a running gateway; no setting."""
+
+
+def config_path(
+    flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
+) -> Path:
+    """The file that `load` reads, which may be missing."""
+    return Path(str(flags.get("config") or environ.get("TOLLGATE_CONFIG") or DEFAULT_CONFIG))
+
+
+def load(
+    flags: Mapping[str, str | int | Path | None], environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """Read everything once. `flags`: names of settings, and `config`, `model` and `revision` (of
+    `model`); None is not given.
+
+    An empty variable counts as not set. Raises: SettingsError.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    named = _read_environment(environ)
+    config = given.pop("config", named.pop("config", None))
+    model = given.pop("model", named.pop("model", None))
+    revision = given.pop("revision", None)
+    if revision is not None and model is None:
+        raise SettingsError("--revision: only for a model that --model or TOLLGATE_MODEL names")
+    table, source = _read_file(None if config is None else Path(config))
+    for name, value in named.items():
+        table[name] = _convert_one(name, value, f"TOLLGATE_{name.upper()}")
+    for name, value in given.items():
+        table[name] = _convert_one(name, value, f"--{name.replace('_', '-')}")
+    try:
+        file = msgspec.convert(table, File, dec_hook=decode_path)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}: {explain(error)}") from None
+    only = None if model is None else alone(str(model), revision)
+    return _complete(file, source, only)
+
+
+def save(settings: Settings, path: Path) -> None:
+    """Write what `restore` reads, for this user only: a database URL may hold a password."""
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(settings, enc_hook=str))
+    fresh.rename(path)
+
+
+def restore(path: Path) -> Settings:
+    """What `save` wrote. Raises: OSError, msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=decode_path)
+
+
+def read_secret(variable: str, field: str = "api_key_env") -> str:
+    """The value of the environment variable an operator named in `field`. Raises: SettingsError if
+    unset."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise SettingsError(f"{field}: the environment variable {variable} is not set")
+    return value
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """This process's environment for a child that reads its settings elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLGATE_")}
+    return {**kept, **extra}
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = FROM_ENVIRONMENT | POINTERS
+    found: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith("TOLLGATE_") or variable in OF_COMMANDS:
+            continue
+        if variable not in known:
+            raise SettingsError(f"{variable}: unknown; known are {', '.join(sorted(known))}")
+        if value:
+            found[known[variable]] = value
+    return found
+
+
+def _read_file(config: Path | None) -> tuple[dict[str, Any], str]:
+    """The file's table, and the name errors give it. Without `config` the file may be missing."""
+    path = config or DEFAULT_CONFIG
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        if config is None:
+            return {}, "settings"
+        raise SettingsError(f"config: {path} does not exist") from None
+    except OSError as error:
+        raise SettingsError(f"config: {path}: {error.strerror}") from None
+    if len(content) > MAX_CONFIG_BYTES:
+        raise SettingsError(f"config: {path} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        return tomllib.loads(content.decode()), str(path)
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path}: not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from None
+
+
+def _convert_one(name: str, value: Any, source: str) -> Any:
+    """A variable or a flag, which are text, as the type of the key it stands for."""
+    if name not in Scalars.__struct_fields__:
+        raise SettingsError(f"{source}: unknown")
+    try:
+        found = msgspec.convert({name: str(value)}, Scalars, strict=False, dec_hook=decode_path)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}: {explain(error).partition(': ')[2]}") from None
+    return msgspec.to_builtins(getattr(found, name), enc_hook=str)
+
+
+def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
+    home = file.home.absolute()
+    written = file.model
+    if only is not None or not written:
+        written = [only or alone(str(DEFAULT_MODEL))]
+    try:
+        models = to_models(written, file.engine, Home(home))
+        check_parts(models, file.workers)
+        plans = {name: _to_plan(name, table) for name, table in file.plan.items()}
+        plans.setdefault(DEFAULT_PLAN.name, DEFAULT_PLAN)
+        database_url = None if file.database_url is None else _database_url(file.database_url)
+        if file.redis_url is not None:
+            _check_redis_url(file.redis_url)
+        if file.public_url is not None:
+            _check_public_url(file.public_url)
+        _check_trusted_proxies(file.trusted_proxies)
+        names = [model.name for model in models]
+        drift = file.mcp.stdio.unpinned == "warn"
+        check_mcp_servers(file.mcp.servers, names, near=file.egress_to_loopback, drift=drift)
+        if file.mcp.search_model not in (None, *names):
+            raise SettingsError(f"mcp.search_model: {file.mcp.search_model!r} is no model")
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {error}") from None
+    shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
+    return Settings(
+        home=home,
+        host=file.host,
+        port=file.port,
+        public_url=file.public_url,
+        egress_to_loopback=file.egress_to_loopback,
+        workers=file.workers,
+        database_url=database_url,
+        redis_url=file.redis_url,
+        secret_key_file=(file.secret_key_file or Home(home).secret).absolute(),
+        models=models,
+        plans=tuple(plans.values()),
+        deadlines=file.deadlines,
+        price_books=(
+            *shipped,
+            Home(home).price_books,
+            *(path.absolute() for path in file.price_books),
+        ),
+        trusted_proxies=tuple(file.trusted_proxies),
+        max_body_bytes=file.max_body_bytes,
+        drain_timeout_s=file.drain_timeout_s,
+        stalled_reader_s=file.stalled_reader_s,
+        response_lifetime_days=file.response_lifetime_days,
+        max_file_bytes=file.max_file_bytes,
+        max_org_file_bytes=file.max_org_file_bytes,
+        max_batch_lines=file.max_batch_lines,
+        max_batch_bytes=file.max_batch_bytes,
+        batch_concurrency=file.batch_concurrency,
+        file_store=file.file_store,
+        log_level=file.log_level,
+        mcp_servers=tuple(file.mcp.servers),
+        mcp_stdio=file.mcp.stdio,
+        tool_loop=file.mcp.loop,
+        mcp_max_catalogue_tokens=file.mcp.max_catalogue_tokens,
+        mcp_search_model=file.mcp.search_model,
+    )
+
+
+def _to_plan(name: str, table: Any) -> Plan:
+    try:
+        limits = msgspec.convert(table, WrittenPlan)
+    except msgspec.ValidationError as error:
+        raise SettingsError(explain(error, f"plan.{name}")) from None
+    return Plan(name=name, **msgspec.structs.asdict(limits))
+
+
+def _database_url(url: str) -> str:
+    from gateway.db import normalise  # SQLAlchemy: not for a start that needs no URL
+
+    try:
+        return normalise(url)
+    except ValueError as error:
+        raise SettingsError(f"database_url: {error}") from None
+
+
+def _check_public_url(url: str) -> None:
+    """Tokens and sessions never cross a network in the clear (RFC 8414, section 2)."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, 0
+    if host is None or port == 0 or url != url.lower() or not url.isascii():
+        raise SettingsError("public_url: must be a lower-case ASCII host and a port, if any")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise SettingsError("public_url: http is for this machine alone; elsewhere it is https")
+
+
+def _check_trusted_proxies(ranges: list[str]) -> None:
+    for position, each in enumerate(ranges):
+        try:
+            read_network(each)
+        except ValueError as error:
+            raise SettingsError(f"trusted_proxies[{position}]: {error}") from None
+
+
+def _check_redis_url(url: str) -> None:
+    """The parts are never quoted: where one is wrong, another may hold the password."""
+    found = urlsplit(url)
+    try:
+        number = found.port
+    except ValueError:
+        number = -1
+    if number == -1 or "@" in found.path + found.query + found.fragment:
+        raise SettingsError(
+            "redis_url: its port is not a number (a '/', '#' or '?' in the password is written "
+            "%2F, %23, %3F)"
+        )

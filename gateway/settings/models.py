@@ -1,0 +1,272 @@
+"""The models of the settings, complete: which folder, which engine with what options and adapters,
+which upstreams.
+
+Above: `settings`, which reads them, and whoever serves them. Below: `settings_file` (as they were
+written). Looks whether a folder is there, and reads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
+from engine.text.hub import names_a_repository
+from engine.text.output_parser import FamilyName, ReasoningName
+from gateway.generate_request import MaxTokensField
+from gateway.home import Home
+from gateway.settings.engine_options import EngineOptions, PositiveInt
+from gateway.settings.file import (
+    AdapterName,
+    Concurrency,
+    EngineAddress,
+    Name,
+    SettingsError,
+    Strict,
+    Url,
+    Weight,
+    WrittenModel,
+    WrittenReplica,
+)
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+"""Where `models/penny` and the price books that come with Tollgate stand."""
+
+
+UPSTREAMS_OWN = (
+    *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
+    *("tokenizer", "context_window", "max_output_tokens"),
+)
+"""What an upstream alone is told of."""
+
+
+class ReplicaConfig(Strict, frozen=True, kw_only=True):
+    """One OpenAI-compatible upstream of a model."""
+
+    upstream: Url
+    """Its base URL, `/v1` included."""
+    upstream_model: str
+    """What the model is called there."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds its key; None: it wants none."""
+    weight: Weight = 1
+    max_concurrency: Concurrency | None = None
+    """Requests at once, of all gateway processes together: each has its part, rounded down."""
+    max_tokens_field: MaxTokensField = "max_tokens"
+    """Where it is told how much it may write, if the client does not say."""
+
+    @property
+    def account(self) -> tuple[str, str, str | None]:
+        """Whose bound `max_concurrency` is: not its position, which a new configuration moves."""
+        return self.upstream, self.upstream_model, self.api_key_env
+
+
+class AdapterConfig(Strict, frozen=True, kw_only=True):
+    """A LoRA adapter: to customers a model as any other, served by its base's engine."""
+
+    name: AdapterName
+    """The engine's name for it, too."""
+    path: Path | None = None
+    """A folder as PEFT writes it. Absolute. None where somebody else runs the engine, who has given
+    it the adapter under this name."""
+
+
+class ModelConfig(Strict, frozen=True, kw_only=True):
+    """A model as customers name it: served by our engine (`path` and `engine`) or by `replicas`."""
+
+    name: Name
+    path: Path | None = None
+    """A Hugging Face folder. Absolute. None for an upstream, and for a repository that is not
+    fetched yet (`gateway.processes.model_downloads`)."""
+    repository: str | None = None
+    """`org/name` on a hub."""
+    revision: str | None = None
+    """Of the repository: a branch, a tag or a commit; None: its default branch."""
+    engine: EngineAddress | None = None
+    """Where its engine listens; set for every model with a path or a repository."""
+    starts_engine: bool = False
+    """True where `tollgate up` runs that engine; False where somebody else does."""
+    engine_options: EngineOptions = EngineOptions()
+    """All that an engine which is started here is started with."""
+    adapters: tuple[AdapterConfig, ...] = ()
+    """Beside the model as it is."""
+    cache_contract: ContractName = DEFAULT_CONTRACT
+    """How what its engine reused is counted. An upstream counts by itself."""
+    chat_template: Path | None = None
+    """A Jinja file in place of the folder's own template. Absolute."""
+    tool_call_parser: FamilyName | None = None
+    reasoning_parser: ReasoningName | None = None
+    """How it writes calls and what it thinks; None: its template tells."""
+    replicas: tuple[ReplicaConfig, ...] = ()
+    """Tried in weighted order, the next one only before the first byte."""
+    context_window: PositiveInt | None = None
+    """Tokens; None: the engine says, or the upstream refuses."""
+    max_output_tokens: PositiveInt | None = None
+    """What an upstream writes at most of one choice, if nobody says."""
+    tokenizer: Path | None = None
+    """tokenizer.json or its folder, to count an upstream's input exactly."""
+
+
+def alone(model: str, revision: Any = None) -> WrittenModel:
+    """The only model that is served, named after its repository or its folder."""
+    path = Path(model).absolute() if model.startswith(".") else Path(model)
+    repository = _repository(path)
+    name = repository or path.absolute().name or "model"
+    return WrittenModel(name=name, path=path, revision=None if revision is None else str(revision))
+
+
+def to_models(
+    written: Sequence[WrittenModel], engine: EngineOptions, home: Home
+) -> tuple[ModelConfig, ...]:
+    """`engine`: what every engine that is started here is started with, where its model says
+    nothing else. Raises: SettingsError."""
+    started = [each for each in written if each.path is not None and each.engine is None]
+    # All of them see the same free memory; who names a size takes no part in sharing it.
+    sharing = sum(not each.engine_options.sizes_kv_cache for each in started)
+    shared = engine.shared_by(max(sharing, 1))
+    models = tuple(_to_model(each, at, shared, home) for at, each in enumerate(written))
+    _refuse_duplicates(models)
+    return models
+
+
+def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: Home) -> ModelConfig:
+    at = f"model[{position}]"
+    if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
+        raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
+    if model.path is None:
+        return _to_upstream(model, at)
+    for key in UPSTREAMS_OWN:
+        if getattr(model, key) is not None:
+            raise SettingsError(f"{at}.{key}: only for an upstream; this model has a path")
+    repository = _repository(model.path)
+    if model.revision is not None and repository is None:
+        raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
+    starts_engine = model.engine is None
+    if not starts_engine and model.engine_options != EngineOptions():
+        raise SettingsError(f"{at}.engine_options: only for an engine that is started here")
+    return ModelConfig(
+        name=model.name,
+        path=None if repository is not None else _find(model.path),
+        repository=repository,
+        revision=model.revision,
+        engine=model.engine or f"unix:{home.engine_socket(position)}",
+        starts_engine=starts_engine,
+        engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
+        adapters=tuple(_to_adapters(model, at)),
+        cache_contract=model.cache_contract or DEFAULT_CONTRACT,
+        chat_template=_template(model, at),
+        tool_call_parser=model.tool_call_parser,
+        reasoning_parser=model.reasoning_parser,
+    )
+
+
+def check_parts(models: Sequence[ModelConfig], workers: int) -> None:
+    """Every gateway process has at least one of what they share. Raises: SettingsError."""
+    for position, model in enumerate(models):
+        for each in model.replicas:
+            if each.max_concurrency is not None and each.max_concurrency < workers:
+                raise SettingsError(
+                    f"model[{position}] ({model.name}): max_concurrency {each.max_concurrency} "
+                    f"cannot be shared by {workers} workers"
+                )
+
+
+def _options(own: EngineOptions, shared: EngineOptions) -> EngineOptions:
+    """`own` over `shared`; the draft model's folder is found as a model's is."""
+    options = own.over(shared)
+    if options.draft_model is None:
+        return options
+    return msgspec.structs.replace(options, draft_model=_find(options.draft_model))
+
+
+def _to_adapters(model: WrittenModel, at: str) -> Iterator[AdapterConfig]:
+    for position, adapter in enumerate(model.adapter):
+        key = f"{at}.adapter[{position}].path"
+        if model.engine is not None and adapter.path is not None:
+            raise SettingsError(f"{key}: only for an engine that is started here")
+        if model.engine is None and adapter.path is None:
+            raise SettingsError(f"{key}: missing")
+        path = None if adapter.path is None else _find(adapter.path)
+        yield AdapterConfig(name=adapter.name, path=path)
+
+
+def _template(model: WrittenModel, at: str) -> Path | None:
+    if model.chat_template is None:
+        return None
+    path = model.chat_template.absolute()
+    if not path.is_file():
+        raise SettingsError(f"{at}.chat_template: there is no file {path}")
+    return path
+
+
+def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
+    for key, said in (
+        ("engine", model.engine is not None),
+        ("revision", model.revision is not None),
+        ("engine_options", model.engine_options != EngineOptions()),
+        ("adapter", bool(model.adapter)),
+        ("cache_contract", model.cache_contract is not None),
+        ("chat_template", model.chat_template is not None),
+        ("tool_call_parser", model.tool_call_parser is not None),
+        ("reasoning_parser", model.reasoning_parser is not None),
+    ):
+        if said:
+            raise SettingsError(f"{at}.{key}: only for a model with a path")
+    if model.replica and (model.upstream_model or model.api_key_env):
+        raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
+    for key in ("max_concurrency", "max_tokens_field"):
+        if model.replica and getattr(model, key):
+            raise SettingsError(f"{at}: {key} belongs into each replica")
+    replicas = model.replica or [
+        WrittenReplica(
+            upstream=model.upstream or "",
+            upstream_model=model.upstream_model,
+            api_key_env=model.api_key_env,
+            max_concurrency=model.max_concurrency,
+            max_tokens_field=model.max_tokens_field,
+        )
+    ]
+    return ModelConfig(
+        name=model.name,
+        replicas=tuple(
+            ReplicaConfig(
+                upstream=each.upstream.rstrip("/"),
+                upstream_model=each.upstream_model or model.name,
+                api_key_env=each.api_key_env,
+                weight=each.weight,
+                max_concurrency=each.max_concurrency,
+                max_tokens_field=each.max_tokens_field or "max_tokens",
+            )
+            for each in replicas
+        ),
+        context_window=model.context_window,
+        max_output_tokens=model.max_output_tokens,
+        tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
+    )
+
+
+def _repository(path: Path) -> str | None:
+    """`path` if it names a repository on a hub, and no folder here or of Tollgate's."""
+    return str(path) if names_a_repository(path) and not _find(path).exists() else None
+
+
+def _find(path: Path) -> Path:
+    """A model of the working folder, or else one that comes with Tollgate."""
+    shipped = PACKAGE_ROOT / path
+    return shipped if not path.exists() and shipped.exists() else path.absolute()
+
+
+def _refuse_duplicates(models: Sequence[ModelConfig]) -> None:
+    """Customers tell models and adapters apart by nothing but their names."""
+    seen: set[str] = set()
+    for position, model in enumerate(models):
+        named = {f"model[{position}]": model.name}
+        for number, adapter in enumerate(model.adapters):
+            named[f"model[{position}].adapter[{number}]"] = adapter.name
+        for at, name in named.items():
+            if name in seen:
+                raise SettingsError(f"{at}.name: there are two models named {name!r}")
+            seen.add(name)

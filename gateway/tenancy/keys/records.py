@@ -1,0 +1,140 @@
+"""A key as authentication needs it: found by its hash, with whose it is and all that limits it.
+
+Above: `auth.api_keys`. Below: `keys`, `key_owners`, `plans`, `spend_caps`. One query, before the
+tenant is known.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.invoices.suspension import suspended_by
+from gateway.principal import Plan, Role, SpendCap
+from gateway.tenancy.keys.keys import KeyRow, public_columns
+from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
+from gateway.tenancy.keys.owners import owned_projects, owner_is_active, role_of_owner, with_owners
+from gateway.tenancy.keys.restrictions import ModelPermissions, narrowed, plans_by_model
+from gateway.tenancy.money.plans import LIMITS, plan_columns, plan_of
+from gateway.tenancy.money.spend_caps import hard_caps, to_spend_caps
+from gateway.tenancy.tables import api_keys, orgs, plans, projects
+
+
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    row: KeyRow
+    key_hash: str
+    archived: bool
+    """Its project or organization is."""
+    role: Role | None
+    """Of whose it is; None: nobody's."""
+    owner_active: bool
+    """Whose it is may use the project; a key that is nobody's is active."""
+    owned_projects: frozenset[str]
+    """Which whose it is owns."""
+    key_plan: Plan
+    """With the key's own limits."""
+    project_plan: Plan
+    org_plan: Plan
+    expires_at: datetime | None
+    """The key, or the secret that was looked up, if that one was rotated away."""
+    hint: str
+    """Of the secret that was looked up."""
+    model_plans: dict[str, Plan]
+    """The project's own limits by model."""
+    key_model_plans: dict[str, Plan]
+    """The key's."""
+    spend_caps: tuple[SpendCap, ...] = ()
+    shows_cost: bool
+    """By its own word, or else its org's."""
+    is_operator: bool
+    suspended_by: str | None = None
+    project_models: ModelPermissions
+    zero_retention: bool = False
+    """Its project's word."""
+
+
+def _records() -> sa.Select[Any]:
+    """Keys, revoked or not, with their plans."""
+    owners = {"key": api_keys, "project": projects, "org": orgs}
+    limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
+    joined = api_keys.outerjoin(projects, api_keys.c.project_id == projects.c.id)
+    joined = with_owners(joined.join(orgs, api_keys.c.org_id == orgs.c.id))
+    for owner, plan in limits.items():
+        joined = joined.outerjoin(plan, owners[owner].c.plan == plan.c.name)
+    archived = sa.or_(projects.c.archived_at.is_not(None), orgs.c.archived_at.is_not(None))
+    columns = [
+        *public_columns(),
+        api_keys.c.key_hash,
+        api_keys.c.previous_hash,
+        archived.label("archived"),
+        role_of_owner().label("role"),
+        owner_is_active().label("owner_active"),
+        owned_projects().label("owned_projects"),
+        hard_caps(orgs.c.id, projects.c.id, api_keys.c.id).label("spend_caps"),
+        orgs.c.prepaid,
+        sa.func.coalesce(api_keys.c.shows_cost, orgs.c.shows_cost).label("says_cost"),
+        limits_by_model(api_keys.c.project_id).label("project_model_limits"),
+        orgs.c.is_operator,
+        suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
+        projects.c.models_mode.label("project_mode"),
+        projects.c.models.label("project_models"),
+        projects.c.zero_retention,
+    ]
+    for owner, plan in limits.items():
+        columns += plan_columns(owner, plan)
+    return sa.select(*columns).select_from(joined)
+
+
+async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> KeyRecord | None:
+    """The key with this hash, revoked or not, with its plans, in one query."""
+    known = [
+        sa.and_(of_hash == key_hash, of_pepper == pepper_id)
+        for of_hash, of_pepper in (
+            (api_keys.c.key_hash, api_keys.c.pepper_id),
+            (api_keys.c.previous_hash, api_keys.c.previous_pepper_id),
+        )
+    ]
+    row = (await conn.execute(_records().where(sa.or_(*known)))).one_or_none()
+    return None if row is None else _to_record(row._mapping, key_hash)
+
+
+async def read_key(conn: AsyncConnection, *, org_id: str, key_id: str) -> KeyRecord | None:
+    """The same of a key that nobody shows: for what it has asked to be done later."""
+    mine = sa.and_(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
+    row = (await conn.execute(_records().where(mine))).one_or_none()
+    return None if row is None else _to_record(row._mapping, row.key_hash)
+
+
+def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
+    """`key_hash`: the one that was looked up."""
+
+    key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
+    rotated_away = values["previous_hash"] == key_hash
+    ends = [key.expires_at, key.previous_expires_at if rotated_away else None]
+    return KeyRecord(
+        row=key,
+        key_hash=values["previous_hash"] if rotated_away else values["key_hash"],
+        archived=values["archived"],
+        role=values["role"],
+        owner_active=values["owner_active"],
+        owned_projects=frozenset(values["owned_projects"] or ()),
+        spend_caps=to_spend_caps(values["spend_caps"], key.org_id, values["prepaid"]),
+        model_plans=to_plans(values["project_model_limits"]),
+        key_model_plans=plans_by_model(key.model_limits),
+        key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
+        project_plan=plan_of("project", values),
+        org_plan=plan_of("org", values),
+        expires_at=min((end for end in ends if end is not None), default=None),
+        hint=(key.previous_hint or key.hint) if rotated_away else key.hint,
+        is_operator=values["is_operator"],
+        suspended_by=values["suspended_by"],
+        shows_cost=values["says_cost"],
+        project_models=ModelPermissions(
+            mode=values["project_mode"], models=values["project_models"] or []
+        ),
+        zero_retention=bool(values["zero_retention"]),
+    )

@@ -1,0 +1,89 @@
+"""What a person says of calls of a loop of tools: requests that the client itself wanted
+(`require_approval`), and those of the organization's rules, which stand in the queue of approvals.
+
+Above: `tool_loop`, `tool_servers`. Below: `toolbox`, the shapes in `wire`. The id of a request of
+the rules begins with the approval's own, by which an administrator finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import msgspec
+
+from gateway.principal import Principal
+from gateway.tenancy.errors import Conflict
+from gateway.tools.rounds import MadeCall
+from gateway.tools.toolbox import ApprovalState, NeedsApproval, Refused, Toolbox
+from gateway.wire.openai_responses.items import McpApprovalRequest
+from gateway.wire.openai_responses.mcp_history import ROUND_CHARS, round_of
+
+QUEUED = "mcpapp_"
+"""How ids of the queue begin; those of requests that the client wanted begin otherwise."""
+
+
+class ApprovalPending(Conflict):
+    """Asked to go on with a call that an administrator has not answered."""
+
+    code: ClassVar[str] = "approval_pending"
+    constant = "the call waits for an administrator's answer"
+
+
+class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for approval with what the client says of it."""
+
+    id: str
+    made: MadeCall
+    approve: bool
+
+    @property
+    def approval_id(self) -> str | None:
+        """In the queue; None: the client alone wanted to be asked."""
+        return self.id[:-ROUND_CHARS] if self.id.startswith(QUEUED) else None
+
+
+def request_id(made: MadeCall, asks: NeedsApproval) -> str:
+    return asks.id + round_of(made.id)
+
+
+def to_request(made: MadeCall, id_: str) -> McpApprovalRequest:
+    label, _, name = made.alias.partition("__")
+    return McpApprovalRequest(id=id_, server_label=label, name=name, arguments=made.text)
+
+
+async def settled(
+    toolbox: Toolbox, principal: Principal, answers: Iterable[AnsweredRequest]
+) -> dict[str, ApprovalState]:
+    """By id of those in the queue: how each stands, with the caller's own answers on record, which
+    are given only where nobody else's is missing. Raises: ApprovalPending."""
+    found: dict[str, ApprovalState] = {}
+    own: list[tuple[AnsweredRequest, str]] = []
+    for answer in answers:
+        if answer.approval_id is None:
+            continue
+        state = found[answer.id] = await toolbox.approval(principal, answer.approval_id)
+        if state == "pending" and answer.approve:
+            raise ApprovalPending(
+                "input", f"the call waits for an administrator's answer ({answer.approval_id})"
+            )
+        if state == "pending_caller":
+            own.append((answer, answer.approval_id))
+    for answer, approval_id in own:
+        found[answer.id] = await toolbox.decide(principal, approval_id, answer.approve)
+    return found
+
+
+async def refusal(
+    toolbox: Toolbox, principal: Principal, answer: AnsweredRequest, state: ApprovalState | None
+) -> Refused | None:
+    """Why a call that the client approved is not made. `state`: of one in the queue, which uses it
+    up itself."""
+    if state is None:
+        # Of a conversation that has branched, on one of them alone.
+        is_new = await toolbox.spend(principal, answer.id)
+    elif state == "denied":
+        return Refused(message="It was not approved.")
+    else:
+        is_new = state != "used"
+    return None if is_new else Refused(message="Its approval was used already: ask for another.")

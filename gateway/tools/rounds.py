@@ -1,0 +1,278 @@
+"""One round of a loop of tools: what the model wrote, what it called, what came of that.
+
+Above: `tool_loop`, the surfaces' steps. Below: `toolbox`, the shapes in `wire`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from billing.money import Pico
+from billing.pricing.rating import Rated, RatedLine
+from gateway.fleet.errors import BadField
+from gateway.fleet.replica import FinishReason, MeteredUsage, TextDelta
+from gateway.generate_request import GenerateRequest, Tool, ToolUse
+from gateway.ids import uuid7_hex
+from gateway.tools.toolbox import CallOutcome, NeedsApproval, OfferedTool, ToolResult
+from gateway.wire.constraints.to_tool_use import offered
+from gateway.wire.openai_responses.items import (
+    PREFIXES,
+    McpCall,
+    McpExecutionError,
+    McpProtocolError,
+)
+from gateway.wire.openai_responses.mcp_history import ROUND_CHARS, call_id, shown
+from gateway.wire.openai_responses.mcp_tools import McpChoice
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, INVALID_PARAMS
+
+NO_SUCH_TOOL = INVALID_PARAMS
+"""As of a tool that a server does not know."""
+CUT_OFF = "\n[cut off: the result is longer]"
+
+
+class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one request."""
+
+    max_rounds: int = 16
+    max_seconds: float = 600.0
+    """A round that has begun by then ends; calls are given up."""
+    max_calls_per_round: int = 16
+    max_parallel_calls: int = 8
+    max_result_bytes: int = 64 * 1024
+    """Of one result, as the model is shown it; what is behind them is cut off."""
+    max_call_seconds: float = 120.0
+    max_tokens: int = 2_000_000
+    """Read and written, over all rounds."""
+    max_cost_pico: Pico | None = None
+    """Over all rounds and calls. None: what the tenant may spend."""
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model may call of a server. `error`: why it may call nothing."""
+
+    server_label: str
+    tools: tuple[OfferedTool, ...] = ()
+    error: str | None = None
+
+
+class MadeCall:
+    """One of the model's, as it is written."""
+
+    def __init__(self, alias: str, position: int, round_: str, text: str = "") -> None:
+        self.id = call_id(PREFIXES[McpCall], round_)
+        self.alias, self.position = alias, position
+        self.pieces = [text] if text else []
+
+    @property
+    def text(self) -> str:
+        """Its arguments."""
+        return "".join(self.pieces)
+
+
+class Round:
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self.calls: list[MadeCall] = []
+        self._name = uuid7_hex()[-ROUND_CHARS:]
+        self.finish_reason: FinishReason | None = None
+        self.usage = MeteredUsage()
+        self.cost: Rated | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self._texts.append(delta.text)
+        self._reasoning.append(delta.reasoning)
+        for call in delta.calls:
+            if call.name is not None:
+                self.calls.append(MadeCall(call.name, len(self.calls), self._name))
+            self.calls[call.index].pieces.append(call.arguments)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def num_call_chars(self) -> int:
+        return sum(len(call.alias) + len(call.text) for call in self.calls)
+
+
+class CallsOfRound(msgspec.Struct, frozen=True):
+    """`here`: of tools of servers, those that ask among them, and of what nobody has; `elsewhere`:
+    of functions that the client declared (`own`)."""
+
+    here: list[MadeCall]
+    asking: list[MadeCall]
+    elsewhere: list[MadeCall]
+
+    @classmethod
+    def of(cls, round_: Round, own: frozenset[str], asks: frozenset[str]) -> CallsOfRound:
+        return cls(
+            here=[each for each in round_.calls if each.alias not in own],
+            asking=[each for each in round_.calls if each.alias in asks],
+            elsewhere=[each for each in round_.calls if each.alias in own],
+        )
+
+
+def to_call(
+    made: MadeCall,
+    outcome: CallOutcome,
+    max_bytes: int,
+    request_id: str | None = None,
+    *,
+    waits: bool = False,
+) -> McpCall:
+    """`request_id`: of the request for approval that it answers, or stands for while it `waits`."""
+    label, name = told_apart(made.alias)
+    output: str | None = None
+    error: McpExecutionError | McpProtocolError | None = None
+    match outcome:
+        case ToolResult(is_error=False):
+            output = bounded(outcome.text, max_bytes)
+        case ToolResult():
+            text = bounded(outcome.text, max_bytes)
+            error = McpExecutionError([{"type": "text", "text": text}])
+        case NeedsApproval():
+            error = McpProtocolError(code=APPROVAL_NEEDED, message=outcome.message)
+        case _:
+            error = McpProtocolError(code=outcome.code, message=bounded(outcome.message, max_bytes))
+    return McpCall(
+        id=made.id,
+        server_label=label,
+        name=name,
+        arguments=made.text,
+        output=output,
+        error=error,
+        status="incomplete" if waits else "completed" if error is None else "failed",
+        approval_request_id=request_id,
+    )
+
+
+def told_apart(alias: str) -> tuple[str, str]:
+    """Server and tool. Of what a model makes up there may be no server."""
+    label, found, name = alias.partition("__")
+    return (label, name) if found else ("", alias)
+
+
+def bounded(text: str, max_bytes: int) -> str:
+    raw = text.encode(errors="replace")
+    if len(raw) <= max_bytes:
+        return text
+    return raw[:max_bytes].decode(errors="ignore") + CUT_OFF
+
+
+def messages_of(round_: Round, called: Mapping[str, McpCall]) -> list[dict[str, Any]]:
+    """As a model's template takes them: its turn, and a message for each result, in order."""
+    turn: dict[str, Any] = {"role": "assistant", "content": round_.text}
+    if round_.reasoning:
+        turn["reasoning_content"] = round_.reasoning
+    turn["tool_calls"] = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.alias, "arguments": call.text or "{}"},
+        }
+        for call in round_.calls
+    ]
+    results = [
+        {
+            "role": "tool",
+            "content": shown(called[call.id]),
+            "tool_call_id": call.id,
+            "name": call.alias,
+        }
+        for call in round_.calls
+    ]
+    return [turn, *results]
+
+
+def tools_of(
+    own: ToolUse | None, found: Iterable[OfferedTool], choice: Any, parallel: bool
+) -> ToolUse | None:
+    """The request's own functions, and behind them what servers offer. Raises: BadField."""
+    found = tuple(found)
+    if choice == "none" or not (choice is None or isinstance(choice, str | McpChoice)):
+        return own  # none at all; or only what is named, which is a function
+    picked = chosen(choice, found) if isinstance(choice, McpChoice) else ()
+    by_name = {tool.name: tool for tool in (own.tools if own is not None else ())}
+    for each in found:
+        if each.alias in by_name:
+            raise BadField(
+                f"Invalid value for 'tools': the function '{each.alias}' has the name of a tool of"
+                f" the server '{each.server_label}'.",
+                param="tools",
+                detail="A function has the name of a server's tool.",
+            )
+        by_name[each.alias] = to_tool(each)
+    if not by_name:
+        return own
+    forced = tuple(by_name) if choice == "required" else ()
+    if isinstance(choice, McpChoice):
+        forced, parallel = picked, parallel and choice.name is None
+    return offered(by_name, forced, parallel=parallel)
+
+
+def chosen(choice: McpChoice, found: Iterable[OfferedTool]) -> tuple[str, ...]:
+    """By the names that the model knows. Raises: BadField, where there is none."""
+    names = tuple(each.alias for each in found if choice.takes(each.server_label, each))
+    if names:
+        return names
+    if choice.name is None:
+        param, why = "tool_choice.server_label", "the server offers no tool that may be called"
+    else:
+        param, why = "tool_choice.name", "no tool that may be called has that name"
+    raise BadField(f"Invalid value for '{param}': {why}.", param=param)
+
+
+def to_tool(found: OfferedTool) -> Tool:
+    function: dict[str, Any] = {"name": found.alias}
+    if found.description is not None:
+        function["description"] = found.description
+    function["parameters"] = found.input_schema
+    return Tool(
+        name=found.alias,
+        shown={"type": "function", "function": function},
+        parameters=found.input_schema,
+    )
+
+
+def with_prompt(request: GenerateRequest, **changes: Any) -> GenerateRequest:
+    assert request.prompt is not None
+    prompt = msgspec.structs.replace(request.prompt, **changes)
+    return msgspec.structs.replace(request, prompt=prompt)
+
+
+def total(one: MeteredUsage, other: MeteredUsage) -> MeteredUsage:
+    """Of all rounds."""
+    names = MeteredUsage.__struct_fields__
+    sums = {name: getattr(one, name) + getattr(other, name) for name in names}
+    return MeteredUsage(**(sums | {"estimated": one.estimated or other.estimated}))
+
+
+def fold(one: Rated | None, other: Rated | None) -> Rated | None:
+    """What rounds cost together: a line for each component and price."""
+    if one is None or other is None:
+        return one or other
+    lines: dict[tuple[str, str], RatedLine] = {}
+    for line in (*one.lines, *other.lines):
+        key = (line.component, line.price_id)
+        before = lines.get(key)
+        if before is not None:
+            line = msgspec.structs.replace(
+                before,
+                quantity=before.quantity + line.quantity,
+                amount_pico=before.amount_pico + line.amount_pico,
+            )
+        lines[key] = line
+    return Rated(
+        lines=tuple(lines.values()),
+        amount_pico=one.amount_pico + other.amount_pico,
+        unpriced=tuple(dict.fromkeys((*one.unpriced, *other.unpriced))),
+    )

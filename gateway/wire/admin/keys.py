@@ -1,0 +1,207 @@
+"""API keys as our own administration writes them: `/v1/admin/keys`.
+
+Above: `routes.admin_keys`. Below: msgspec. Which values a field may have is for the verbs of
+`tenancy` to say; here it has the right name and type. Moments are Unix seconds, as in OpenAI's
+administration.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.principal import SCOPE_INFERENCE, KeyLane
+from gateway.tenancy.keys import restrictions
+from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, to_changes
+from gateway.tenancy.keys.keys import KeyRow
+
+Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
+"""Unix seconds, to the end of the year 9999."""
+Number = Annotated[int, Meta(ge=0, le=2**62)]
+Text = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
+"""Postgres knows no NUL."""
+Texts = Annotated[list[Text], Meta(max_length=1000)]
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What is not known is refused by name."""
+
+
+class ModelLimitsPatch(Body):
+    """What a key may use of one model, beside its own limits of all (RFC 7396)."""
+
+    tokens_per_minute: Number | None | UnsetType = UNSET
+    requests_per_minute: Number | None | UnsetType = UNSET
+    max_concurrent_streams: Number | None | UnsetType = UNSET
+    input_tokens_per_minute: Number | None | UnsetType = UNSET
+    output_tokens_per_minute: Number | None | UnsetType = UNSET
+    batch_tokens_per_day: Number | None | UnsetType = UNSET
+
+
+ByModel = dict[Text, ModelLimitsPatch | None]
+"""Null takes away all limits of a model."""
+
+
+class KeyCreate(Body):
+    """`POST /v1/admin/keys`."""
+
+    name: Text
+    project_id: Text | None = None
+    """None: of administration alone, and of no project."""
+    scopes: Texts = msgspec.field(default_factory=lambda: [SCOPE_INFERENCE])
+    plan: Text | None = None
+    expires_at: Moment | None = None
+    models: Texts | None = None
+    ip_ranges: Texts | None = None
+    tokens_per_minute: Number | None = None
+    requests_per_minute: Number | None = None
+    max_concurrent_streams: Number | None = None
+    lane: KeyLane | None = None
+    model_limits: ByModel | None = None
+    shows_cost: bool | None = None
+    """None: as its organization has it."""
+    user_id: Text | None = None
+    service_account_id: Text | None = None
+
+
+class KeyPatch(Body):
+    """`PATCH /v1/admin/keys/{id}` (RFC 7396): what is left out stays, null takes it away."""
+
+    name: Text | UnsetType = UNSET
+    scopes: Texts | UnsetType = UNSET
+    plan: Text | None | UnsetType = UNSET
+    expires_at: Moment | None | UnsetType = UNSET
+    models: Texts | None | UnsetType = UNSET
+    ip_ranges: Texts | None | UnsetType = UNSET
+    tokens_per_minute: Number | None | UnsetType = UNSET
+    requests_per_minute: Number | None | UnsetType = UNSET
+    max_concurrent_streams: Number | None | UnsetType = UNSET
+    lane: KeyLane | None | UnsetType = UNSET
+    model_limits: ByModel | None | UnsetType = UNSET
+    shows_cost: bool | None | UnsetType = UNSET
+
+
+class KeyRotate(Body):
+    """`POST /v1/admin/keys/{id}/rotate`."""
+
+    grace_s: Number = DEFAULT_GRACE_S
+    """For how long the secret until now stays good."""
+
+
+class LeakReport(Body):
+    """`POST /v1/admin/keys/report-leak`."""
+
+    key: Text
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["user", "service_account"]
+    id: str
+
+
+class PreviousSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a key that was rotated."""
+
+    redacted_value: str
+    expires_at: int
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Those that there are."""
+
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    max_concurrent_streams: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    batch_tokens_per_day: int | None = None
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "api_key"
+    id: str
+    name: str
+    project_id: str | None
+    redacted_value: str
+    scopes: list[str]
+    plan: str | None
+    models: list[str] | None
+    ip_ranges: list[str] | None
+    tokens_per_minute: int | None
+    requests_per_minute: int | None
+    max_concurrent_streams: int | None
+    lane: KeyLane | None
+    model_limits: dict[str, ModelLimits] | None
+    shows_cost: bool | None
+    """Whether its answers say what they cost; None: as its organization has it."""
+    owner: Owner | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    last_used_at: int | None
+    previous: PreviousSecret | None
+    """None where its grace is over, too."""
+
+
+class KeyWithSecret(Key, frozen=True, kw_only=True):
+    """The only answer that ever holds the secret."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return f"KeyWithSecret({self.redacted_value})"
+
+
+def to_wire(row: KeyRow) -> Key:
+    return Key(**_fields(row))
+
+
+def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
+    return KeyWithSecret(**_fields(row), value=secret)
+
+
+def _fields(row: KeyRow) -> dict[str, Any]:
+    owner, own = None, row.model_limits
+    if row.user_id is not None:
+        owner = Owner(type="user", id=row.user_id)
+    elif row.service_account_id is not None:
+        owner = Owner(type="service_account", id=row.service_account_id)
+    previous = None
+    until = row.previous_expires_at
+    if row.previous_hint is not None and until is not None and until > datetime.now(tz=UTC):
+        previous = PreviousSecret(
+            redacted_value=row.previous_hint, expires_at=int(until.timestamp())
+        )
+    same = (
+        *("id", "name", "project_id", "scopes", "plan"),
+        *("models", "ip_ranges", "lane", "shows_cost"),
+    )
+    limits = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
+    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
+    return {
+        **{name: getattr(row, name) for name in (*same, *limits)},
+        **{name: to_seconds(getattr(row, name)) for name in moments},
+        "model_limits": own and {model: ModelLimits(**own[model]) for model in sorted(own)},
+        "redacted_value": row.hint,
+        "owner": owner,
+        "previous": previous,
+    }
+
+
+def to_patch(by_model: ByModel | None) -> restrictions.ModelLimitsPatch | None:
+    if by_model is None:
+        return None
+    return {
+        model: None if limits is None else to_changes(limits) for model, limits in by_model.items()
+    }
+
+
+def to_seconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp())
+
+
+def from_seconds(moment: int | None) -> datetime | None:
+    return None if moment is None else datetime.fromtimestamp(moment, tz=UTC)

@@ -1,0 +1,75 @@
+"""/v1/admin/webhooks: what clients write and read. Above: `routes.admin_webhooks`. Below: msgspec.
+
+Moments are Unix seconds. A field that a change leaves out stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.wire.admin.oauth_clients import SecretRotation
+from gateway.wire.admin.webhook_events import EventType
+
+__all__ = ["SecretRotation"]
+
+Url = Annotated[str, Meta(min_length=1, max_length=2048)]
+Description = Annotated[str, Meta(max_length=200)]
+DeliveryState = Literal["pending", "delivered", "dead"]
+EventTypes = Annotated[list[EventType], Meta(min_length=1, max_length=32)]
+
+
+class NewWebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: Url
+    """https, of a host on the public internet."""
+    event_types: EventTypes
+    description: Description | None = None
+
+
+class WebhookEndpointPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: Url | UnsetType = UNSET
+    event_types: EventTypes | UnsetType = UNSET
+    description: Description | None | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET
+
+
+class WebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "webhook_endpoint"
+    id: str
+    url: str
+    event_types: list[str]
+    description: str | None
+    enabled: bool
+    """False: nothing is sent, because somebody said so or the receiver answered 410."""
+    older_secret_expires_at: int | None
+    """Until then the secret before this one signs, too."""
+    created_at: int | None
+    disabled_at: int | None
+    archived_at: int | None
+
+
+class WebhookEndpointOnce(WebhookEndpoint, frozen=True, kw_only=True):
+    secret: str
+    """In this answer alone."""
+
+
+class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "webhook_delivery"
+    id: str
+    endpoint_id: str
+    event_id: str
+    """The header `webhook-id`: the same in every attempt."""
+    event_type: str
+    state: str
+    """pending, delivered, or dead: given up, after a day at the latest."""
+    attempts: int
+    next_attempt_at: int | None
+    expires_at: int | None
+    """When it is given up."""
+    last_status: int | None
+    """What the last attempt was answered; null: nothing came."""
+    last_failure: str | None
+    created_at: int | None
+    ended_at: int | None

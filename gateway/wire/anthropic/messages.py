@@ -1,0 +1,254 @@
+"""Anthropic's messages as structs: what is honoured of a request.
+
+Above: `from_anthropic`. Below: `cache_control`. Pure shapes: no conversion, no HTTP. As in `openai`
+a field that is absent here is unknown, and one of type `None` is known and cannot be honoured. The
+limits are Anthropic's, or where it has none those of `openai`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.tool_structs import MAX_NAME_CHARS, ToolName
+from gateway.wire.openai.chat import (
+    MAX_INT64,
+    MAX_MESSAGES,
+    PositiveInt,
+    Probability,
+    StopStrings,
+    Unsupported,
+)
+from gateway.wire.shared.cache_control import CacheControl
+
+MIN_BUDGET_TOKENS = 1024
+MAX_TOOLS = 1024
+"""Agents bring those of many servers."""
+CallId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+
+SERVER_TOOLS = frozenset(
+    {
+        *("web_search_20250305", "web_search_20260209", "web_search_20260318"),
+        *("web_fetch_20250910", "web_fetch_20260209", "web_fetch_20260309", "web_fetch_20260318"),
+        *("code_execution_20250522", "code_execution_20250825"),
+        *("code_execution_20260120", "code_execution_20260521"),
+        *("tool_search_tool_bm25_20251119", "tool_search_tool_regex_20251119"),
+        *("tool_search_tool_bm25", "tool_search_tool_regex", "mcp_toolset"),
+    }
+)
+THEIR_TOOLS = frozenset(
+    {
+        *("bash_20241022", "bash_20250124", "memory_20250818"),
+        *("text_editor_20241022", "text_editor_20250124"),
+        *("text_editor_20250429", "text_editor_20250728"),
+        *("computer_20241022", "computer_20250124", "computer_20251124"),
+        *("computer_toolset_20260801", "browser_toolset_20260801"),
+    }
+)
+"""Run by the client, and known by their names to the vendor's own models alone."""
+MEDIA = frozenset({"image", "document", "search_result"})
+SERVER_BLOCKS = frozenset(
+    {
+        *("server_tool_use", "container_upload", "tool_search_tool_result"),
+        *("web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+        *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+        *("mcp_tool_use", "mcp_tool_result", "compaction"),
+    }
+)
+NOT_YET = {
+    "messages[].content[].type": MEDIA | SERVER_BLOCKS,
+    "messages[].content[].content[].type": MEDIA | {"tool_reference", "browser_state"},
+    "tools[].type": SERVER_TOOLS | THEIR_TOOLS,
+    "tools[].allowed_callers[]": frozenset(
+        {"code_execution_20250825", "code_execution_20260120", "code_execution_20260521"}
+    ),
+    "thinking.type": frozenset({"between_tools"}),
+    "thinking.display": frozenset({"omitted"}),
+    "speed": frozenset({"fast"}),
+    "context_management.edits[].type": frozenset({"clear_tool_uses_20250919", "compact_20260112"}),
+}
+"""Values that Anthropic knows and that cannot be honoured here: refused as such."""
+
+
+# ---- what a message holds
+
+
+class TextBlock(Strict, tag_field="type", tag="text"):
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[None], Meta(max_length=0)] | None = None
+    """Of an earlier answer, which has none."""
+
+
+class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(Strict, tag_field="type", tag="redacted_thinking"):
+    data: str
+
+
+class DirectCaller(Strict, tag_field="type", tag="direct"):
+    pass
+
+
+class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
+    id: CallId
+    name: ToolName
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+    toolset_name: Unsupported = None
+
+
+class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
+    tool_use_id: CallId
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: Unsupported = None
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: str | list[TextBlock]
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: str | list[TextBlock | ToolResultBlock]
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
+
+
+Message = UserMessage | AssistantMessage | SystemMessage
+
+
+# ---- what else a request has
+
+
+class Tool(Strict):
+    name: ToolName
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    """Arguments are kept to the schema. Where a call is forced they are in any case."""
+    cache_control: CacheControl | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Unsupported = None
+    input_examples: Unsupported = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What the other surfaces call its schema."""
+        return self.input_schema
+
+
+class AutoChoice(Strict, tag_field="type", tag="auto"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Strict, tag_field="type", tag="any"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneTool(Strict, tag_field="type", tag="tool"):
+    name: ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoTool(Strict, tag_field="type", tag="none"):
+    pass
+
+
+class ThinkingEnabled(Strict, tag_field="type", tag="enabled"):
+    budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET_TOKENS, le=MAX_INT64)]
+    display: Literal["summarized"] | None = None
+
+
+class ThinkingAdaptive(Strict, tag_field="type", tag="adaptive"):
+    display: Literal["summarized"] | None = None
+
+
+class ThinkingDisabled(Strict, tag_field="type", tag="disabled"):
+    pass
+
+
+class JsonFormat(Strict):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Strict):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class ClearThinking(Strict, tag_field="type", tag="clear_thinking_20251015"):
+    keep: Literal["all"]
+
+
+class ContextManagement(Strict):
+    edits: Annotated[list[ClearThinking], Meta(max_length=8)] | None = None
+
+
+# ---- requests
+
+
+class Conversation(Strict):
+    """What a prompt is made of."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AutoChoice | AnyChoice | OneTool | NoTool | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard"] | None = None
+    mcp_servers: Unsupported = None
+    user_profile_id: Unsupported = None
+
+
+class CountTokensRequest(Conversation):
+    """`POST /v1/messages/count_tokens`."""
+
+
+class MessagesRequest(Conversation, kw_only=True):
+    """`POST /v1/messages`."""
+
+    max_tokens: PositiveInt
+    temperature: Probability | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    stop_sequences: StopStrings | None = None
+    stream: bool | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: Metadata | None = None
+    container: Unsupported = None
+    diagnostics: Unsupported = None
+    inference_geo: Unsupported = None
+
+    # Of betas
+    billing_policy: Unsupported = None
+    compaction: Unsupported = None
+    fallback_credit_token: Unsupported = None
+    fallbacks: Unsupported = None
+    output_format: Unsupported = None
+    thread: Unsupported = None
+
+
+class MessageTokensCount(msgspec.Struct, frozen=True):
+    input_tokens: int

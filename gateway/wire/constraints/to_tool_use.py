@@ -1,0 +1,172 @@
+"""What the tools of a request ask of our engine's model: which it is shown, and which of them, if
+any, it must call.
+
+Above: `from_openai`; `responses_tools` and `from_anthropic`, whose surfaces write the same
+functions otherwise. Below: the shapes in `openai_tools`. How a call looks in a model's output is
+the model's own affair (`engine.text.output_parser`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway.fleet.errors import BadField
+from gateway.generate_request import Tool, ToolUse
+from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
+from gateway.wire.openai.chat import ChatCompletionRequest
+
+NAME = re.compile("[a-zA-Z0-9_-]+")
+"""Of a tool: OpenAI's, and Anthropic's. How long one may be its field says."""
+
+
+class Function(Protocol):
+    """What every surface says of a tool."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str | None: ...
+
+    @property
+    def parameters(self) -> dict[str, Any] | None:
+        """A JSON schema. None: it takes none."""
+
+    @property
+    def strict(self) -> bool | None: ...
+
+
+def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
+    """None: the model is shown none. Raises BadField."""
+    tools, choice = request.tools, request.tool_choice
+    if not tools:
+        refuse_without_tools(request)
+        return None
+    by_name = named_once((tool.function for tool in tools), "tools[{}].function")
+    if choice == "none":
+        return None
+    forced: tuple[str, ...] = ()
+    match choice:
+        case "required":
+            forced = tuple(by_name)
+        case NamedTool():
+            forced = (known(choice.function.name, by_name, "tool_choice.function.name"),)
+        case AllowedToolChoice():
+            names = (each.function.name for each in choice.allowed_tools.tools)
+            by_name = allowed(names, by_name, "tool_choice.allowed_tools.tools[{}].function.name")
+            forced = tuple(by_name) if choice.allowed_tools.mode == "required" else ()
+    parallel = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return offered(by_name, forced, parallel=parallel)
+
+
+def refuse_without_tools(request: ChatCompletionRequest) -> None:
+    """What says how tools are called, where there are none."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise only_with_tools("tool_choice")
+    if request.parallel_tool_calls is not None and request.tools is None:
+        raise only_with_tools("parallel_tool_calls")
+
+
+def only_with_tools(param: str) -> BadField:
+    return BadField(f"'{param}' is only allowed when 'tools' are specified.", param=param)
+
+
+def named_twice(param: str) -> BadField:
+    return BadField(f"Invalid value for '{param}': two tools have it.", param=param)
+
+
+def unnamed(param: str) -> BadField:
+    return BadField(f"Invalid value for '{param}': no tool has that name.", param=param)
+
+
+def check_name(name: str, param: str) -> None:
+    """Raises BadField."""
+    if NAME.fullmatch(name) is None:
+        raise BadField(
+            f"Invalid '{param}': string does not match pattern. Expected a string that matches the"
+            " pattern '^[a-zA-Z0-9_-]+$'.",
+            param=param,
+        )
+
+
+def check_is_object(parameters: dict[str, Any] | None, param: str) -> None:
+    """Raises BadField."""
+    if parameters and parameters.get("type", "object") != "object":
+        raise BadField(
+            f"Invalid value for '{param}': arguments are an object, "
+            "so the schema's type has to be 'object'.",
+            param=param,
+        )
+
+
+def named_once(
+    functions: Iterable[Function], place: str, schema: str = "parameters"
+) -> dict[str, Tool]:
+    """place: of each, by its index; schema: what the field of its parameters is called there.
+
+    Raises BadField."""
+    found: dict[str, Tool] = {}
+    for index, function in enumerate(functions):
+        field = place.format(index)
+        check_name(function.name, f"{field}.name")
+        if function.name in found:
+            raise named_twice(f"{field}.name")
+        param = f"{field}.{schema}"
+        check_is_object(function.parameters, param)
+        found[function.name] = Tool(
+            name=function.name,
+            shown=shown(function),
+            parameters=function.parameters,
+            strict=bool(function.strict),
+            param=param,
+        )
+    return found
+
+
+def shown(function: Function) -> dict[str, Any]:
+    """As chat templates expect it: what the client wrote, without what it left out and without
+    `strict`, which no model was trained on."""
+    said: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        said["description"] = function.description
+    if function.parameters is not None:
+        said["parameters"] = function.parameters
+    return {"type": "function", "function": said}
+
+
+def known(name: str, by_name: Mapping[str, Tool], param: str) -> str:
+    """Raises BadField."""
+    if name not in by_name:
+        raise unnamed(param)
+    return name
+
+
+def allowed(names: Iterable[str], by_name: Mapping[str, Tool], place: str) -> dict[str, Tool]:
+    """As the tools are ordered, so that the order in which they are allowed changes no prompt.
+
+    place: of each name, by its index. Raises BadField."""
+    listed = {known(name, by_name, place.format(index)) for index, name in enumerate(names)}
+    return {name: tool for name, tool in by_name.items() if name in listed}
+
+
+def offered(by_name: Mapping[str, Tool], forced: tuple[str, ...], *, parallel: bool) -> ToolUse:
+    """Raises BadField."""
+    return ToolUse(
+        tools=tuple(by_name.values()),
+        forced=forced,
+        parallel=parallel,
+        num_chars=sum(text_size(tool) for tool in by_name.values()),
+    )
+
+
+def text_size(tool: Tool) -> int:
+    """Characters of what the model is shown of it, about."""
+    try:
+        return len(msgspec.json.encode(tool.shown))
+    except RecursionError as error:  # decoding it had a few frames more
+        message = f"Invalid value for '{tool.param}': nested too deep."
+        raise BadField(message, param=tool.param) from error

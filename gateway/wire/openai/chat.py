@@ -1,0 +1,259 @@
+"""OpenAI's chat completions as structs: what our engine honours of a request, and what an answer
+looks like.
+
+Above: `from_openai` and `to_openai`. Below: nothing. Pure shapes: no conversion, no HTTP. A
+field that is absent here is unknown; one of type `None` is known and cannot be honoured yet, so
+that only null, which means absent, passes. The limits of numbers are OpenAI's where it has them,
+else those of vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.generate_request import ReasoningEffort, ServiceTier
+from gateway.wire.constraints.format_structs import (
+    Alternatives,
+    ResponseFormat,
+    SchemaObject,
+    Strict,
+    StructuredOutputs,
+)
+from gateway.wire.constraints.tool_structs import ToolCalls, ToolChoice, Tools
+from gateway.wire.shared.cache_control import CacheControl
+from gateway.wire.usage.cost import UsageCost
+
+MAX_CHOICES = 128
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+"""Of content, over all messages of a request."""
+MAX_STOP_STRINGS = 16
+"""OpenAI allows 4."""
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_INT64 = 2**63 - 1
+
+Unsupported: TypeAlias = None
+"""The type of a field that is refused by name unless it is null."""
+
+PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT64)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+"""Down to what our engine takes."""
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+NOT_YET = {
+    "messages[].role": frozenset({"function"}),
+    "messages[].tool_calls[].type": frozenset({"custom"}),
+    "tools[].type": frozenset({"custom"}),
+    "tool_choice.type": frozenset({"custom"}),
+    "messages[].content[].type": frozenset(
+        {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
+    ),
+    "modalities[]": frozenset({"audio", "image"}),
+    "response_format.type": frozenset({"structural_tag"}),
+    "service_tier": frozenset({"scale"}),
+    "verbosity": frozenset({"low", "high"}),
+}
+"""Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
+knows."""
+
+
+# ---- the request
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+    image_url: Unsupported = None
+    input_audio: Unsupported = None
+    file: Unsupported = None
+    prompt_cache_breakpoint: Unsupported = None
+    cache_control: CacheControl | None = None
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: Content
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class DeveloperMessage(Strict, tag_field="role", tag="developer"):
+    content: Content
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: Content
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    """Takes back what a response's `message` holds, so that a client may append it as it came."""
+
+    content: Content | None = None
+    """Absent beside calls only."""
+    name: str | None = None
+    cache_control: CacheControl | None = None
+    refusal: Unsupported = None
+    annotations: Annotated[list[None], Meta(max_length=0)] | None = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    tool_calls: ToolCalls | None = None
+    reasoning_content: str | None = None
+    """Not OpenAI's: what the model thought, for templates that show it."""
+    parsed: Any = None
+    """What a client's library read in the content; not read here."""
+    provider_specific_fields: dict[str, Any] | None = None
+    """What litellm puts beside a message that it read, and sends back with it; not read here."""
+
+
+class ToolMessage(Strict, tag_field="role", tag="tool"):
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class ChatReasoning(Strict):
+    """OpenRouter's name of `reasoning_effort`."""
+
+    effort: ReasoningEffort | None = None
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SampledRequest(Strict, kw_only=True):
+    """What completions of chats and of texts have in common."""
+
+    model: str
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    stop: StopString | StopStrings | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=MAX_INT64)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # vLLM's
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT64)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+
+
+class ChatCompletionRequest(SampledRequest, kw_only=True):
+    """`POST /v1/chat/completions` for our own engine."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    service_tier: ServiceTier | None = None
+    store: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    reasoning: ChatReasoning | None = None
+    verbosity: Literal["medium"] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    # Labels: for OpenAI's abuse checks, its cache routing, what it stores. Nothing to honour or to
+    # break here.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Metadata | None = None
+
+    # vLLM's
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Alternatives | None = None
+    guided_grammar: str | None = None
+
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    functions: Unsupported = None
+    moderation: Unsupported = None
+    prediction: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    prompt_cache_retention: Unsupported = None
+    web_search_options: Unsupported = None
+
+
+# ---- the answer
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompt_tokens` includes cached ones, `completion_tokens` includes reasoning."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+    cost: UsageCost | UnsetType = UNSET
+    """Where it was asked for."""
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix seconds."""
+    owned_by: str
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]

@@ -1,0 +1,113 @@
+"""OpenAI's whole answer of a chat completion, as structs, and one that is collected of deltas.
+
+Above: `to_openai`, `routes.chat`, which describes it. Below: the shapes in `openai`. Knows no
+stream.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.fleet.replica import FinishReason, TextDelta, TokenInfo
+from gateway.ids import uuid7
+from gateway.wire.openai.chat import CompletionUsage
+
+CALL_ID_CHARS = 24
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[TokenInfo]
+    refusal: None = None
+
+
+class AnswerFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: AnswerFunction
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    """null: it thought or called, and said nothing."""
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    """Not OpenAI's: what a model that reasons thought."""
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+
+class AnswerChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[AnswerChoice]
+    usage: CompletionUsage
+    service_tier: str | None
+    system_fingerprint: str | None
+
+
+def call_id() -> str:
+    """As long as OpenAI's."""
+    return f"call_{uuid7().hex[-CALL_ID_CHARS:]}"
+
+
+class Collected:
+    """One choice, delta by delta."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._names: list[str] = []
+        self._arguments: list[list[str]] = []
+        self._logprobs: list[TokenInfo] = []
+        self._finish_reason: FinishReason | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        self._texts.append(delta.text)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        for call in delta.calls:
+            if call.name is not None:
+                self._names.append(call.name)
+                self._arguments.append([])
+            self._arguments[call.index].append(call.arguments)
+        if delta.logprobs:
+            self._logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+
+    def choice(self, index: int) -> AnswerChoice:
+        return AnswerChoice(
+            index=index,
+            message=self._message(),
+            logprobs=ChoiceLogprobs(self._logprobs) if self._logprobs else None,
+            finish_reason=self._finish_reason,
+        )
+
+    def _message(self) -> AnswerMessage:
+        text = "".join(self._texts)
+        if not (self._reasoning or self._names):
+            return AnswerMessage(content=text)
+        calls = [
+            AnswerCall(id=call_id(), function=AnswerFunction(name, "".join(arguments)))
+            for name, arguments in zip(self._names, self._arguments, strict=True)
+        ]
+        return AnswerMessage(
+            content=text or None,
+            reasoning_content="".join(self._reasoning) if self._reasoning else UNSET,
+            tool_calls=calls or UNSET,
+        )

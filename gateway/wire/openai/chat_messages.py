@@ -1,0 +1,137 @@
+"""A chat's messages as chat templates expect them: `developer` is the newer name of `system`, the
+content is one string.
+
+Above: `from_openai`. Below: the shapes in `openai`. Every refusal names its field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.fleet.errors import BadField
+from gateway.wire.constraints.tool_structs import ToolCall
+from gateway.wire.openai.chat import (
+    MAX_PARTS,
+    AssistantMessage,
+    Content,
+    DeveloperMessage,
+    Message,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+
+
+def to_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Raises BadField."""
+    check_contents(messages)
+    check_results(messages)
+    return [to_template(message) for message in messages]
+
+
+def check_contents(messages: list[Message]) -> None:
+    contents = [message.content for message in messages]
+    if None in contents:
+        for index, message in enumerate(messages):
+            calls = isinstance(message, AssistantMessage) and message.tool_calls
+            if message.content is None and not calls:
+                param = f"messages[{index}].content"
+                raise BadField(
+                    f"Invalid type for '{param}': expected a string or an array, "
+                    "but got null instead.",
+                    param=param,
+                )
+    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_PARTS:
+        raise BadField(
+            f"Invalid value for 'messages': more than {MAX_PARTS} parts of content.",
+            param="messages",
+        )
+
+
+def check_results(messages: list[Message]) -> None:
+    """Results of calls stand right behind the message that made them, of each call one."""
+    called: set[str] = set()
+    waiting: set[str] = set()
+    called_at = 0
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            check_is_of(message, called, f"messages[{index}]")
+            waiting.discard(message.tool_call_id)
+        else:
+            check_answered(waiting, called_at)
+            calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+            called, called_at = {call.id for call in calls or ()}, index
+            waiting = set(called)
+    check_answered(waiting, called_at)
+
+
+def check_is_of(result: ToolMessage, called: set[str], path: str) -> None:
+    if not called:
+        raise BadField(
+            "Invalid parameter: messages with role 'tool' must be a response to a preceding "
+            "message with 'tool_calls'.",
+            param=f"{path}.role",
+        )
+    if result.tool_call_id not in called:
+        raise BadField(
+            "Invalid parameter: 'tool_call_id' is of no call in 'tool_calls' of the previous "
+            "message.",
+            param=f"{path}.tool_call_id",
+        )
+
+
+def check_answered(waiting: set[str], called_at: int) -> None:
+    """`waiting`: the ids of the calls without a result that message `called_at` made."""
+    if waiting:
+        raise BadField(
+            "An assistant message with 'tool_calls' must be followed by tool messages responding "
+            f"to each 'tool_call_id': {len(waiting)} of them have none.",
+            param=f"messages[{called_at}].tool_calls",
+        )
+
+
+def to_template(message: Message) -> dict[str, Any]:
+    match message:
+        case SystemMessage() | DeveloperMessage():
+            role = "system"
+        case UserMessage():
+            role = "user"
+        case AssistantMessage():
+            role = "assistant"
+        case ToolMessage():
+            role = "tool"
+    templated: dict[str, Any] = {"role": role, "content": joined(message.content)}
+    if message.name is not None:
+        templated["name"] = message.name
+    match message:
+        case ToolMessage():
+            templated["tool_call_id"] = message.tool_call_id
+        case AssistantMessage():
+            if message.tool_calls:
+                templated["tool_calls"] = [to_call(call) for call in message.tool_calls]
+            if message.reasoning_content:
+                templated["reasoning_content"] = message.reasoning_content
+    return templated
+
+
+def joined(content: Content | None) -> str:
+    """Text parts are lines of one text, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content or ())
+
+
+def to_call(call: ToolCall) -> dict[str, Any]:
+    """Its arguments as the model wrote them; `ChatTemplate` knows how its template takes them."""
+    function = {"name": call.function.name, "arguments": call.function.arguments or "{}"}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def text_size_of_calls(messages: list[Message]) -> int:
+    """Characters beside the contents that a template may show."""
+    return sum(
+        len(call.function.name) + len(call.function.arguments)
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    )

@@ -1,0 +1,84 @@
+"""OpenAI's legacy completions: what our engine honours of a request, and how it becomes a
+`GenerateRequest`.
+
+Above: `routes.completions`. Below: the bounds in `openai`, `plain_prompts`, `refusals`. Knows no
+HTTP and no replica. The shapes of an answer are in `to_completions`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.fleet.errors import BadField
+from gateway.generate_request import CompletionPrompt, GenerateRequest
+from gateway.wire.openai.chat import MAX_CHOICES, MAX_INT64, SampledRequest, Unsupported
+from gateway.wire.openai.forward_plain import forward_completion
+from gateway.wire.openai.from_chat import ModelKind, check_stream_options, sampling
+from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
+from gateway.wire.shared.refusals import check_values, decode, unsupported
+
+MAX_LOGPROBS = 5
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(SampledRequest, kw_only=True):
+    """`POST /v1/completions` for our own engine."""
+
+    prompt: PlainPrompts
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    user: str | None = None
+
+    suffix: Unsupported = None
+
+
+_request_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def from_completions(body: bytes, kind: ModelKind) -> GenerateRequest:
+    """Raises BadField."""
+    if kind == "upstream":
+        return forward_completion(body, DEFAULT_MAX_TOKENS)
+    check_values(body)
+    return to_generate(decode(_request_decoder, body))
+
+
+def to_generate(request: CompletionRequest) -> GenerateRequest:
+    check_stream_options(request.stream_options, request.stream)
+    n = request.n or 1
+    check_choices(request, n)
+    return GenerateRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        n=n,
+        completion=CompletionPrompt(
+            prompts=to_prompts(request.prompt, "prompt", MAX_CHOICES // n),
+            echo=bool(request.echo),
+            max_tokens=max_tokens(request),
+            logprobs=request.logprobs,
+            **sampling(request),
+        ),
+    )
+
+
+def check_choices(request: CompletionRequest, n: int) -> None:
+    """Raises BadField."""
+    if request.best_of not in (None, n):
+        raise unsupported("best_of", "not supported: every choice that is made is returned")
+    if request.min_tokens and request.stop:
+        raise unsupported("min_tokens", "not supported together with 'stop'")
+    if (request.min_tokens or 0) > max_tokens(request):
+        raise BadField(
+            "Invalid value for 'min_tokens': more than the tokens that the completion may have.",
+            param="min_tokens",
+        )
+
+
+def max_tokens(request: CompletionRequest) -> int:
+    return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens

@@ -1,0 +1,70 @@
+"""What an OpenAI-compatible upstream is sent of the routes that take plain prompts: everything, but
+for what would change what is billed.
+
+Above: `openai_completions`, `openai_embeddings`. Below: the rules for chats in `openai_forward`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gateway.generate_request import GenerateRequest, PlainForward
+from gateway.wire.openai.chat import MAX_CHOICES
+from gateway.wire.openai.forward import MAX_TOKENS, check_price, check_stream_options
+from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
+from gateway.wire.shared.refusals import check_values, decode
+
+
+class CompletionFields(msgspec.Struct, frozen=True):
+    """What the gateway itself needs to know."""
+
+    model: str
+    prompt: PlainPrompts
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    stream: bool | None = None
+
+
+class EmbeddingFields(msgspec.Struct, frozen=True):
+    model: str
+    input: PlainPrompts
+
+
+_completion_decoder = msgspec.json.Decoder(CompletionFields)
+_embedding_decoder = msgspec.json.Decoder(EmbeddingFields)
+_any_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+def forward_completion(body: bytes, unsaid_max_tokens: int) -> GenerateRequest:
+    """Raises BadField."""
+    check_values(body)
+    fields, sent = decode(_completion_decoder, body), decode(_any_decoder, body)
+    check_price(sent)
+    stream, n = bool(fields.stream), fields.n or 1
+    max_tokens = unsaid_max_tokens if fields.max_tokens is None else fields.max_tokens
+    prompts = to_prompts(fields.prompt, "prompt", MAX_CHOICES // n)
+    return GenerateRequest(
+        model=fields.model,
+        stream=stream,
+        include_usage=check_stream_options(sent.get("stream_options"), stream),
+        n=n * len(prompts),
+        forward={**sent, "max_tokens": max_tokens},
+        plain=PlainForward(path="completions", prompts=prompts, max_tokens=max_tokens),
+    )
+
+
+def forward_embedding(body: bytes, most: int) -> GenerateRequest:
+    """Raises BadField."""
+    check_values(body)
+    fields, sent = decode(_embedding_decoder, body), decode(_any_decoder, body)
+    check_price(sent)
+    return GenerateRequest(
+        model=fields.model,
+        stream=False,
+        include_usage=False,
+        forward={name: value for name, value in sent.items() if name != "stream"},
+        plain=PlainForward(path="embeddings", prompts=to_prompts(fields.input, "input", most)),
+    )

@@ -1,0 +1,230 @@
+"""A chat completion's body to a `GenerateRequest`, or the name of the field that is in the way.
+
+Above: `routes.generation`: first `peek`, then `from_openai` with the kind of what serves that
+model. Below: the shapes in `openai`, the rules for upstreams in `openai_forward`, the words in
+`refusals`. Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way
+a client wrote it: `messages[0].content[1].type`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from gateway.fleet.errors import BadField
+from gateway.generate_request import (
+    ChatPrompt,
+    GenerateRequest,
+    OutputForm,
+    ReasoningEffort,
+    ToolUse,
+)
+from gateway.wire.constraints.to_grammar import output_form
+from gateway.wire.constraints.to_tool_use import tool_use
+from gateway.wire.openai.chat import ChatCompletionRequest, SampledRequest, StreamOptions
+from gateway.wire.openai.chat_messages import text_size_of_calls, to_messages
+from gateway.wire.openai.forward import check_forward, without_our_tiers
+from gateway.wire.shared.cache_control import to_breakpoints
+from gateway.wire.shared.refusals import check_values, decode, unsupported
+
+ModelKind = Literal["engine", "upstream"]
+"""Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
+forwarded.
+"""
+
+MAX_MODEL_CHARS = 256
+
+
+class Peek(msgspec.Struct, frozen=True):
+    """What decides who reads the rest."""
+
+    model: str
+    stream: bool
+
+
+class _Peeked(msgspec.Struct, frozen=True):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_peek_decoder = msgspec.json.Decoder(_Peeked)
+_request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+_any_decoder = msgspec.json.Decoder()
+
+
+def peek(body: bytes) -> Peek:
+    """Model and mode, without looking at the rest. Raises BadField."""
+    peeked = decode(_peek_decoder, body)
+    if not peeked.model:
+        raise BadField("you must provide a model parameter", param="model")
+    if len(peeked.model) > MAX_MODEL_CHARS:
+        raise BadField(
+            f"Invalid value for 'model': more than {MAX_MODEL_CHARS} characters.", param="model"
+        )
+    return Peek(peeked.model, bool(peeked.stream))
+
+
+def from_openai(body: bytes, kind: ModelKind) -> GenerateRequest:
+    """Raises BadField."""
+    check_values(body)
+    if kind == "upstream":
+        return to_forward(decode(_any_decoder, body))
+    return to_generate(decode(_request_decoder, body))
+
+
+def to_forward(body: Any) -> GenerateRequest:
+    fields = check_forward(body)
+    return GenerateRequest(
+        model=fields.model,
+        stream=fields.stream,
+        include_usage=fields.include_usage,
+        n=fields.n,
+        service_tier=fields.service_tier,
+        cache_key=fields.cache_key,
+        has_tools=fields.has_tools,
+        forward=without_our_tiers(body),
+    )
+
+
+def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
+    messages = to_messages(request.messages)
+    check_stream_options(request.stream_options, request.stream)
+    if request.store:
+        raise unsupported("store", "not supported: nothing is stored")
+    form, tools = output_form(request), tool_use(request)
+    effort, effort_param = reasoning_effort(request)
+    if request.min_tokens:
+        refuse_beside_ends(request.stop, form, tools)
+    return GenerateRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        n=request.n or 1,
+        service_tier=request.service_tier,
+        cache_key=request.prompt_cache_key,
+        has_tools=bool(request.tools),
+        prompt=ChatPrompt(
+            messages=messages,
+            breakpoints=to_breakpoints(request.messages, request.tools or ()),
+            num_other_chars=text_size_of_calls(request.messages),
+            max_tokens=max_tokens(request),
+            logprobs=logprobs(request),
+            form=form,
+            reasoning_effort=effort,
+            effort_param=effort_param,
+            tools=tools,
+            **sampling(request),
+        ),
+    )
+
+
+def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | None, str]:
+    """And the field that asked for it. Raises BadField."""
+    other = None if request.reasoning is None else request.reasoning.effort
+    if other is None:
+        return request.reasoning_effort, "reasoning_effort"
+    if request.reasoning_effort not in (None, other):
+        raise BadField(
+            "'reasoning_effort' and 'reasoning.effort' differ; give one.", param="reasoning.effort"
+        )
+    return other, "reasoning.effort"
+
+
+class Sampling(TypedDict):
+    """Fields of `Writing`."""
+
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[int, float]
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    seed: int | None
+    include_stop_str_in_output: bool
+
+
+def sampling(request: SampledRequest) -> Sampling:
+    top_p, top_k = nucleus(request.top_p, request.top_k)
+    return Sampling(
+        min_tokens=request.min_tokens or 0,
+        temperature=default(request.temperature, 1.0),
+        top_p=top_p,
+        top_k=top_k,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=default(request.repetition_penalty, 1.0),
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=request.logit_bias or {},
+        stop=stop_strings(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        seed=request.seed,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+    )
+
+
+def nucleus(top_p: float | None, top_k: int | None) -> tuple[float, int]:
+    """top_p in (0, 1] and top_k, 0 for all, as our engine has them."""
+    if top_p == 0:  # only the most likely token is left of the nucleus
+        return 1.0, 1
+    return default(top_p, 1.0), max(0, top_k or 0)
+
+
+def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None) -> None:
+    """`min_tokens` where something else says when an answer is over."""
+    beside = "stop" if stop else None
+    if form is not None:
+        beside = form.param
+    elif tools is not None and tools.is_kept_to:
+        beside = "tools"
+    if beside is not None:
+        raise unsupported("min_tokens", f"not supported together with '{beside}'")
+
+
+def default(value: float | None, absent: float) -> float:
+    return absent if value is None else value
+
+
+def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
+    if options is None:
+        return
+    if not stream:
+        raise BadField(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            param="stream_options",
+        )
+    if options.include_obfuscation:
+        raise unsupported(
+            "stream_options.include_obfuscation", "not supported: chunks are not padded"
+        )
+
+
+def max_tokens(request: ChatCompletionRequest) -> int | None:
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise BadField(
+            "'max_tokens' and 'max_completion_tokens' differ; give one of them.", param="max_tokens"
+        )
+    return old if new is None else new
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs is not None:
+        raise BadField(
+            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+            param="top_logprobs",
+        )
+    return None

@@ -1,0 +1,290 @@
+"""What a replica brought, as OpenAI's chat completions: one encoder per request.
+
+Above: `inference`, which feeds `encode` with the items of each event and ends with `finish`.
+Below: the shapes in `openai`, the framing in `sse`. Knows no HTTP and no replica. A stream's
+constant parts are encoded once, so that a delta costs one small encode. Usage is always written
+here, from what is billed: an upstream's own stays hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from billing.pricing.rating import Rated
+from gateway.fleet.replica import (
+    Item,
+    MeteredUsage,
+    RawBody,
+    RawChunk,
+    RawRun,
+    TextDelta,
+    TokenInfo,
+)
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.wire.openai.chat import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
+from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
+from gateway.wire.shared import sse
+from gateway.wire.usage.cost import to_usage_cost
+
+_encode = msgspec.json.Encoder().encode
+
+Items = Sequence[Item]
+
+
+PLAIN_ROLE = b'{"role":"assistant","content":"","refusal":null}'
+ROLE = b'{"role":"assistant","content":null,"refusal":null}'
+"""Where an answer does not begin with its text."""
+NO_TEXT = b'{"content":""}'
+
+
+class ChatEncoder(Protocol):
+    def encode(self, items: Items) -> bytes:
+        """Bytes that may go out now; none where the answer is one body."""
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        """The rest, once the attempt is billed. `cost`: of who asked what it is."""
+
+
+def to_openai(request: GenerateRequest, heading: Heading) -> ChatEncoder:
+    """An upstream's answer keeps its own id and time."""
+    head = Head(
+        id=heading.id,
+        created=heading.created,
+        model=request.model,
+        service_tier=heading.service_tier,
+    )
+    if request.stream:
+        if request.forward is not None:
+            return RawStream(head, request.include_usage)
+        return ChatStream(head, request.include_usage)
+    if request.forward is not None:
+        return RawBodies()
+    return ChatBody(head, request.n)
+
+
+def to_usage(usage: MeteredUsage, cost: Rated | None = None) -> CompletionUsage:
+    return CompletionUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.output,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=usage.cache_read,
+            cache_write_tokens=usage.cache_write + usage.cache_write_1h,
+        ),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=usage.reasoning_output),
+        cost=UNSET if cost is None else to_usage_cost(cost),
+    )
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """The fields that every chunk of a stream repeats."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    service_tier: str | None | UnsetType
+    """UNSET: such answers say nothing of it."""
+    system_fingerprint: str | None = None
+
+    def opened(self) -> bytes:
+        """The object without its closing brace."""
+        return bytes(_encode(self)[:-1])
+
+    def usage_chunk(self, usage: MeteredUsage, cost: Rated | None) -> bytes:
+        shown = _encode(to_usage(usage, cost))
+        return sse.encode(self.opened() + b',"choices":[],"usage":' + shown + b"}")
+
+
+class ChatStream:
+    """Our engine's deltas as chunks: role first, then reasoning, content and calls as they come,
+    then the reason to finish, per choice.
+    """
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._before = b"data: " + head.opened() + b',"choices":[{"index":'
+        self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._opened: set[int] = set()
+        """Choices whose role was said."""
+        self._begun: set[int] = set()
+
+    def encode(self, items: Items) -> bytes:
+        chunks: list[bytes] = []
+        for item in items:
+            assert isinstance(item, TextDelta)
+            is_plain = not (item.reasoning or item.calls)
+            if item.index not in self._begun:
+                chunks += self._begin(item.index, says=is_plain or bool(item.text))
+            if not is_plain:
+                chunks += self._parsed(item)
+            elif item.text or item.logprobs:
+                content = b'{"content":' + _encode(item.text) + b"}" if item.text else b"{}"
+                chunks.append(self._chunk(item.index, content, logprobs=item.logprobs))
+            if item.finish_reason is not None:
+                chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
+        return b"".join(chunks)
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
+
+    def _begin(self, index: int, *, says: bool) -> Iterator[bytes]:
+        """Behind the roles of all choices before it, which OpenAI's own SDK adds up in their order
+        alone. `says`: it begins with its text."""
+        for earlier in range(index):
+            if earlier not in self._opened:
+                self._opened.add(earlier)
+                yield self._chunk(earlier, ROLE)
+        if index not in self._opened:
+            yield self._chunk(index, PLAIN_ROLE if says else ROLE)
+        elif says:
+            yield self._chunk(index, NO_TEXT)
+        self._opened.add(index)
+        self._begun.add(index)
+
+    def _parsed(self, item: TextDelta) -> Iterator[bytes]:
+        """What was thought, what was said, what was called; the logprobs are of all of it."""
+        logprobs = item.logprobs
+        for delta in parsed_deltas(item):
+            yield self._chunk(item.index, _encode(delta), logprobs=logprobs)
+            logprobs = None
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        *,
+        logprobs: list[TokenInfo] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        shown = b"null" if logprobs is None else _encode(ChoiceLogprobs(content=logprobs))
+        reason = b"null" if finish_reason is None else _encode(finish_reason)
+        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
+            self._before,
+            index,
+            delta,
+            shown,
+            reason,
+            self._after,
+        )
+
+
+def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
+    if item.reasoning:
+        yield {"reasoning_content": item.reasoning}
+    if item.text:
+        yield {"content": item.text}
+    for call in item.calls:
+        begun: dict[str, Any] = {"index": call.index}
+        function = {"arguments": call.arguments}
+        if call.name is not None:
+            begun |= {"id": call_id(), "type": "function"}
+            function = {"name": call.name, **function}
+        yield {"tool_calls": [{**begun, "function": function}]}
+
+
+class ChatBody:
+    """Our engine's deltas collected to one `chat.completion`."""
+
+    def __init__(self, head: Head, n: int) -> None:
+        self._head = head
+        self._choices = [Collected() for _ in range(n)]
+
+    def encode(self, items: Items) -> bytes:
+        for item in items:
+            assert isinstance(item, TextDelta)
+            self._choices[item.index].add(item)
+        return b""
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        tier = self._head.service_tier
+        return _encode(
+            ChatCompletion(
+                id=self._head.id,
+                created=self._head.created,
+                model=self._head.model,
+                choices=[each.choice(index) for index, each in enumerate(self._choices)],
+                usage=to_usage(usage, cost),
+                service_tier=None if tier is UNSET else tier,
+                system_fingerprint=self._head.system_fingerprint,
+            )
+        )
+
+
+class RawStream:
+    """An upstream's chunks; its usage chunk is written anew, under the id that its others have."""
+
+    def __init__(self, head: Head, include_usage: bool) -> None:
+        self._head = head
+        self._include_usage = include_usage
+        self._last: bytes | None = None
+
+    def encode(self, items: Items) -> bytes:
+        chunks: list[bytes] = []
+        for item in items:
+            if isinstance(item, RawRun):
+                self._last = item.last
+                chunks.append(sse.encode_run(item.before, item.texts, self._closed(item.after)))
+            else:
+                assert isinstance(item, RawChunk)
+                self._last = item.payload
+                chunks.append(sse.encode(self._closed(item.payload)))
+        return b"".join(chunks)
+
+    def _closed(self, payload: bytes) -> bytes:
+        return payload[:-1] + b',"usage":null}' if self._include_usage else payload
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        if not self._include_usage:
+            return sse.DONE
+        head = self._head if self._last is None else like(self._head, self._last)
+        return head.usage_chunk(usage, cost) + sse.DONE
+
+
+class RawBodies:
+    """An upstream's body, with the usage that is billed."""
+
+    def __init__(self) -> None:
+        self._body = b"{}"
+
+    def encode(self, items: Items) -> bytes:
+        for item in items:
+            assert isinstance(item, RawBody)
+            self._body = item.payload
+        return b""
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        return self.closed(_encode(to_usage(usage, cost)))
+
+    def closed(self, usage: bytes) -> bytes:
+        return self._body[:-1] + b',"usage":' + usage + b"}"
+
+
+class _Theirs(msgspec.Struct):
+    id: str | None = None
+    created: int | None = None
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+
+
+def like(head: Head, chunk: bytes) -> Head:
+    """`head` with what the upstream's chunk says of itself; vendors leave some of it out, or in
+    another type.
+    """
+    try:
+        theirs = msgspec.json.decode(chunk, type=_Theirs)
+    except msgspec.ValidationError:
+        return head
+    return Head(
+        id=theirs.id or head.id,
+        object=head.object,
+        created=theirs.created or head.created,
+        model=head.model,
+        service_tier=theirs.service_tier if head.service_tier is not UNSET else UNSET,
+        system_fingerprint=theirs.system_fingerprint,
+    )

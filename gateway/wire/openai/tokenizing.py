@@ -1,0 +1,107 @@
+"""What a text or a conversation is in tokens, and back, as vLLM's `/tokenize` and `/detokenize`
+have it.
+
+Above: `routes.tokenize`. Below: `from_openai`, which reads a conversation. Knows no tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.fleet.errors import BadField
+from gateway.generate_request import ToTokenize
+from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.tool_structs import Tools
+from gateway.wire.openai.chat import (
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    Message,
+    TokenId,
+    Unsupported,
+)
+from gateway.wire.openai.from_chat import to_generate
+from gateway.wire.shared.refusals import check_values, decode
+
+MAX_TOKENS = 100_000
+"""Of a text that is asked back."""
+
+
+class TokenizeRequest(Strict):
+    """Either `prompt` or `messages`."""
+
+    model: str
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    """Unless said, of a text alone: a conversation's template wrote its own."""
+    add_generation_prompt: bool | None = None
+    """Unless said, yes."""
+    return_token_strs: bool | None = None
+
+    continue_final_message: Unsupported = None
+    chat_template: Unsupported = None
+    chat_template_kwargs: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    """Tokens that a prompt and its answer may have together."""
+    tokens: list[int]
+    token_strs: list[str] | None = None
+    """Where they were asked for."""
+
+
+class DetokenizeRequest(Strict):
+    model: str
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def from_tokenize(body: bytes) -> ToTokenize:
+    """Raises BadField."""
+    check_values(body)
+    asked = decode(_tokenize_decoder, body)
+    check_one(asked)
+    special, with_texts = asked.add_special_tokens, bool(asked.return_token_strs)
+    if asked.messages is None:
+        return ToTokenize(
+            text=asked.prompt, add_special_tokens=special is not False, with_texts=with_texts
+        )
+    return ToTokenize(
+        chat=to_generate(
+            ChatCompletionRequest(model=asked.model, messages=asked.messages, tools=asked.tools)
+        ).prompt,
+        add_special_tokens=bool(special),
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        with_texts=with_texts,
+    )
+
+
+def check_one(asked: TokenizeRequest) -> None:
+    """Raises BadField."""
+    if asked.prompt is None and asked.messages is None:
+        raise BadField("Missing required parameter: 'prompt' or 'messages'.", param="prompt")
+    if asked.prompt is None:
+        return
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if getattr(asked, name) is not None:
+            raise BadField(f"'{name}' cannot stand beside 'prompt'.", param=name)
+
+
+def from_detokenize(body: bytes) -> list[int]:
+    """Raises BadField."""
+    check_values(body)
+    return decode(_detokenize_decoder, body).tokens

@@ -1,0 +1,277 @@
+"""From the items of a `Response` to what a model is shown: a chat's messages, as templates expect
+them.
+
+Above: `from_responses`. Below: the shapes in `responses_items`. Every refusal names its field. What
+the model thought, said and called in one turn are items of their own here, and one message there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from msgspec import UNSET
+
+from gateway.fleet.errors import BadField
+from gateway.wire.openai_responses.items import (
+    MAX_ITEM_PARTS,
+    PREFIXES,
+    CallOutput,
+    FunctionCall,
+    InCall,
+    InCallOutput,
+    InItem,
+    InMessage,
+    InReasoning,
+    Item,
+    ItemReference,
+    McpApprovalRequest,
+    McpCall,
+    Message,
+    OutputText,
+    Reasoning,
+    Text,
+)
+from gateway.wire.openai_responses.mcp_history import (
+    CALLS,
+    Answers,
+    answers_of,
+    in_place_of,
+    round_of,
+    to_mcp_item,
+    waiting,
+    waits,
+)
+
+NewId = Callable[[str], str]
+"""Of a prefix, an id that nobody has."""
+SYSTEM = ("system", "developer")
+"""Two names of one role."""
+
+
+def to_items(
+    given: str | list[InItem] | None,
+    new_id: NewId,
+    stored: Mapping[str, Item],
+    *,
+    param: str = "input",
+) -> tuple[Item, ...]:
+    """As they are kept. `stored`: what references name, by id; `param`: the field that holds them.
+    Raises BadField."""
+    if isinstance(given, str):
+        return (user_text(given, new_id),)
+    given = given or []
+    check_parts(given, param)
+    return tuple(
+        to_item(item, f"{param}[{index}]", new_id, stored) for index, item in enumerate(given)
+    )
+
+
+def user_text(text: str, new_id: NewId) -> Message:
+    return Message(
+        id=new_id(PREFIXES[Message]), status="completed", role="user", content=(Text(text),)
+    )
+
+
+def check_parts(given: Iterable[InItem], param: str) -> None:
+    contents = (each.content for each in given if isinstance(each, InMessage))
+    if sum(len(content) for content in contents if isinstance(content, list)) > MAX_ITEM_PARTS:
+        raise BadField(
+            f"Invalid value for '{param}': more than {MAX_ITEM_PARTS} parts of content.",
+            param=param,
+        )
+
+
+def to_item(item: InItem, place: str, new_id: NewId, stored: Mapping[str, Item]) -> Item:
+    match item:
+        case InMessage():
+            return to_message(item, new_id)
+        case InCall():
+            return FunctionCall(
+                id=item.id or new_id(PREFIXES[FunctionCall]),
+                status=item.status or "completed",
+                call_id=item.call_id,
+                name=item.name,
+                arguments=item.arguments,
+            )
+        case InCallOutput():
+            output = item.output
+            return CallOutput(
+                id=item.id or new_id(PREFIXES[CallOutput]),
+                status=item.status or "completed",
+                call_id=item.call_id,
+                output=output if isinstance(output, str) else tuple(Text(p.text) for p in output),
+            )
+        case InReasoning():
+            return Reasoning(
+                id=item.id or new_id(PREFIXES[Reasoning]),
+                status=item.status or "completed",
+                summary=tuple(item.summary),
+                content=tuple(item.content or ()),
+            )
+        case ItemReference():
+            return referred(item, place, stored)
+    return to_mcp_item(item, new_id)
+
+
+def to_message(item: InMessage, new_id: NewId) -> Message:
+    parts = (
+        [item.content] if isinstance(item.content, str) else [part.text for part in item.content]
+    )
+    kind = OutputText if item.role == "assistant" else Text
+    return Message(
+        id=item.id or new_id(PREFIXES[Message]),
+        status=item.status or "completed",
+        role=item.role,
+        content=tuple(kind(text) for text in parts),
+        phase=item.phase or UNSET,
+    )
+
+
+def referred(item: ItemReference, place: str, stored: Mapping[str, Item]) -> Item:
+    found = stored.get(item.id)
+    if found is None:
+        raise BadField(f"Item with id '{item.id}' not found.", param=f"{place}.id")
+    return found
+
+
+# ---- to a chat's messages
+
+
+def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Raises BadField."""
+    items = list(items)
+    told = Told(answers_of(items), in_place_of(items))
+    if instructions is not None:
+        told.messages.append({"role": "system", "content": instructions})
+    for item in items:
+        told.add(item)
+    told.end_turn()
+    told.check_answered()
+    return told.messages
+
+
+class Told:
+    """Messages, item by item. `in_place`: ids of requests for approval for which a call stands that
+    was begun."""
+
+    def __init__(self, answers: Answers, in_place: Collection[str]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._answers, self._in_place = answers, in_place
+        self._called: dict[str, str] = {}
+        self._open: dict[str, None] = {}
+        """Ids of calls that the client has not answered, in their order."""
+        self._turn: dict[str, Any] | None = None
+        """Of the model's, to which its next item belongs."""
+        self._results: list[dict[str, Any]] = []
+        """Of calls in it that were answered here: they stand behind the turn."""
+        self._round: str | None = None
+        """Which the turn's calls belong to, of those."""
+
+    def add(self, item: Item) -> None:
+        """Raises BadField."""
+        match item:
+            case CallOutput():
+                self.end_turn()
+                self.messages.append(answered(item, self._called))
+                self._open.pop(item.call_id, None)
+            case Message() if item.role != "assistant":
+                self.end_turn()
+                self.messages.append({"role": templated(item.role), "content": joined(item)})
+            case McpCall() | McpApprovalRequest() if self._is_call(item):
+                round_ = round_of(item.id)
+                if self._round not in (None, round_):
+                    self.end_turn()
+                call = call_of(item.id, item.alias, item.arguments)
+                self._turn_for(item).setdefault("tool_calls", []).append(call)
+                self._round = round_
+                self._results.append(waiting(item, self._answers))
+            case Message() | Reasoning() | FunctionCall():
+                self._say(item)
+
+    def _is_call(self, item: McpCall | McpApprovalRequest) -> bool:
+        """And not what came of one that stands elsewhere."""
+        if isinstance(item, McpApprovalRequest):
+            return item.id not in self._in_place
+        return item.approval_request_id is None or waits(item)
+
+    def _say(self, item: Message | Reasoning | FunctionCall) -> None:
+        turn = self._turn_for(item)
+        match item:
+            case Reasoning():
+                turn["reasoning_content"] = thought(item)
+            case Message():
+                turn["content"] = joined(item)
+            case FunctionCall():
+                self._called[item.call_id] = item.name
+                self._open[item.call_id] = None
+                call = call_of(item.call_id, item.name, item.arguments)
+                turn.setdefault("tool_calls", []).append(call)
+
+    def _turn_for(self, item: Item) -> dict[str, Any]:
+        if self._turn is None or not continues(self._turn, item):
+            self.end_turn()
+            self._turn = {"role": "assistant", "content": ""}
+            self.messages.append(self._turn)
+        return self._turn
+
+    def check_answered(self) -> None:
+        """OpenAI's models go on from no call that nobody answered. Raises BadField."""
+        if self._open:
+            raise BadField(
+                f"No tool output found for function call {next(iter(self._open))}.", param="input"
+            )
+
+    def end_turn(self) -> None:
+        self.messages += self._results
+        self._results, self._turn, self._round = [], None, None
+
+
+def continues(turn: dict[str, Any], item: Item) -> bool:
+    """A turn is thought, then said, then called; each of the first two once."""
+    match item:
+        case Reasoning():
+            return False
+        case Message():
+            return not (turn["content"] or "tool_calls" in turn)
+    return True
+
+
+def templated(role: str) -> str:
+    return "system" if role in SYSTEM else role
+
+
+def joined(message: Message) -> str:
+    """Parts of text are lines of one text, as in chat."""
+    return "\n".join(part.text for part in message.content)
+
+
+def thought(item: Reasoning) -> str:
+    return "\n".join(part.text for part in item.content or item.summary)
+
+
+def call_of(id_: str, name: str, arguments: str) -> dict[str, Any]:
+    """As templates take it."""
+    return {
+        "id": id_,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments or "{}"},
+    }
+
+
+def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
+    if item.call_id not in called:
+        raise BadField(
+            f"No tool call found for function call output with call_id {item.call_id}.",
+            param="input",
+        )
+    output = item.output
+    text = output if isinstance(output, str) else "\n".join(part.text for part in output)
+    name = called[item.call_id]
+    return {"role": "tool", "content": text, "tool_call_id": item.call_id, "name": name}
+
+
+def text_size_of_calls(items: Iterable[Item]) -> int:
+    """Characters beside the contents that a template may show."""
+    called = (FunctionCall, *CALLS)
+    return sum(len(item.name) + len(item.arguments) for item in items if isinstance(item, called))

@@ -1,0 +1,24 @@
+"""Bodies about conversations to their structs, or the name of the field that is in the way.
+
+Above: `routes.conversations`. Below: `from_responses`, whose items they have.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gateway.wire.openai_responses.context import to_items
+from gateway.wire.openai_responses.from_responses import new_id, read_items
+from gateway.wire.openai_responses.items import InItem, Item
+
+T = TypeVar("T")
+
+
+def read_body(body: bytes, kind: type[T]) -> T:
+    """Raises BadField."""
+    return read_items(body, "items", kind)
+
+
+def to_new_items(given: list[InItem] | None) -> tuple[Item, ...]:
+    """Raises BadField."""
+    return to_items(given, new_id, {}, param="items")

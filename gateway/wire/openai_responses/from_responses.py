@@ -1,0 +1,138 @@
+"""A `Response`'s body to a `GenerateRequest`, or the name of the field that is in the way.
+
+Above: `routes.responses`: first `read_response`, then, with the items that it continues,
+`to_generate`. Below: the shapes in `responses`, the words in `refusals`, and of chat what both have
+in common. Knows no HTTP, no replica and no store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.fleet.errors import BadField
+from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm
+from gateway.ids import uuid7_hex
+from gateway.wire.constraints.format_structs import JsonObjectFormat
+from gateway.wire.constraints.to_grammar import ANY_OBJECT, check_size, of_schema
+from gateway.wire.openai.from_chat import default, nucleus, stop_strings
+from gateway.wire.openai_responses.context import text_size_of_calls, to_items, to_messages
+from gateway.wire.openai_responses.items import MAX_ITEMS, Item, with_type
+from gateway.wire.openai_responses.request import LOGPROBS, NOT_YET, ResponseRequest, SchemaFormat
+from gateway.wire.openai_responses.tools import tool_use
+from gateway.wire.shared.refusals import check_values, decode, to_bad_value, unsupported
+
+T = TypeVar("T")
+
+_any_decoder = msgspec.json.Decoder()
+
+
+def read_response(body: bytes) -> ResponseRequest:
+    """Raises BadField."""
+    request = read_items(body, "input", ResponseRequest)
+    check(request)
+    return request
+
+
+def read_items(body: bytes, field: str, kind: type[T]) -> T:
+    """Items in `field`, which may come without their types. Raises BadField."""
+    check_values(body)
+    found: Any = decode(_any_decoder, body)
+    if isinstance(found, dict) and isinstance(found.get(field), list):
+        found[field] = [with_type(item) for item in found[field]]
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise to_bad_value(str(error), not_yet=not_yet_of(field)) from error
+
+
+def not_yet_of(field: str) -> Mapping[str, frozenset[str]]:
+    return {path.replace("input[]", f"{field}[]"): values for path, values in NOT_YET.items()}
+
+
+def check(request: ResponseRequest) -> None:
+    """What stands in no single field. Raises BadField."""
+    if request.stream_options is not None:
+        if not request.stream:
+            raise BadField(
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+                param="stream_options",
+            )
+        if request.stream_options.include_obfuscation:
+            raise unsupported(
+                "stream_options.include_obfuscation", "not supported: events are not padded"
+            )
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise BadField(
+            "Give one of 'conversation' and 'previous_response_id'.", param="conversation"
+        )
+    if request.top_logprobs and not shows_logprobs(request):
+        raise BadField(
+            f"The 'top_logprobs' parameter is only allowed when 'include' has '{LOGPROBS}'.",
+            param="top_logprobs",
+        )
+
+
+def shows_logprobs(request: ResponseRequest) -> bool:
+    return LOGPROBS in (request.include or ())
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid7_hex()
+
+
+def own_items(request: ResponseRequest, stored: Mapping[str, Item]) -> tuple[Item, ...]:
+    """What it adds to what it continues. Raises BadField."""
+    return to_items(request.input, new_id, stored)
+
+
+def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequest:
+    """`items`: what it continues, and its own. Raises BadField."""
+    if not items:
+        raise BadField("Missing required parameter: 'input'.", param="input")
+    if len(items) > MAX_ITEMS:
+        raise BadField(
+            f"Invalid value for 'input': with what it continues it has more than {MAX_ITEMS}"
+            " items.",
+            param="input",
+        )
+    messages = to_messages(request.instructions, items)
+    top_p, top_k = nucleus(request.top_p, request.top_k)
+    return GenerateRequest(
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=True,
+        service_tier=request.service_tier,
+        has_tools=bool(request.tools),
+        cache_key=request.prompt_cache_key,
+        prompt=ChatPrompt(
+            messages=messages,
+            message_paths=("input",) * len(messages),
+            effort_param="reasoning.effort",
+            num_other_chars=text_size_of_calls(items),
+            max_tokens=request.max_output_tokens,
+            temperature=default(request.temperature, 1.0),
+            top_p=top_p,
+            top_k=top_k,
+            min_p=request.min_p or 0.0,
+            stop=stop_strings(request.stop),
+            seed=request.seed,
+            logprobs=(request.top_logprobs or 0) if shows_logprobs(request) else None,
+            form=output_form(request),
+            reasoning_effort=request.reasoning.effort if request.reasoning else None,
+            tools=tool_use(request),
+        ),
+    )
+
+
+def output_form(request: ResponseRequest) -> OutputForm | None:
+    match request.text and request.text.format:
+        case JsonObjectFormat():
+            return OutputForm(ANY_OBJECT, "text.format")
+        case SchemaFormat(schema=schema):
+            form = of_schema(schema, "text.format.schema")
+            check_size(form)
+            return form
+    return None

@@ -1,0 +1,306 @@
+"""Items of OpenAI's Responses API, as structs: what a conversation is made of, asked and answered.
+
+Above: `responses` and `responses_answer`, whose requests and answers have them;
+`responses_context`, which makes a model's messages of them; what is stored. Below: nothing. What a
+client sends may leave out what we know (`In...`); what we keep and answer has all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.fleet.replica import TokenInfo
+from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.tool_structs import ToolName
+from gateway.wire.openai.chat import Unsupported
+from gateway.wire.openai_responses.mcp_tools import Label
+
+MAX_ID_CHARS = 128
+MAX_ITEMS = 10_000
+"""Of one request, and of all that it continues."""
+MAX_ITEM_PARTS = 10_000
+MAX_LISTED = 10_000
+"""Tools of one list."""
+
+ItemId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Role = Literal["user", "assistant", "system", "developer"]
+Phase = Literal["commentary", "final_answer"]
+McpStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+
+
+# ---- as a client sends them
+
+
+class InText(Strict, tag_field="type", tag="input_text"):
+    text: str
+    prompt_cache_breakpoint: Unsupported = None
+
+
+class InOutputText(Strict, tag_field="type", tag="output_text"):
+    """Of an earlier answer, as it came."""
+
+    text: str
+    annotations: Annotated[list[None], Meta(max_length=0)] | None = None
+    logprobs: Any = None
+    parsed: Any = None
+    """What a client's library read in it; not read here."""
+
+
+class InMessage(Strict, tag_field="type", tag="message"):
+    role: Role
+    content: str | Annotated[list[InText | InOutputText], Meta(max_length=MAX_ITEM_PARTS)]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: Phase | None = None
+
+
+class InCall(Strict, tag_field="type", tag="function_call"):
+    call_id: ItemId
+    name: ToolName
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    namespace: Unsupported = None
+    caller: Unsupported = None
+    in_background: Unsupported = msgspec.field(default=None, name="async")
+    parsed_arguments: Any = None
+
+
+class InCallOutput(Strict, tag_field="type", tag="function_call_output"):
+    call_id: ItemId
+    output: str | Annotated[list[InText], Meta(max_length=MAX_ITEM_PARTS)]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    namespace: Unsupported = None
+    caller: Unsupported = None
+
+
+class SummaryText(Strict, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class ReasoningText(Strict, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class InReasoning(Strict, tag_field="type", tag="reasoning"):
+    summary: list[SummaryText]
+    id: ItemId | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: Unsupported = None
+    status: ItemStatus | None = None
+
+
+class ItemReference(Strict, tag_field="type", tag="item_reference"):
+    """One that is stored, by its id."""
+
+    id: ItemId
+
+
+class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
+    """As its server describes it."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    annotations: dict[str, Any] | None = None
+
+
+class McpExecutionError(
+    msgspec.Struct, frozen=True, tag_field="type", tag="mcp_tool_execution_error"
+):
+    """The tool says that it failed, or it was not called."""
+
+    content: Any
+
+
+class McpProtocolError(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_protocol_error"
+):
+    code: int
+    message: str
+
+
+class McpHttpError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="http_error"):
+    """Of an answer that was made elsewhere."""
+
+    code: int
+    message: str
+
+
+McpError = McpExecutionError | McpProtocolError | McpHttpError
+
+
+class InMcpListTools(Strict, tag_field="type", tag="mcp_list_tools"):
+    """Of an earlier answer; which tools there are now is asked again."""
+
+    id: ItemId
+    server_label: Label
+    tools: Annotated[list[ListedTool], Meta(max_length=MAX_LISTED)]
+    error: str | None = None
+
+
+class InMcpCall(Strict, tag_field="type", tag="mcp_call"):
+    id: ItemId
+    server_label: Label
+    name: ToolName
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    status: McpStatus | None = None
+    approval_request_id: ItemId | None = None
+
+
+class InMcpApprovalRequest(Strict, tag_field="type", tag="mcp_approval_request"):
+    id: ItemId
+    server_label: Label
+    name: ToolName
+    arguments: str
+
+
+class InMcpApprovalResponse(Strict, tag_field="type", tag="mcp_approval_response"):
+    approval_request_id: ItemId
+    approve: bool
+    id: ItemId | None = None
+    reason: str | None = None
+
+
+InItem = (
+    InMessage
+    | InCall
+    | InCallOutput
+    | InReasoning
+    | ItemReference
+    | InMcpListTools
+    | InMcpCall
+    | InMcpApprovalRequest
+    | InMcpApprovalResponse
+)
+
+
+def with_type(item: Any) -> Any:
+    """OpenAI takes a message without its type, and a reference that is nothing but its id."""
+    if isinstance(item, dict) and item.get("type") is None:
+        kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
+        return {**item, "type": kind}
+    return item
+
+
+# ---- as they are kept and answered
+
+
+class Text(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    text: str
+    annotations: tuple[None, ...] = ()
+    logprobs: tuple[TokenInfo, ...] = ()
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    role: Role
+    content: tuple[Text | OutputText, ...]
+    phase: Phase | UnsetType = UNSET
+
+
+class FunctionCall(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"
+):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CallOutput(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call_output"
+):
+    id: str
+    status: ItemStatus
+    call_id: str
+    output: str | tuple[Text, ...]
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the model thought stands in it whole; nobody writes a summary of it here."""
+
+    id: str
+    status: ItemStatus
+    summary: tuple[SummaryText, ...] = ()
+    content: tuple[ReasoningText, ...] = ()
+
+
+class McpListTools(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"
+):
+    """What the model could call of a server. `error`: why it could call nothing of it."""
+
+    id: str
+    server_label: str
+    tools: tuple[ListedTool, ...]
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_call"):
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    status: McpStatus
+    approval_request_id: str | None = None
+
+    @property
+    def alias(self) -> str:
+        """What the model knows the tool as, or made up."""
+        return f"{self.server_label}__{self.name}" if self.server_label else self.name
+
+
+class McpApprovalRequest(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_request"
+):
+    """A call that waits for somebody's yes."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+    @property
+    def alias(self) -> str:
+        return f"{self.server_label}__{self.name}"
+
+
+class McpApprovalResponse(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_approval_response"
+):
+    id: str
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+McpItem = McpListTools | McpCall | McpApprovalRequest | McpApprovalResponse
+Item = Message | FunctionCall | CallOutput | Reasoning | McpItem
+PREFIXES: dict[type, str] = {
+    Message: "msg_",
+    FunctionCall: "fc_",
+    CallOutput: "fco_",
+    Reasoning: "rs_",
+    McpListTools: "mcpl_",
+    McpCall: "mcp_",
+    McpApprovalRequest: "mcpr_",
+    McpApprovalResponse: "mcprr_",
+}
+"""Of ids."""

@@ -1,0 +1,35 @@
+"""How a response that is kept, and items of one or of a conversation, are asked for.
+
+Above: `routes.responses`, `routes.conversations`. Below: `responses`. Pure shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
+from gateway.wire.openai.chat import MAX_INT64
+from gateway.wire.openai_responses.request import MAX_INCLUDES, Included
+
+
+class IncludeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What could be included is in it, where it was asked for when it was made."""
+
+    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
+
+
+class RetrieveQuery(IncludeQuery, kw_only=True, forbid_unknown_fields=True):
+    stream: bool = False
+    include_obfuscation: bool = False
+    starting_after: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None
+    """With `stream`: the number of the event behind which it goes on."""
+
+
+class ItemsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    after: str | None = None
+    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
+    order: Order = "desc"

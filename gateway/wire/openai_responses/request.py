@@ -1,0 +1,217 @@
+"""OpenAI's `POST /v1/responses` as structs: what is honoured of a request.
+
+Above: `from_responses`. Below: `responses_items`. Pure shapes. As in `openai`: a field that is
+absent here is unknown, one of type `None` is known and cannot be honoured, so that only null
+passes; what has no place in Responses and vLLM's servers take beside it is marked so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from gateway.generate_request import ReasoningEffort, ServiceTier
+from gateway.wire.constraints.format_structs import (
+    FormName,
+    JsonObjectFormat,
+    SchemaObject,
+    Strict,
+    TextFormat,
+)
+from gateway.wire.constraints.tool_structs import MAX_TOOLS, ToolName
+from gateway.wire.openai.chat import (
+    MAX_TOP_LOGPROBS,
+    Metadata,
+    PositiveInt,
+    Probability,
+    StopString,
+    StopStrings,
+    Unsupported,
+)
+from gateway.wire.openai_responses.items import MAX_ITEMS, InItem, ItemId
+from gateway.wire.openai_responses.mcp_tools import McpChoice, McpTool
+
+Included = Literal[
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""All but the first are of items that no answer here has."""
+LOGPROBS: Included = "message.output_text.logprobs"
+MAX_INCLUDES = 32
+
+NOT_YET = {
+    "input[].type": frozenset(
+        {
+            "additional_tools",
+            "apply_patch_call",
+            "apply_patch_call_output",
+            "code_interpreter_call",
+            "compaction",
+            "computer_call",
+            "computer_call_output",
+            "custom_tool_call",
+            "custom_tool_call_output",
+            "file_search_call",
+            "image_generation_call",
+            "local_shell_call",
+            "local_shell_call_output",
+            "shell_call",
+            "shell_call_output",
+            "tool_search_call",
+            "tool_search_output",
+            "web_search_call",
+        }
+    ),
+    "input[].content[].type": frozenset({"input_image", "input_file", "input_audio", "refusal"}),
+    "input[].output[].type": frozenset({"input_image", "input_file"}),
+    "include[]": frozenset({"reasoning.encrypted_content"}),
+    "reasoning.summary": frozenset({"concise", "detailed"}),
+    "service_tier": frozenset({"scale", "ultrafast"}),
+    "text.verbosity": frozenset({"low", "high"}),
+    "tool_choice.type": frozenset(
+        {
+            "apply_patch",
+            "code_interpreter",
+            "computer",
+            "computer_use_preview",
+            "custom",
+            "file_search",
+            "image_generation",
+            "programmatic_tool_calling",
+            "shell",
+            "web_search_preview",
+        }
+    ),
+    "tools[].type": frozenset(
+        {
+            "apply_patch",
+            "code_interpreter",
+            "computer",
+            "computer_use_preview",
+            "custom",
+            "file_search",
+            "image_generation",
+            "local_shell",
+            "namespace",
+            "programmatic_tool_calling",
+            "shell",
+            "tool_search",
+            "web_search",
+            "web_search_preview",
+        }
+    ),
+    "truncation": frozenset({"auto"}),
+}
+"""Values that OpenAI knows and that cannot be honoured here: refused as such."""
+
+
+class FunctionTool(Strict, tag_field="type", tag="function"):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema. null: it takes none."""
+    strict: bool | None = None
+    """Arguments are kept to the schema. Where a call is forced they are in any case."""
+    allowed_callers: Unsupported = None
+    defer_loading: Unsupported = None
+    output_schema: Unsupported = None
+
+
+class NamedFunction(Strict):
+    type: Literal["function"]
+    name: ToolName
+
+
+class FunctionChoice(Strict, tag_field="type", tag="function"):
+    name: ToolName
+
+
+class AllowedTools(Strict, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | McpChoice
+
+
+class SchemaFormat(Strict, tag_field="type", tag="json_schema"):
+    name: FormName
+    schema: SchemaObject
+    description: str | None = None
+    strict: bool | None = None
+    """Kept to whether or not it is said."""
+
+
+class TextConfig(Strict):
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(Strict):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = None
+    """As the model has one, and ours have none: what was thought is shown itself."""
+    generate_summary: Unsupported = None
+    context: Unsupported = None
+    mode: Unsupported = None
+
+
+class StreamOptions(Strict):
+    include_obfuscation: bool | None = None
+
+
+class ConversationId(Strict):
+    id: ItemId
+
+
+class ResponseRequest(Strict):
+    """`POST /v1/responses`."""
+
+    model: str
+    input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    tools: Annotated[list[FunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: PositiveInt | None = None
+    max_tool_calls: PositiveInt | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncation: Literal["disabled"] | None = None
+    service_tier: ServiceTier | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: ItemId | None = None
+    conversation: ItemId | ConversationId | None = None
+
+    # Labels, which the answer repeats.
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    # vLLM's
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | StopStrings | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    min_p: Probability | None = None
+
+    access_programs: Unsupported = None
+    context_management: Unsupported = None
+    image: Unsupported = None
+    moderation: Unsupported = None
+    prompt: Unsupported = None
+    prompt_cache_options: Unsupported = None
+    prompt_cache_retention: Unsupported = None

@@ -1,0 +1,286 @@
+"""What a replica brought, as OpenAI's `Response`: whole, or as the events of a stream.
+
+Above: `inference`, which feeds `encode` and ends with `finish`; `responses.creation`, which keeps
+what came of it. Below: the shapes in `responses_answer` and `responses_events`, the framing in
+`sse`. Knows no HTTP and no replica.
+
+Items are written one behind the other: what was thought, what was said, each call. The next one's
+beginning ends the one before. An answer that is not streamed is built in the same way, and of its
+events none is made.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from billing.pricing.rating import Rated
+from gateway.fleet.replica import (
+    CallDelta,
+    FinishReason,
+    Items,
+    MeteredUsage,
+    TextDelta,
+    TokenInfo,
+)
+from gateway.wire.openai.chat_answer import call_id
+from gateway.wire.openai_responses import events
+from gateway.wire.openai_responses.answer import (
+    ErrorCode,
+    IncompleteDetails,
+    Response,
+    ResponseError,
+    to_usage,
+)
+from gateway.wire.openai_responses.from_responses import new_id
+from gateway.wire.openai_responses.items import (
+    PREFIXES,
+    FunctionCall,
+    Item,
+    ItemStatus,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
+from gateway.wire.shared import sse
+
+_encode = msgspec.json.Encoder().encode
+
+INCOMPLETE: dict[FinishReason | None, IncompleteDetails] = {
+    "length": IncompleteDetails("max_output_tokens"),
+    "content_filter": IncompleteDetails("content_filter"),
+}
+
+
+class Writing:
+    """One item while it is written."""
+
+    def __init__(self, kind: type[Item], *, name: str = "") -> None:
+        self.kind = kind
+        self.id = new_id(PREFIXES[kind])
+        self.call_id = call_id() if kind is FunctionCall else ""
+        self.name = name
+        self.pieces: list[str] = []
+        self.logprobs: list[TokenInfo] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def item(self, status: ItemStatus) -> Item:
+        """As it is by now; one in progress has nothing yet."""
+        begun = status != "in_progress"
+        if self.kind is FunctionCall:
+            return FunctionCall(
+                id=self.id,
+                status=status,
+                call_id=self.call_id,
+                name=self.name,
+                arguments=self.text if begun else "",
+            )
+        if self.kind is Reasoning:
+            parts = (ReasoningText(text=self.text),) if begun else ()
+            return Reasoning(id=self.id, status=status, content=parts)
+        said = (self.said(),) if begun else ()
+        return Message(id=self.id, status=status, role="assistant", content=said)
+
+    def said(self) -> OutputText:
+        return OutputText(self.text, logprobs=tuple(self.logprobs))
+
+
+class ResponseEncoder:
+    """One answer. `response`: as it begins; from `finish` on as it ended."""
+
+    def __init__(self, response: Response, *, stream: bool) -> None:
+        self.response = response
+        self._stream = stream
+        self._sequence_number = 0
+        self._is_open = self._has_begun = False
+        self._out: list[bytes] = []
+        self._done: list[Item] = []
+        self._open: Writing | None = None
+        self._num_calls = 0
+        self._finish_reason: FinishReason | None = None
+        self._incomplete: IncompleteDetails | None = None
+        """What else than its last words leaves it incomplete."""
+
+    def open(self) -> bytes:
+        """What a stream says before anything of it runs."""
+        self._is_open = True
+        self._send(events.Created(sequence_number=self._next(), response=self.response))
+        if self.response.status == "queued":
+            self._send(events.Queued(sequence_number=self._next(), response=self.response))
+        return self._taken()
+
+    def encode(self, items: Items) -> bytes:
+        if not self._has_begun:
+            self._begin()
+        for item in items:
+            assert isinstance(item, TextDelta)
+            self._take(item)
+        return self._taken()
+
+    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+        if not self._done and self._open is None:
+            self._say("", None)  # an answer has a message, be it an empty one
+        details = self._incomplete or INCOMPLETE.get(self._finish_reason)
+        self._close("completed" if details is None else "incomplete")
+        self.response = msgspec.structs.replace(
+            self.response,
+            status="completed" if details is None else "incomplete",
+            completed_at=int(time.time()) if details is None else None,
+            incomplete_details=details,
+            output=tuple(self._done),
+            usage=to_usage(usage, cost),
+        )
+        if not self._stream:
+            return _encode(self.response)
+        kind = events.Completed if details is None else events.Incomplete
+        self._send(kind(sequence_number=self._next(), response=self.response))
+        return self._taken()
+
+    def fail(self, *, status: int, message: str) -> bytes:
+        """The end of a stream, of one in the background also of one that had not begun."""
+        if not self._has_begun:
+            self._begin()
+        code: ErrorCode = "rate_limit_exceeded" if status == 429 else "server_error"
+        self._close("incomplete")
+        self.response = msgspec.structs.replace(
+            self.response,
+            status="failed",
+            error=ResponseError(code, message),
+            output=tuple(self._done),
+        )
+        self._send(events.Failed(sequence_number=self._next(), response=self.response))
+        return self._taken()
+
+    # ---- what was thought, said and called
+
+    def _take(self, delta: TextDelta) -> None:
+        """The logprobs are of all of it."""
+        if delta.reasoning:
+            self._think(delta.reasoning)
+        if delta.text or (delta.logprobs and not (delta.reasoning or delta.calls)):
+            self._say(delta.text, delta.logprobs)
+        for call in delta.calls:
+            self._call(call)
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+
+    def _think(self, text: str) -> None:
+        at = self._writing(Reasoning)
+        at.pieces.append(text)
+        if self._stream:
+            about = self._about(at)
+            self._send(events.ReasoningDelta(**about, delta=text))
+
+    def _say(self, text: str, logprobs: list[TokenInfo] | None) -> None:
+        at = self._writing(Message)
+        at.pieces.append(text)
+        if logprobs:
+            at.logprobs += logprobs
+        if self._stream and (text or logprobs):
+            shown = events.to_event_logprobs(logprobs) if logprobs else []
+            self._send(events.TextDelta(**self._about(at), delta=text, logprobs=shown))
+
+    def _call(self, call: CallDelta) -> None:
+        if call.name is not None:
+            assert call.index == self._num_calls  # a call is over before the next one begins
+            self._num_calls += 1
+            self._close("completed")
+            self._begin_item(Writing(FunctionCall, name=call.name))
+        at = self._open
+        assert at is not None and at.kind is FunctionCall
+        if call.arguments:
+            at.pieces.append(call.arguments)
+            if self._stream:
+                self._send(events.ArgumentsDelta(**self._about(at), delta=call.arguments))
+
+    # ---- items begin and end
+
+    def _writing(self, kind: type[Item]) -> Writing:
+        if self._open is None or self._open.kind is not kind:
+            self._close("completed")
+            self._begin_item(Writing(kind))
+        assert self._open is not None
+        return self._open
+
+    def _begin_item(self, at: Writing) -> None:
+        self._open = at
+        if not self._stream:
+            return
+        place = {"output_index": len(self._done)}
+        begun = at.item("in_progress")
+        self._send(events.ItemAdded(sequence_number=self._next(), item=begun, **place))
+        if at.kind is Message:
+            self._send(events.PartAdded(**self._about(at), part=OutputText("")))
+        elif at.kind is Reasoning:
+            self._send(events.PartAdded(**self._about(at), part=ReasoningText(text="")))
+
+    def _close(self, status: ItemStatus) -> None:
+        at = self._open
+        if at is None:
+            return
+        done = at.item(status)
+        if self._stream:
+            self._say_done(at)
+            place = {"output_index": len(self._done)}
+            self._send(events.ItemDone(sequence_number=self._next(), item=done, **place))
+        self._done.append(done)
+        self._open = None
+
+    def _say_done(self, at: Writing) -> None:
+        text = at.text
+        if at.kind is FunctionCall:
+            self._send(events.ArgumentsDone(**self._about(at), arguments=text))
+        elif at.kind is Reasoning:
+            self._send(events.ReasoningDone(**self._about(at), text=text))
+            self._send(events.PartDone(**self._about(at), part=ReasoningText(text=text)))
+        else:
+            shown = events.to_event_logprobs(at.logprobs)
+            self._send(events.TextDone(**self._about(at), text=text, logprobs=shown))
+            self._send(events.PartDone(**self._about(at), part=at.said()))
+
+    # ---- events
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        if not self._stream:
+            return
+        if not self._is_open:
+            self._out.append(self.open())
+        if self.response.status == "queued":
+            self.response = msgspec.structs.replace(self.response, status="in_progress")
+        self._send(events.InProgress(sequence_number=self._next(), response=self.response))
+
+    def _about(self, at: Writing) -> dict[str, Any]:
+        return {
+            "sequence_number": self._next(),
+            "item_id": at.id,
+            "output_index": len(self._done),
+        }
+
+    def _next(self) -> int:
+        number = self._sequence_number
+        self._sequence_number += 1
+        return number
+
+    def _send(self, event: events.Event) -> None:
+        self._out += (opening_of(type(event)), _encode(event), sse.END)
+
+    def _taken(self) -> bytes:
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+
+@cache
+def opening_of(kind: type[events.Event]) -> bytes:
+    """What stands before an event's data, which is JSON of one line."""
+    name = kind.__struct_config__.tag
+    assert isinstance(name, str)
+    return b"event: %b\n%b" % (name.encode(), sse.DATA)

@@ -1,0 +1,386 @@
+"""OpenAI's organization endpoints for whom and what an org has: projects, users, invites, service
+accounts, keys, rate limits. Their bodies, their queries, their answers.
+
+Above: `routes.organization_*`. Below: msgspec, `refusals`. Structs only: names and types are those
+of the official SDK's admin client; a field that cannot be honoured here is refused by name, and one
+that nobody knows too. Which values are good is for `gateway.tenancy` to say.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.refusals import decode_kept, unsupported
+
+MAX_SECONDS = 10 * 366 * 24 * 3600
+MAX_SCOPES = 64
+MAX_EMAILS = 100
+MAX_INVITE_PROJECTS = 100
+
+Text = Annotated[str, Meta(max_length=1024)]
+Limit = Annotated[int, Meta(ge=1, le=100)]
+Cursor = Annotated[str, Meta(min_length=1, max_length=1024)]
+Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
+PerMinute = Annotated[int, Meta(ge=0, le=2**53)]
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+B = TypeVar("B", bound="Body")
+
+
+def to_unix(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def to_unix_or_none(moment: datetime | None) -> int | None:
+    return None if moment is None else to_unix(moment)
+
+
+# ---- bodies
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a POST says. A field of `Any | None` is one of OpenAI's that is not honoured here: null
+    means nothing, and everything else is refused by its name."""
+
+
+class ProjectCreate(Body, frozen=True, kw_only=True):
+    name: Text
+    external_key_id: Any = None
+    geography: Any = None
+    residency: Any = None
+
+
+class ProjectUpdate(Body, frozen=True, kw_only=True):
+    name: Text | UnsetType = UNSET
+    external_key_id: Any = None
+    geography: Any = None
+
+
+class UserUpdate(Body, frozen=True, kw_only=True):
+    role: Text | None = None
+    role_id: Any = None
+    developer_persona: Any = None
+    technical_level: Any = None
+
+
+class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: Text
+    role: Literal["member", "owner"]
+
+
+class InviteCreate(Body, frozen=True, kw_only=True):
+    email: Text
+    role: Literal["reader", "owner"]
+    projects: Annotated[list[InviteProject], Meta(max_length=MAX_INVITE_PROJECTS)] | UnsetType = (
+        UNSET
+    )
+
+
+class ProjectUserCreate(Body, frozen=True, kw_only=True):
+    role: Text
+    email: Text | None = None
+    user_id: Text | None = None
+
+
+class ProjectUserUpdate(Body, frozen=True, kw_only=True):
+    role: Text | None = None
+
+
+class ServiceAccountCreate(Body, frozen=True, kw_only=True):
+    name: Text
+    create_service_account_only: bool | None = None
+    expires_in_seconds: Seconds | None = None
+
+
+class ServiceAccountUpdate(Body, frozen=True, kw_only=True):
+    name: Text | UnsetType = UNSET
+    role: Literal["member", "owner"] | UnsetType = UNSET
+
+
+class ServiceAccountKeyCreate(Body, frozen=True, kw_only=True):
+    name: Text | UnsetType = UNSET
+    scopes: Annotated[list[Text], Meta(max_length=MAX_SCOPES)] | UnsetType = UNSET
+    expires_in_seconds: Seconds | None = None
+
+
+class ProjectKeyUpdate(Body, frozen=True, kw_only=True):
+    expires_in_seconds: Seconds | UnsetType = UNSET
+    scopes: Annotated[list[Text], Meta(max_length=MAX_SCOPES)] | UnsetType = UNSET
+
+
+class RateLimitUpdate(Body, frozen=True, kw_only=True):
+    max_requests_per_1_minute: PerMinute | UnsetType = UNSET
+    max_tokens_per_1_minute: PerMinute | UnsetType = UNSET
+    max_images_per_1_minute: Any = None
+    max_audio_megabytes_per_1_minute: Any = None
+    max_requests_per_1_day: Any = None
+    batch_1_day_max_input_tokens: Any = None
+
+
+class AdminKeyCreate(Body, frozen=True, kw_only=True):
+    name: Text
+    expires_in_seconds: Seconds | UnsetType = UNSET
+
+
+class Nothing(Body, frozen=True, kw_only=True):
+    """The body of a POST that says it all by its URL."""
+
+
+NOT_HONOURED = {
+    ProjectCreate: ("external_key_id", "geography", "residency"),
+    ProjectUpdate: ("external_key_id", "geography"),
+    UserUpdate: ("role_id", "developer_persona", "technical_level"),
+    RateLimitUpdate: (
+        "max_images_per_1_minute",
+        "max_audio_megabytes_per_1_minute",
+        "max_requests_per_1_day",
+        "batch_1_day_max_input_tokens",
+    ),
+}
+
+_decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
+
+
+def read_body(content: bytes, kind: type[B]) -> B:
+    """Raises: BadField."""
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.json.Decoder(kind)
+    found: B = decode_kept(_decoders[kind], content)
+    for field in NOT_HONOURED.get(kind, ()):
+        if getattr(found, field) is not None:
+            raise unsupported(field, "not supported here")
+    return found
+
+
+# ---- queries
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    after: Cursor | None = None
+    limit: Limit = 20
+
+
+class ProjectsQuery(Listed, frozen=True, kw_only=True):
+    include_archived: bool = False
+
+
+class UsersQuery(Listed, frozen=True, kw_only=True):
+    emails: Annotated[list[Text], Meta(max_length=MAX_EMAILS)] = []
+
+
+class ProjectKeysQuery(Listed, frozen=True, kw_only=True):
+    owner_project_access: Literal["active", "inactive", "any"] = "any"
+
+
+class AdminKeysQuery(Listed, frozen=True, kw_only=True):
+    order: Literal["asc", "desc"] = "asc"
+
+
+class RateLimitsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    after: Cursor | None = None
+    before: Cursor | None = None
+    limit: Limit = 100
+
+
+def read_query(query_string: str, kind: type[Q]) -> Q:
+    """Raises: BadField."""
+    return parse_query(query_string, kind)
+
+
+# ---- answers
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str
+    deleted: Literal[True] = True
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.project"] = "organization.project"
+    name: str
+    created_at: int
+    archived_at: int | None
+    status: Literal["active", "archived"]
+    external_key_id: None = None
+    residency: None = None
+
+
+class UserProject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    role: str
+
+
+class UserProjects(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[UserProject]
+
+
+class UserDetails(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["user"] = "user"
+    email: str
+    name: str
+    enabled: bool = True
+    banned: bool = False
+    banned_at: None = None
+    picture: None = None
+
+
+class OrganizationUser(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.user"] = "organization.user"
+    email: str
+    name: str
+    role: str
+    added_at: int
+    created: int
+    user: UserDetails
+    projects: UserProjects
+    is_default: bool = False
+    is_service_account: bool = False
+    is_scim_managed: bool = False
+    is_scale_tier_authorized_purchaser: bool = False
+    api_key_last_used_at: int | None = None
+    developer_persona: None = None
+    technical_level: None = None
+
+
+class InvitedProject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    role: Literal["member", "owner"]
+
+
+class Invite(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.invite"] = "organization.invite"
+    email: str
+    role: str
+    status: Literal["accepted", "expired", "pending"]
+    projects: list[InvitedProject]
+    created_at: int
+    expires_at: int
+    accepted_at: int | None
+
+
+class ProjectUser(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.project.user"] = "organization.project.user"
+    email: str
+    name: str
+    role: str
+    added_at: int
+
+
+class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.project.service_account"] = "organization.project.service_account"
+    name: str
+    role: Literal["owner", "member", "none"]
+    created_at: int
+
+
+class ServiceAccountKey(msgspec.Struct, frozen=True, kw_only=True):
+    """With the key, this once."""
+
+    id: str
+    object: Literal["organization.project.service_account.api_key"] = (
+        "organization.project.service_account.api_key"
+    )
+    name: str
+    value: str
+    created_at: int
+    expires_at: int | None
+
+    def __repr__(self) -> str:
+        return f"ServiceAccountKey({self.id})"
+
+
+class CreatedServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.project.service_account"] = "organization.project.service_account"
+    name: str
+    role: Literal["member", "none"]
+    created_at: int
+    api_key: ServiceAccountKey | None
+
+
+class KeyOwnerUser(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    email: str
+    name: str
+    role: str
+    created_at: int
+
+
+class KeyOwnerServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    role: str
+    created_at: int
+
+
+class KeyOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """All null: the key is nobody's."""
+
+    type: Literal["user", "service_account"] | None = None
+    user: KeyOwnerUser | None = None
+    service_account: KeyOwnerServiceAccount | None = None
+
+
+class ProjectKey(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.project.api_key"] = "organization.project.api_key"
+    name: str
+    redacted_value: str
+    created_at: int
+    last_used_at: int | None
+    expires_at: int | None
+    owner: KeyOwner
+    owner_project_access: Literal["active", "inactive"]
+
+
+class AdminKeyOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """All null: nobody's, as that of the first start."""
+
+    type: Literal["user", "service_account"] | None = None
+    object: str | None = None
+    id: str | None = None
+    name: str | None = None
+    created_at: int | None = None
+    role: str | None = None
+
+
+class AdminKey(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["organization.admin_api_key"] = "organization.admin_api_key"
+    name: str
+    redacted_value: str
+    created_at: int
+    last_used_at: int | None
+    expires_at: int | None
+    owner: AdminKeyOwner
+
+
+class CreatedAdminKey(AdminKey, frozen=True, kw_only=True):
+    """With the key, this once."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return f"CreatedAdminKey({self.id})"
+
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["project.rate_limit"] = "project.rate_limit"
+    model: str
+    max_requests_per_1_minute: int
+    max_tokens_per_1_minute: int

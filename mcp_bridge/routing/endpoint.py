@@ -1,0 +1,447 @@
+"""The servers behind one endpoint, and what they are together: names, lists, abilities.
+
+Above: the faces. Below: `exchanges`, `upstream`. One server alone, in the namespace "identity",
+keeps its names; of several each name begins with its server's (`names`). One that gives no answer
+is missing from a list, and the others are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.errors import NameRefused
+from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
+from mcp_bridge.pinning import MAX_OFFERED, Kind
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.rpc import (
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    RpcError,
+)
+from mcp_bridge.protocol.translation import server_capabilities
+from mcp_bridge.routing.exchanges import (
+    MAX_PAGES,
+    Exchange,
+    SessionSource,
+    open_exchange,
+    remember_schemas,
+    result_of,
+    without_misnamed,
+)
+from mcp_bridge.routing.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
+from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages, read_cursor, write_cursor
+from mcp_bridge.routing.pruning import Pruner, called
+from mcp_bridge.routing.resource_owners import owner_of
+from mcp_bridge.routing.sampling import SampledExchange, taken_up
+from mcp_bridge.routing.search import CALL, MAX_TOOLS, SEARCH
+from mcp_bridge.upstream.upstream import Described, Unreachable, Upstream, as_object
+
+log = logging.getLogger(__name__)
+
+NAMED = ("tools/list", "prompts/list")
+ASKED_AT_ONCE = 8
+"""Servers, for a page of what all have."""
+MAX_OFFERED_BYTES = 32 * 1024 * 1024
+"""Of what one server offers, all pages together, as JSON."""
+NOT_SEEN_YET: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
+"""What a server may turn out to have."""
+NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
+"""What a server must have said that it has, to be asked for a list; all others are resources'."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """`key`: what tells it from other endpoints of its tenant."""
+
+    key: str
+    upstreams: tuple[Upstream, ...]
+    keeps_names: bool
+    pruner: Pruner | None = None
+    """Of one whose catalogue is not listed where it costs too much."""
+
+    def label(self, upstream: Upstream) -> str:
+        return IDENTITY if self.keeps_names else upstream.name
+
+    def alias(self, upstream: Upstream, name: str) -> str | None:
+        """None: what no name can be made of."""
+        try:
+            alias = alias_of(self.label(upstream), name)
+            own = alias if self.keeps_names else alias.partition(SEPARATOR)[2]
+            if own != name:
+                upstream.shortened.note(own, name)
+        except NameRefused as error:
+            log.info("mcp: %s: a name is left out: %s", upstream.name, error)
+            return None
+        return alias
+
+    def split(self, name: str, what: str) -> tuple[Upstream, str]:
+        """Whose an alias is, and what it is there, perhaps shortened. Raises: RpcError."""
+        if self.keeps_names:
+            return self.upstreams[0], name
+        label, found, own = name.partition(SEPARATOR)
+        for upstream in self.upstreams:
+            if found and upstream.name == label:
+                return upstream, own
+        raise RpcError(INVALID_PARAMS, f"Unknown {what}: {name}")
+
+
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How somebody's requests get to the servers of an endpoint."""
+
+    caller: Caller
+    endpoint: Endpoint
+    envelope: Envelope
+    sessions: SessionSource
+    guard: Guard
+
+    async def described(self, upstream: Upstream) -> Described:
+        """Raises: RpcError, of a server that may not be dialled as of one that gives no answer."""
+        if not await self.guard.opens(self.caller, upstream):
+            raise Unreachable(upstream.name, "not_approved")
+        return await upstream.describe(self.envelope)
+
+    async def _described_or_not(self, upstream: Upstream) -> Described | RpcError:
+        try:
+            return await self.described(upstream)
+        except RpcError as error:
+            return error
+
+    async def describe(self) -> list[tuple[Upstream, Described]]:
+        """Of those that answer, each asked beside the others: one that hangs is waited for once.
+        Raises: RpcError, where none does."""
+        upstreams = self.endpoint.upstreams
+        answers = await asyncio.gather(*map(self._described_or_not, upstreams))
+        found: list[tuple[Upstream, Described]] = []
+        lost: RpcError | None = None
+        for upstream, answer in zip(upstreams, answers, strict=True):
+            if isinstance(answer, RpcError):
+                log.warning("mcp: %s: no answer to what it is: %s", upstream.name, answer.data)
+                lost = answer if lost is None or waits_for_sign_in(answer) else lost
+            else:
+                found.append((upstream, answer))
+        if lost is not None and not found:
+            raise lost
+        return found
+
+    async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
+        """With the instructions of the only server that there is. Where none answers a client is
+        let in all the same: lists have what was approved, and a call says what is wrong."""
+        tells = self.guard.holds_back
+        try:
+            found = await self.describe()
+        except RpcError:
+            return server_capabilities([NOT_SEEN_YET], legacy=legacy, tells=tells), None
+        offered = [each.capabilities for _, each in found]
+        can = server_capabilities(offered, legacy=legacy, tells=tells)
+        if len(found) != 1:
+            return can, None
+        upstream, described = found[0]
+        return can, await self.guard.instructions(self.caller, upstream, described.instructions)
+
+    async def request(
+        self, upstream: Upstream, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The result of a request during which nothing is asked. Raises: RpcError."""
+        described = await self.described(upstream)
+        exchange = open_exchange(
+            upstream,
+            modern=described.modern,
+            sessions=self.sessions,
+            envelope=self.envelope,
+            method=method,
+            params=params,
+        )
+        result = await result_of(exchange)
+        if method == "tools/list":
+            result = without_misnamed(upstream, result) if described.modern else result
+            remember_schemas(upstream, result)
+        return result
+
+    async def list(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A page. Raises: RpcError."""
+        page = await self._listed(method, params)
+        pruner = self.endpoint.pruner
+        if method != "tools/list" or pruner is None or params.get("cursor") is not None:
+            return page
+        return pruner.pruned(page, await self._all_tools(page))
+
+    async def _all_tools(self, page: dict[str, Any]) -> Sequence[Any]:
+        """With those behind `page`, the first."""
+        items = [*page["tools"]]
+        while isinstance(cursor := page.get("nextCursor"), str) and len(items) < MAX_TOOLS:
+            page = await self._listed("tools/list", {"cursor": cursor})
+            items += page["tools"]
+        return items
+
+    async def meant(
+        self, method: str, params: dict[str, Any]
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Of a call of what stands in for a catalogue: the result of a search, or what is to be
+        called. Raises: RpcError."""
+        pruner, name = self.endpoint.pruner, params.get("name")
+        if pruner is None or method != "tools/call" or name not in (SEARCH, CALL):
+            return None, params
+        if name == CALL:
+            return None, called(params)
+        items = await self._all_tools(await self._listed("tools/list", {}))
+        return await pruner.search(self.caller, items, params.get("arguments")), params
+
+    async def _listed(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if not self.endpoint.keeps_names:
+            return await self._of_several(method, params)
+        upstream = self.endpoint.upstreams[0]
+        cursor = params.get("cursor")
+        shown = await self._shown(upstream, method, cursor)
+        if shown is not None:
+            return shown
+        try:
+            page = await self.request(upstream, method, params)
+        except Unreachable as error:
+            if method in NAMED or cursor is not None:
+                raise
+            return missing_of(upstream, method, error)
+        return await self._passed_on(upstream, method, page)
+
+    async def _of_several(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A page of what the next servers have, as many as fit; they are asked at once, and one
+        that gives no answer is missing. Raises: RpcError."""
+        index, cursor = read_cursor(params.get("cursor"))
+        given = {name: value for name, value in params.items() if name != "cursor"}
+        pages = Pages(LISTS[method])
+        while asked := self.endpoint.upstreams[index : index + ASKED_AT_ONCE]:
+            first, *others = asked
+            work = [self._page_or_none(first, method, given, cursor)]
+            work += [self._page_or_none(each, method, given, None) for each in others]
+            for answer in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+                after = answer.pop("nextCursor", None)
+                if not pages.take(answer):
+                    return pages.joined(write_cursor(index, None))
+                if isinstance(after, str):
+                    return pages.joined(write_cursor(index, after))
+                index += 1
+            cursor = None
+        return pages.joined(None)
+
+    async def _page_or_none(
+        self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
+    ) -> dict[str, Any]:
+        try:
+            return await self._page(upstream, method, params, cursor)
+        except Unreachable as error:
+            return missing_of(upstream, method, error)
+
+    async def _page(
+        self, upstream: Upstream, method: str, params: dict[str, Any], cursor: str | None
+    ) -> dict[str, Any]:
+        shown = await self._shown(upstream, method, cursor)
+        if shown is not None:
+            return shown
+        described = await self.described(upstream)
+        if NEEDS.get(method, "resources") not in described.capabilities:
+            return {LISTS[method]: []}
+        if cursor is not None:
+            params = {**params, "cursor": cursor}
+        return await self._passed_on(upstream, method, await self.request(upstream, method, params))
+
+    async def _shown(
+        self, upstream: Upstream, method: str, cursor: str | None
+    ) -> dict[str, Any] | None:
+        """A page of what was approved, as JSON already, behind the name that `cursor` is; None: as
+        the server says it. Raises: RpcError."""
+        shown = await self.guard.offered(self, upstream, method)
+        if shown is None:
+            return None
+        first, pins = 0, shown.pins
+        if cursor is not None:
+            first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
+        end = first + MAX_PAGE
+        alias_of = partial(self.endpoint.alias, upstream)
+        items = shown.written(self.endpoint.label(upstream), alias_of, first, end)
+        page: dict[str, Any] = {LISTS[method]: items}
+        if len(pins) > end:
+            page["nextCursor"] = pins[end - 1].name
+        if shown.stale:
+            page["_meta"] = {STALE_META: [upstream.name]}
+        return page
+
+    async def _passed_on(
+        self, upstream: Upstream, method: str, page: dict[str, Any]
+    ) -> dict[str, Any]:
+        items = as_list(page.get(LISTS[method]))
+        shown = await self.guard.screened(self.caller, upstream, method, items)
+        return self._renamed(upstream, method, {**page, LISTS[method]: shown})
+
+    async def fetch(self, upstream: Upstream) -> Fetched:
+        """Raises: RpcError."""
+        described = await self.described(upstream)
+        if not described.modern:
+            await self.sessions.get(upstream)  # one that begins now is not another change
+        generation = upstream.generation
+        things: list[tuple[Kind, object]] = []
+        size_bytes, digest = 0, hashlib.sha256()
+        for method in NAMED:
+            cursor: str | None = None
+            pages = MAX_PAGES if NEEDS[method] in described.capabilities else 0
+            for _ in range(pages):
+                params = {} if cursor is None else {"cursor": cursor}
+                page = await self.request(upstream, method, params)
+                found = page.get(LISTS[method])
+                things += [(KIND_OF[method], each) for each in as_list(found)]
+                written = msgspec.json.encode(found)
+                digest.update(b"%b %b\n" % (method.encode(), written))
+                size_bytes += len(written)
+                cursor = page.get("nextCursor")
+                if len(things) > MAX_OFFERED or size_bytes > MAX_OFFERED_BYTES:
+                    raise Unreachable(upstream.name, "too_much")
+                if not isinstance(cursor, str):
+                    break
+            else:
+                if pages:
+                    raise Unreachable(upstream.name, "too_much")
+        if described.instructions is not None:
+            things.append(("instructions", described.instructions))
+        digest.update(msgspec.json.encode(described.instructions))
+        return Fetched(tuple(things), generation, digest.digest())
+
+    async def open(
+        self,
+        upstream: Upstream,
+        method: str,
+        params: dict[str, Any],
+        *,
+        alias: str,
+        continues: str | None = None,
+    ) -> Exchange:
+        """A request that a client makes, `params` as it is at the server. `continues`: the state
+        that proves that it went out before. Raises: RpcError."""
+        described = await self.described(upstream)
+        is_sampled = upstream.config.sampling == "engine" and method in INTERACTIVE
+        sent, before = taken_up(params) if is_sampled else (params, None)
+        exchange = open_exchange(
+            upstream,
+            modern=described.modern,
+            sessions=self.sessions,
+            envelope=self.envelope,
+            method=method,
+            params=sent,
+        )
+        if is_sampled:
+            exchange = SampledExchange(exchange, upstream, self.caller, before)
+        asking = Asking(
+            upstream=upstream, alias=alias, method=method, params=params, continues=continues
+        )
+        return GuardedExchange(exchange, self.guard, self, asking)
+
+    def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
+        """What is no list of things with names is none of it."""
+        if method not in NAMED:
+            return {**page, LISTS[method]: as_list(page.get(LISTS[method]))}
+        found = [each for each in as_list(page.get(LISTS[method])) if isinstance(each, dict)]
+        named = [each for each in found if isinstance(each.get("name"), str)]
+        for each in named:  # all, before any is shown: of two that are one neither is
+            self.endpoint.alias(upstream, each["name"])
+        items = []
+        for each in named:
+            alias = self.endpoint.alias(upstream, each["name"])
+            if alias is not None:
+                items.append(each if alias == each["name"] else {**each, "name": alias})
+        return {**page, LISTS[method]: items}
+
+    async def _own_name(self, method: str, alias: str) -> tuple[Upstream, str]:
+        """By the name that lists show, and no other. Raises: RpcError."""
+        what = "tool" if method == "tools/list" else "prompt"
+        upstream, own = self.endpoint.split(alias, what)
+        found = await self._unshortened(upstream, method, own) if SHORTENED.fullmatch(own) else own
+        if found is None or self.endpoint.alias(upstream, found) != alias:
+            raise RpcError(INVALID_PARAMS, f"Unknown {what}: {alias}")
+        return upstream, found
+
+    async def _unshortened(self, upstream: Upstream, method: str, own: str) -> str | None:
+        """Raises: RpcError."""
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            known = upstream.shortened.get(own)
+            if known is not None:
+                return known
+            params = {} if cursor is None else {"cursor": cursor}
+            page = await self.request(upstream, method, params)
+            self._renamed(upstream, method, page)
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str):
+                break
+        return upstream.shortened.get(own)
+
+    async def target(self, method: str, params: dict[str, Any]) -> tuple[Upstream, dict[str, Any]]:
+        """Which server a request is for, and the request as it is there. Raises: RpcError."""
+        endpoint = self.endpoint
+        if not endpoint.upstreams:
+            raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+        if method in ("tools/call", "prompts/get"):
+            lists = "tools/list" if method == "tools/call" else "prompts/list"
+            upstream, name = await self._own_name(lists, str(params.get("name")))
+            return upstream, {**params, "name": name}
+        reference = as_object(params.get("ref"))
+        if method == "completion/complete" and reference.get("type") == "ref/prompt":
+            upstream, name = await self._own_name("prompts/list", str(reference.get("name")))
+            return upstream, {**params, "ref": {**reference, "name": name}}
+        uri = params.get("uri", reference.get("uri"))
+        return await self.owner(uri, is_read=method == "resources/read"), params
+
+    async def owner(self, uri: object, *, is_read: bool = False) -> Upstream:
+        """Whose a resource is, or a template as it is listed. `is_read`: now, so that it may be one
+        that nobody lists. Raises: RpcError."""
+        if not self.endpoint.upstreams:
+            raise RpcError(METHOD_NOT_FOUND, "There are no servers")
+        if self.endpoint.keeps_names:
+            return self.endpoint.upstreams[0]
+
+        async def may_read(upstream: Upstream) -> bool:
+            return await self.guard.shows_resource(self.caller, upstream, str(uri))
+
+        upstreams = await self._with_resources()
+        return await owner_of(uri, upstreams, self.request, may_read if is_read else None)
+
+    async def _with_resources(self) -> tuple[Upstream, ...]:
+        """And those that had some when they last answered: what was theirs stays theirs. Raises:
+        RpcError, where there is none and one gave no answer."""
+        found: tuple[Upstream, ...] = ()
+        lost: RpcError | None = None
+        for upstream in self.endpoint.upstreams:
+            try:
+                if "resources" in (await self.described(upstream)).capabilities:
+                    found += (upstream,)
+            except RpcError as error:
+                lost = error
+                if upstream.known is not None and await self.guard.opens(self.caller, upstream):
+                    found += (upstream,)
+        if lost is not None and not found:
+            raise lost
+        return found
+
+
+def missing_of(upstream: Upstream, method: str, error: RpcError) -> dict[str, Any]:
+    """The page of a server that gives no answer, marked."""
+    log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
+    return {LISTS[method]: [], "_meta": {STALE_META: [upstream.name]}}
+
+
+def waits_for_sign_in(error: RpcError) -> bool:
+    return isinstance(error, Unreachable) and error.sign_in_url is not None
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+ReachOf = Callable[[Endpoint], Reach]

@@ -1,0 +1,474 @@
+"""One request at one server, in its era, until its result: what it says on the way, what it asks.
+
+Above: the two faces. Below: `upstream`. An exchange is driven by who reads its `events`; between
+two of them it may rest, for as long as somebody takes to answer. A request is sent once: a second
+time only where the server said that it did nothing, as for a session that it no longer knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import Any, Protocol
+
+import msgspec
+
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
+from mcp_bridge.protocol.header_schemas import listed
+from mcp_bridge.protocol.inbound import (
+    Envelope,
+    HeaderSchema,
+    misnames_headers,
+    param_headers,
+)
+from mcp_bridge.protocol.outbound import modern_headers
+from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
+from mcp_bridge.protocol.translation import (
+    answer_for_server,
+    check_asked,
+    for_server,
+    is_of,
+    to_modern_params,
+    without_reserved,
+)
+from mcp_bridge.provenance import clean_error
+from mcp_bridge.task_ending import end
+from mcp_bridge.upstream.transports.transport import Carried, Spent
+from mcp_bridge.upstream.upstream import (
+    MAX_RECONNECTS,
+    SessionEnded,
+    Unreachable,
+    Upstream,
+    UpstreamSession,
+    as_object,
+    legacy_headers,
+)
+
+log = logging.getLogger(__name__)
+
+ASKABLE = frozenset(NEEDED_CAPABILITY.values())
+"""What of a client's capabilities is that it can be asked something."""
+MAX_ASKED = 32
+"""Of a client, at once."""
+MAX_PAGES = 100
+MAX_POLLS = 5_000
+"""Of one request: each time its server has closed the stream and wants to be asked again."""
+MIN_RETRY_MS = 20
+"""Whatever it says."""
+CALL_S = 3600.0
+"""Of one request, all in all, questions to its client included."""
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """A notification."""
+
+    message: Message
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """It takes longer: the server has closed its stream and will be asked again."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What it wants of the client, by key. `state`: what a server of the newer era wants back."""
+
+    requests: dict[str, Message]
+    state: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True):
+    result: dict[str, Any]
+
+
+Event = Noted | Waiting | Asked | Done
+Answers = dict[str, Message]
+"""By key, `{"result": ...}` or `{"error": ...}`."""
+
+
+class SessionSource(Protocol):
+    """Where the sessions at servers of the older era are kept."""
+
+    async def get(self, upstream: Upstream) -> UpstreamSession: ...
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession: ...
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
+        """What the server says outside of requests, while one is under way that it can be about.
+        None: nothing is heard."""
+        ...
+
+
+class Exchange(Protocol):
+    holds: bool
+    """Whether it is open while the client thinks; if not, its answers can go with a new request."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the server may have been asked."""
+        ...
+
+    def events(self) -> AsyncGenerator[Event]:
+        """Raises: RpcError."""
+        ...
+
+    async def answer(self, answers: Answers) -> None:
+        """Of what it asked last. Raises: RpcError."""
+        ...
+
+    async def cancel(self, reason: str) -> None: ...
+
+
+class ModernExchange:
+    holds = False
+
+    def __init__(
+        self, upstream: Upstream, envelope: Envelope, method: str, params: dict[str, Any]
+    ) -> None:
+        self._upstream, self._envelope = upstream, upstream.seen(envelope)
+        self._method, self._params = method, for_server(params)
+        self._next: dict[str, Any] | None = self._params
+        self._state: str | None = None
+        self.is_out = False
+
+    async def events(self) -> AsyncGenerator[Event]:
+        while self._next is not None:
+            params, self._next = self._next, None
+            async with aclosing(self._once(params)) as events:
+                async for event in events:
+                    yield event
+
+    async def _once(self, given: dict[str, Any]) -> AsyncGenerator[Event]:
+        upstream, method = self._upstream, self._method
+        params = to_modern_params(given, self._envelope)
+        headers = modern_headers(method, params)
+        if method == "tools/call":
+            headers |= await self._param_headers(params)
+        message = rpc.request(upstream.next_id(), method, params)
+        async with upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
+            if answer.status >= 500:
+                raise Unreachable(upstream.name, f"status_{answer.status}")
+            async with aclosing(answer.messages()) as messages:
+                async for found in messages:
+                    if found is None or rpc.is_request(found):
+                        continue
+                    if rpc.is_notification(found):
+                        if is_of(found, params):
+                            yield Noted(found)
+                        continue
+                    yield self._ended(found)
+                    return
+        raise Unreachable(upstream.name, "no_answer")
+
+    def _sent(self) -> None:
+        self.is_out = True
+
+    def _ended(self, found: Message) -> Event:
+        if "error" in found:
+            error = clean_error(rpc.from_error(found["error"]))
+            if error.code == HEADER_MISMATCH:
+                self._upstream.schemas.clear()
+            raise error
+        result = as_object(found.get("result"))
+        if result.get("resultType") != "input_required":
+            return Done(result)
+        requests = check_asked(result.get("inputRequests") or {}, self._envelope.capabilities)
+        if len(requests) > MAX_ASKED:
+            raise Unreachable(self._upstream.name, "too_many_requests")
+        state = result.get("requestState")
+        self._state = state if isinstance(state, str) else None
+        return Asked(requests, self._state)
+
+    async def answer(self, answers: Answers) -> None:
+        given: dict[str, Any] = {}
+        for key, answered in answers.items():
+            if "error" in answered:
+                raise rpc.from_error(answered["error"])
+            given[key] = for_server(as_object(answered.get("result")))
+        self._next = {**self._params, "inputResponses": given}
+        if self._state is not None:
+            self._next["requestState"] = self._state
+
+    async def cancel(self, reason: str) -> None:
+        """Closing the answer's stream is all that the newer era knows."""
+
+    async def _param_headers(self, params: dict[str, Any]) -> dict[str, str]:
+        arguments = as_object(params.get("arguments"))
+        if not arguments:
+            return {}
+        schema = await tool_schema(
+            self._upstream, str(params.get("name")), self._envelope, sessions=None
+        )
+        return {} if schema is None else param_headers(schema, arguments)
+
+
+class LegacyExchange:
+    holds = True
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        sessions: SessionSource,
+        method: str,
+        params: dict[str, Any],
+        capabilities: dict[str, Any],
+    ) -> None:
+        self._upstream, self._sessions = upstream, sessions
+        self._method, self._params = method, for_server(without_reserved(params))
+        self._capabilities = capabilities
+        self._session: UpstreamSession | None = None
+        self._id = upstream.next_id()
+        self._asked: dict[str, rpc.RequestId] = {}
+        self._count = 0
+        self._spent = Spent()
+        self.is_out = False
+
+    async def events(self) -> AsyncGenerator[Event]:
+        session = await self._sessions.get(self._upstream)
+        for is_last in (False, True):
+            self._session = session
+            try:
+                async with (
+                    self._hearing(session) as heard,
+                    aclosing(self._all_of(session, heard)) as events,
+                ):
+                    async for event in events:
+                        yield event
+                return
+            except SessionEnded:
+                if is_last:
+                    raise Unreachable(self._upstream.name, "session") from None
+                session = await self._sessions.replace(self._upstream, session)
+
+    def _hearing(
+        self, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
+        """Of a client that can be asked nothing, nothing else is heard."""
+        if self._method in INTERACTIVE and not self._capabilities.keys().isdisjoint(ASKABLE):
+            return self._sessions.hearing(self._upstream, session)
+        return nullcontext()
+
+    async def _all_of(
+        self, session: UpstreamSession, heard: asyncio.Queue[Message] | None
+    ) -> AsyncGenerator[Event]:
+        """Of the request's own streams, and of the session's. Raises: SessionEnded."""
+        async with aclosing(self._run(session)) as said:
+            if heard is None:
+                async for event in said:
+                    yield event
+                return
+            async with aclosing(both(said, heard)) as merged:
+                async for found in merged:
+                    if not isinstance(found, dict):
+                        yield found
+                    elif rpc.is_request(found):
+                        asked = await self._ask(found)
+                        if asked is not None:
+                            yield asked
+                    elif is_of(found, self._params):
+                        yield Noted(found)
+
+    async def _run(self, session: UpstreamSession) -> AsyncGenerator[Event]:
+        """Raises: SessionEnded, where it has done nothing."""
+        message = rpc.request(self._id, self._method, self._params)
+        headers = legacy_headers(session)
+        async with self._upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
+            if answer.status == 404 and session.id is not None:
+                self.is_out = False
+                raise SessionEnded
+            async with aclosing(self._read(answer)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, Done):
+                        return
+            last_id, retry_ms = answer.last_id, answer.retry_ms
+        tries = polls = 0
+        while last_id is not None and tries < MAX_RECONNECTS:
+            yield Waiting()
+            polls += 1
+            if polls > MAX_POLLS:
+                raise Unreachable(self._upstream.name, "too_much")
+            await asyncio.sleep(max(retry_ms, MIN_RETRY_MS) / 1000)
+            headers = legacy_headers(session, last_id)
+            async with self._upstream.ask("GET", None, headers) as answer:
+                if answer.status != 200 or not answer.is_stream:
+                    break
+                async with aclosing(self._read(answer)) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Done):
+                            return
+                tries = 0 if answer.last_id not in (None, last_id) else tries + 1
+                last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
+        raise Unreachable(self._upstream.name, "no_answer")
+
+    def _sent(self) -> None:
+        self.is_out = True
+
+    async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
+        if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):
+            raise Unreachable(self._upstream.name, f"status_{answer.status}")
+        async with aclosing(answer.messages(self._spent)) as messages:
+            async for found in messages:
+                if found is None:
+                    continue
+                if rpc.is_notification(found):
+                    if is_of(found, self._params):
+                        yield Noted(found)
+                elif rpc.is_request(found):
+                    asked = await self._ask(found)
+                    if asked is not None:
+                        yield asked
+                elif found.get("id") in (self._id, None):
+                    if "error" in found:
+                        raise clean_error(rpc.from_error(found["error"]))
+                    yield Done(as_object(found.get("result")))
+
+    async def _ask(self, found: Message) -> Asked | None:
+        """None: it needed nobody else to answer."""
+        if found["method"] == "ping":
+            await self._reply(found["id"], {"result": {}})
+            return None
+        request: Message = {name: found[name] for name in ("method", "params") if name in found}
+        try:
+            check_asked({"": request}, self._capabilities)
+            if len(self._asked) >= MAX_ASKED:
+                raise RpcError(METHOD_NOT_FOUND, "Too many requests at once")
+        except RpcError as error:
+            await self._reply(found["id"], {"error": error.to_error()})
+            return None
+        self._count += 1
+        key = f"request-{self._count}"
+        self._asked[key] = found["id"]
+        return Asked({key: {"params": {}, **request}})
+
+    async def answer(self, answers: Answers) -> None:
+        for key, answered in answers.items():
+            id_ = self._asked.pop(key, None)
+            if id_ is not None:
+                await self._reply(id_, answered)
+
+    async def _reply(self, id_: rpc.RequestId, answered: Message) -> None:
+        assert self._session is not None
+        kept = answer_for_server(answered)
+        try:
+            await self._upstream.notify(self._session, {"jsonrpc": "2.0", "id": id_, **kept})
+        except SessionEnded:
+            raise Unreachable(self._upstream.name, "session") from None
+
+    async def cancel(self, reason: str) -> None:
+        """Told as far as it can be: what is not there needs no telling."""
+        if self._session is None:
+            return
+        params = {"requestId": self._id, "reason": reason}
+        message = rpc.notification("notifications/cancelled", params)
+        try:
+            await self._upstream.notify(self._session, message)
+        except (SessionEnded, Unreachable):
+            return
+
+
+async def both(
+    said: AsyncGenerator[Event], heard: asyncio.Queue[Message]
+) -> AsyncGenerator[Event | Message]:
+    """Whichever comes first, until `said` ends."""
+    coming: asyncio.Task[Event | None] | None = None
+    hearing: asyncio.Task[Message] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.create_task(next_of(said))
+            hearing = hearing or asyncio.create_task(heard.get())
+            await asyncio.wait((coming, hearing), return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                found, hearing = hearing.result(), None
+                yield found
+            else:
+                event, coming = coming.result(), None
+                if event is None:
+                    return
+                yield event
+    finally:
+        await end(*(task for task in (coming, hearing) if task is not None))
+
+
+async def next_of(said: AsyncGenerator[Event]) -> Event | None:
+    return await anext(said, None)
+
+
+def open_exchange(
+    upstream: Upstream,
+    *,
+    modern: bool,
+    sessions: SessionSource,
+    envelope: Envelope,
+    method: str,
+    params: dict[str, Any],
+) -> Exchange:
+    if modern:
+        return ModernExchange(upstream, envelope, method, params)
+    can = upstream.seen(envelope).capabilities
+    return LegacyExchange(upstream, sessions, method, params, can)
+
+
+async def result_of(exchange: Exchange) -> dict[str, Any]:
+    """Of a request during which a server asks nothing. Raises: RpcError."""
+    async with aclosing(exchange.events()) as events:
+        async for event in events:
+            if isinstance(event, Done):
+                return event.result
+            if isinstance(event, Asked):
+                refused = RpcError(METHOD_NOT_FOUND, "Nothing can be asked here").to_error()
+                await exchange.answer({key: {"error": refused} for key in event.requests})
+    raise AssertionError("an exchange ends with a result or raises")
+
+
+async def tool_schema(
+    upstream: Upstream, name: str, envelope: Envelope, *, sessions: SessionSource | None
+) -> HeaderSchema | None:
+    """Of a tool's arguments that are headers, as it was listed last; None: it is not listed.
+    `sessions`: None for a server of the newer era. Raises: RpcError."""
+    found = upstream.schemas.get(name)
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        if found is not None:
+            break
+        params = {} if cursor is None else {"cursor": cursor}
+        exchange: Exchange = (
+            ModernExchange(upstream, envelope, "tools/list", params)
+            if sessions is None
+            else LegacyExchange(upstream, sessions, "tools/list", params, {})
+        )
+        page = await result_of(exchange)
+        for listed_name, schema in listed(page):
+            upstream.schemas.keep(listed_name, schema)
+            found = schema if listed_name == name else found
+        cursor = page.get("nextCursor")
+        if not isinstance(cursor, str):
+            break
+    return found
+
+
+def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]:
+    """A page of tools of a server of the newer era, without those whose arguments could not travel
+    as the headers that they want."""
+    tools = page.get(LISTS["tools/list"])
+    if not isinstance(tools, list):
+        return page
+    kept = [
+        tool
+        for tool in tools
+        if not (isinstance(tool, dict) and misnames_headers(tool.get("inputSchema")))
+    ]
+    if len(kept) < len(tools):
+        left_out = len(tools) - len(kept)
+        log.info("mcp: %s: %d tools with impossible headers are left out", upstream.name, left_out)
+    return {**page, LISTS["tools/list"]: kept}
+
+
+def remember_schemas(upstream: Upstream, page: dict[str, Any]) -> None:
+    for name, schema in listed(page):
+        upstream.schemas.keep(name, schema)

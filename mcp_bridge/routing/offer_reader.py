@@ -1,0 +1,77 @@
+"""A look at what a server offers now, for whoever is to approve it: past the guard, once.
+
+Above: whoever shows an offer. Below: `endpoint`. Nothing is kept: a session that is needed is
+begun for this, and ended.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.pinning import Offer, offer_of
+from mcp_bridge.protocol.eras import MODERN
+from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.guard import LetsAllPass
+from mcp_bridge.upstream.credentials import Whose
+from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.upstream import ServerConfig, Upstream, UpstreamSession
+
+NOBODY = Caller(org_id="", project_id="", subject="", client="")
+
+
+class OneSession:
+    """A SessionSource for as long as a look takes."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._envelope = envelope
+        self.session: UpstreamSession | None = None
+
+    async def get(self, upstream: Upstream) -> UpstreamSession:
+        if self.session is None:
+            self.session, _ = await upstream.initialize(self._envelope)
+        return self.session
+
+    async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
+        self.session = None
+        return await self.get(upstream)
+
+    def hearing(
+        self, upstream: Upstream, session: UpstreamSession
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+
+async def look(
+    config: ServerConfig,
+    info: dict[str, Any],
+    carriers: Carriers | None = None,
+    org_id: str = "",
+    *,
+    close: bool = True,
+) -> Offer:
+    """As the tenant is shown it. `close`: the carriers, too. Raises: RpcError, where the server
+    gives no usable answer; NotPinnable, for too much."""
+    carriers = carriers or Carriers()
+    carrier = carriers.open(config, Whose(org_id))
+    upstream = Upstream(config, info, carrier)
+    envelope = Envelope(version=MODERN, capabilities={}, info=info)
+    sessions = OneSession(envelope)
+    reach = Reach(
+        caller=NOBODY,
+        endpoint=Endpoint(key="", upstreams=(upstream,), keeps_names=True),
+        envelope=envelope,
+        sessions=sessions,
+        guard=LetsAllPass(),
+    )
+    try:
+        fetched = await reach.fetch(upstream)
+        if sessions.session is not None:
+            await upstream.end(sessions.session)
+    finally:
+        await upstream.close()
+        if close:
+            await carriers.close()
+    return offer_of(fetched.things)

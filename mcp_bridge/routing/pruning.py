@@ -1,0 +1,142 @@
+"""A catalogue that costs too much is not listed: two tools stand in for it, one that searches what
+the caller may see and one that calls what was found.
+
+Above: `endpoint`, which lists and knows whose a tool is. Below: `search`. What is called is
+decided, checked, recorded and billed as the tool that it is. No alias has a full stop in it
+(`names`), so no server's tool is taken for one of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
+from mcp_bridge.routing.search import (
+    CALL,
+    DEFAULT_RESULTS,
+    DESCRIPTORS,
+    MAX_TOOLS,
+    SEARCH,
+    Listed,
+    NotEmbedded,
+    ToolIndex,
+    meant,
+)
+from mcp_bridge.validation.arguments import Compiled, Problem, check, compile_schema
+
+log = logging.getLogger(__name__)
+
+BYTES_PER_TOKEN = 4
+"""Of JSON, about, whatever the tokenizer is."""
+MAX_INDICES = 32
+"""That one worker keeps: one for each catalogue that somebody sees."""
+COST_META = "tollgate/catalogue"
+SCHEMAS: dict[str, Compiled] = {
+    str(one["name"]): compile_schema(one["inputSchema"]) for one in DESCRIPTORS
+}
+
+
+class Name(msgspec.Struct):
+    name: str
+
+
+class Embedder(Protocol):
+    async def embed(self, caller: Caller, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """On the caller's bill. Raises: NotEmbedded."""
+        ...
+
+
+class Pruner:
+    """One per bridge. `max_tokens`: what a catalogue may cost that is listed. `embedder`: None, or
+    where it fails: tools are found by their words alone."""
+
+    def __init__(self, max_tokens: int, embedder: Embedder | None = None) -> None:
+        self._max_tokens, self._embedder = max_tokens, embedder
+        self._indices: OrderedDict[bytes, ToolIndex] = OrderedDict()
+
+    def pruned(self, page: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+        """`page`, the first of `items`, or what stands in for all of them; with what they cost."""
+        tokens = sum(map(tokens_of, items))
+        said = page.get("_meta")
+        cost = {"tools": len(items), "tokens": tokens}
+        meta = {**(said if isinstance(said, dict) else {}), COST_META: cost}
+        if tokens <= self._max_tokens:
+            return {**page, "_meta": meta}
+        return {"tools": [dict(one) for one in DESCRIPTORS], "_meta": meta}
+
+    async def search(self, caller: Caller, items: Sequence[Any], arguments: Any) -> dict[str, Any]:
+        """The result of SEARCH."""
+        wrong = check(SCHEMAS[SEARCH], arguments)
+        if wrong:
+            return refused(wrong)
+        index = await self._index(listed(items))
+        query, limit = arguments["query"], arguments.get("limit", DEFAULT_RESULTS)
+        try:
+            embed = None if self._embedder is None else partial(self._embedder.embed, caller)
+            if embed is not None:
+                await index.learn(embed)
+            found = await index.search(query, limit=limit, embed=embed)
+        except NotEmbedded as error:
+            log.warning("mcp: tools are searched by words alone: %s", error)
+            found = await index.search(query, limit=limit)
+        tools = [msgspec.Raw(one.body) for one in found]
+        body = msgspec.json.encode({"tools": tools})
+        return {
+            "content": [{"type": "text", "text": body.decode()}],
+            "structuredContent": msgspec.json.decode(body),
+        }
+
+    async def _index(self, tools: list[Listed]) -> ToolIndex:
+        digest = hashlib.sha256()
+        for tool in tools:
+            digest.update(b"%d " % len(tool.body))
+            digest.update(tool.body)
+        key = digest.digest()
+        index = self._indices.get(key)
+        if index is None:
+            index = self._indices[key] = await ToolIndex.built(tools)
+            while len(self._indices) > MAX_INDICES:
+                self._indices.popitem(last=False)
+        self._indices.move_to_end(key)
+        return index
+
+
+def called(params: dict[str, Any]) -> dict[str, Any]:
+    """The `tools/call` that a call of CALL is. Raises: RpcError."""
+    arguments = params.get("arguments")
+    wrong = check(SCHEMAS[CALL], arguments)
+    if not wrong:
+        assert isinstance(arguments, dict)
+        found = meant(arguments)
+        if not isinstance(found, Problem):
+            return {**params, "name": found[0], "arguments": dict(found[1])}
+        wrong = (found,)
+    raise RpcError(INVALID_PARAMS, f"{CALL}: arguments{wrong[0].path} {wrong[0].message}")
+
+
+def listed(items: Sequence[Any]) -> list[Listed]:
+    """Of pages of `tools/list`, as JSON or read of it."""
+    bodies = [
+        bytes(item) if isinstance(item, msgspec.Raw) else msgspec.json.encode(item)
+        for item in items[:MAX_TOOLS]
+    ]
+    return [Listed(msgspec.json.decode(body, type=Name).name, body) for body in bodies]
+
+
+def tokens_of(item: Any) -> int:
+    body = item if isinstance(item, msgspec.Raw) else msgspec.json.encode(item)
+    return -(-len(memoryview(body)) // BYTES_PER_TOKEN)
+
+
+def refused(wrong: Sequence[Problem]) -> dict[str, Any]:
+    """A tool's error, which the model may read and do better."""
+    lines = [f"arguments{one.path}: {one.message}" for one in wrong]
+    return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}

@@ -1,0 +1,197 @@
+"""Finding tools in a catalogue that is too large to show: `tools.search` and `tools.call`.
+
+A catalogue costs its tokens with every request. Up to a bound it is listed; beyond it clients see
+two tools instead, one that searches and one that calls what was found, under the same validation
+and policy. Texts are ranked by BM25 (`bm25s`) and, where an embedding is at hand, by meaning; the
+two rankings are fused by reciprocal rank (Cormack et al., SIGIR 2009).
+
+Embedding is a callable of whoever builds the index. Who asks finds what they may see only:
+`visible` is asked for each tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.canonical_json import walk
+from mcp_bridge.names import MAX_ALIAS_CHARS
+from mcp_bridge.validation.arguments import Problem
+
+Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
+
+SEARCH = "tools.search"
+CALL = "tools.call"
+MAX_TOOLS = 20_000
+MAX_QUERY_CHARS = 1_000
+MAX_TEXT_CHARS = 4_096
+MAX_EMBEDDED_CHARS = 400
+"""Of a tool, and of a query: small models of sentences read no more than 256 tokens."""
+MAX_RESULTS = 50
+DEFAULT_RESULTS = 10
+FUSION_OFFSET = 60
+"""Of reciprocal rank fusion, as its authors have it."""
+
+INSIDE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z])(?=\d)")
+"""Where a word begins inside `camelCase` and `HTTPServer2`."""
+WORD = re.compile(r"[^\W_]+")
+
+DESCRIPTORS: tuple[Mapping[str, Any], ...] = (
+    {
+        "name": SEARCH,
+        "title": "Search tools",
+        "description": "Finds tools by what they do; answers names and input schemas.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "query": {"type": "string", "minLength": 1, "maxLength": MAX_QUERY_CHARS},
+                "limit": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS},
+            },
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+    {
+        "name": CALL,
+        "title": "Call a tool",
+        "description": f"Calls a tool that {SEARCH} has found, with arguments by its input schema.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "maxLength": MAX_ALIAS_CHARS},
+                "arguments": {"type": "object"},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+)
+
+
+class NotEmbedded(Exception):
+    """What a text means cannot be had now; the reason is of whoever embeds."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A tool under its alias. `body`: the whole of it, as JSON."""
+
+    alias: str
+    body: bytes
+
+
+class Found(msgspec.Struct, frozen=True):
+    alias: str
+    score: float
+    body: bytes
+
+
+def meant(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
+    """(alias, arguments) of a `tools.call` that conforms to its schema. It calls no other
+    meta-tool: what it does is decided, validated and billed as the tool that it names."""
+    alias = str(arguments["name"])
+    if alias in (SEARCH, CALL):
+        return Problem("/name", "not", f"{alias} is called by its own name")
+    return alias, arguments.get("arguments", {})
+
+
+def words(text: str) -> list[str]:
+    """Words of a text, those inside `snake_case` and `camelCase` too, in lower case."""
+    return WORD.findall(INSIDE.sub(" ", text).lower())
+
+
+def text_of(tool: Listed) -> str:
+    """What is searched: the names, then every string of the tool, bounded."""
+    texts: list[str] = [tool.alias.replace("__", " ")]
+    size = 0
+    for parts, value in walk(msgspec.json.decode(tool.body)):
+        said = [str(parts[-1])] if parts and isinstance(parts[-1], str) else []
+        said += [value] if isinstance(value, str) else []
+        texts += said
+        size += sum(map(len, said))
+        if size > MAX_TEXT_CHARS:
+            break
+    return " ".join(texts)[:MAX_TEXT_CHARS]
+
+
+class ToolIndex:
+    """The search over one catalogue; built once for each that is pinned."""
+
+    def __init__(self, tools: Sequence[Listed], texts: Sequence[str], ranker: Any) -> None:
+        self.tools, self._texts, self.ranker = tools, texts, ranker
+        self._vectors: Any = None
+        self._learning = asyncio.Lock()
+
+    @classmethod
+    async def built(cls, tools: Sequence[Listed]) -> ToolIndex:
+        """The index of at most MAX_TOOLS."""
+        assert len(tools) <= MAX_TOOLS
+        return cls(tools, *await asyncio.to_thread(read, tools))
+
+    async def learn(self, embed: Embed) -> None:
+        """What the tools mean, once. Raises: NotEmbedded."""
+        async with self._learning:
+            if self._vectors is None and self.tools:
+                texts = [text[:MAX_EMBEDDED_CHARS] for text in self._texts]
+                self._vectors = normalized(await embed(texts))
+
+    async def search(
+        self,
+        query: str,
+        *,
+        limit: int = DEFAULT_RESULTS,
+        visible: Callable[[str], bool] = lambda alias: True,
+        embed: Embed | None = None,
+    ) -> tuple[Found, ...]:
+        """The best tools of those that are `visible`, best first. `query` up to MAX_QUERY_CHARS
+        and `limit` up to MAX_RESULTS count. `embed`: that of `learn`. Raises: NotEmbedded."""
+        query = query[:MAX_QUERY_CHARS]
+        shown = [at for at, tool in enumerate(self.tools) if visible(tool.alias)]
+        if not shown:
+            return ()
+        known = [word for word in words(query) if word in self.ranker.vocab_dict]
+        rankings: list[list[int]] = []
+        if known:
+            scores = self.ranker.get_scores(known)
+            rankings.append(ranked(shown, scores))
+        if embed is not None and self._vectors is not None:
+            wanted = normalized(await embed([query[:MAX_EMBEDDED_CHARS]]))[0]
+            rankings.append(ranked(shown, self._vectors @ wanted))
+        fused: dict[int, float] = {}
+        for ranking in rankings:
+            for place, at in enumerate(ranking):
+                fused[at] = fused.get(at, 0.0) + 1 / (FUSION_OFFSET + place + 1)
+        best = sorted(fused, key=lambda at: (-fused[at], self.tools[at].alias))
+        chosen = best[: max(1, min(limit, MAX_RESULTS))]
+        return tuple(Found(self.tools[at].alias, fused[at], self.tools[at].body) for at in chosen)
+
+
+def ranked(shown: list[int], scores: Any) -> list[int]:
+    """Places of what has a score at all, best first."""
+    return sorted((at for at in shown if scores[at] > 0), key=lambda at: (-scores[at], at))
+
+
+def read(tools: Sequence[Listed]) -> tuple[list[str], Any]:
+    """What is searched of each, and the ranking by words; None of no tools."""
+    texts = [text_of(tool) for tool in tools]
+    corpus = [words(text) or ["-"] for text in texts]
+    return texts, ranker_of(corpus) if corpus else None
+
+
+def ranker_of(corpus: list[list[str]]) -> Any:
+    import bm25s  # with numba beside it half a second: for those who have large catalogues
+
+    ranker = bm25s.BM25()
+    ranker.index(corpus, show_progress=False)
+    return ranker
+
+
+def normalized(vectors: Sequence[Sequence[float]]) -> Any:
+    import numpy as np
+
+    found = np.asarray(vectors, dtype=np.float32)
+    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,191 @@
+"""The bridge: many MCP servers behind one door, for many tenants.
+
+Above: `door`, and whoever mounts it. Below: both faces. Knows no billing, no Litestar and no
+gateway: who calls is a `Caller`, found out by others. A server has an `Upstream` for each tenant;
+those that nobody asked for a while are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import httpcore
+from redis.asyncio import Redis
+
+from mcp_bridge.errors import BridgeError
+from mcp_bridge.names import checked_label
+from mcp_bridge.protocol.continuation import Sealer
+from mcp_bridge.routing.endpoint import Endpoint
+from mcp_bridge.routing.guard import Guard, LetsAllPass
+from mcp_bridge.routing.pruning import Pruner
+from mcp_bridge.routing.sessions import Sessions
+from mcp_bridge.routing.shared_streams import SharedStreams
+from mcp_bridge.server.legacy import LegacyFace
+from mcp_bridge.server.list_watch import Watches
+from mcp_bridge.server.modern import ModernFace
+from mcp_bridge.task_ending import end
+from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
+from mcp_bridge.upstream.credentials import Whose
+from mcp_bridge.upstream.transports.factory import Carriers, whose_of
+from mcp_bridge.upstream.upstream import Sampler, ServerConfig, Upstream
+from mcp_bridge.worker_relay import Relay
+
+log = logging.getLogger(__name__)
+
+MAX_UPSTREAMS = 1024
+"""Of all tenants, in one worker."""
+MAX_SERVERS = 64
+KEEPS_NAMES = "identity"
+"""The namespace whose one server keeps its names."""
+NAMESPACE = re.compile(r"[a-z0-9](?:-?[a-z0-9]){0,31}")
+
+
+class BadServer(BridgeError):
+    """Of a configured server; the text names the field."""
+
+    code = "bad_server"
+
+
+class Bridge:
+    """`keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
+    None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
+    calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine". `pruner`:
+    which catalogues are searched; None: none is."""
+
+    def __init__(
+        self,
+        servers: Iterable[ServerConfig],
+        redis: Redis,
+        keys: Sequence[bytes],
+        *,
+        info: dict[str, Any],
+        guard: Guard | None = None,
+        carriers: Carriers | None = None,
+        network: httpcore.AsyncNetworkBackend | None = None,
+        sampler: Sampler | None = None,
+        pruner: Pruner | None = None,
+    ) -> None:
+        self._pruner = pruner
+        self._servers, self._sampler = check_servers(servers), sampler
+        if carriers is None:
+            carriers = Carriers(network_of=None if network is None else lambda _: network)
+        self._carriers = carriers
+        self.info, self._guard = info, guard or LetsAllPass()
+        self._upstreams: OrderedDict[tuple[Whose, str], Upstream] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.Task[None] | None = None
+        self.relay = Relay(redis)
+        self._streams = SharedStreams(redis, self.relay)
+        self.sessions = Sessions(redis, self._streams)
+        carriers.share(redis, self.relay)
+        self.watches = Watches(self.relay, self._guard)
+        sealer, told = Sealer(keys), (info, self._guard, self.watches)
+        self.modern = ModernFace(self.sessions, self.relay, sealer, *told)
+        self.legacy = LegacyFace(self.sessions, self.relay, *told)
+
+    async def start(self) -> None:
+        await self.relay.start()
+        self._sweeper = asyncio.get_running_loop().create_task(self.modern.sweep_forever())
+
+    def begin_drain(self) -> None:
+        """Streams that wait for something to change end, so that their clients open them elsewhere;
+        calls go on."""
+        self.legacy.begin_drain()
+        self.modern.begin_drain()
+
+    async def close(self) -> None:
+        """What is under way ends by name."""
+        if self._sweeper is not None:
+            await end(self._sweeper)
+        await self.legacy.close()
+        await self.modern.close()
+        await self.watches.close()
+        await self._streams.close()
+        await self._carriers.close()
+        await self.relay.close()
+        for upstream in self._upstreams.values():
+            await upstream.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def endpoint(
+        self,
+        org_id: str,
+        namespace: str | None = None,
+        user_id: str | None = None,
+        *,
+        project_id: str = "",
+        prunes: bool = False,
+    ) -> Endpoint | None:
+        """None: there is no such namespace. Without one: all servers. Those that are there for
+        others alone are none. `user_id`: who asks, for servers that are shown a user's own
+        credential. `prunes`: a catalogue that costs too much is searched, not listed."""
+        theirs = (each for each in self._servers if each.audience.has(org_id, project_id))
+        found = [each for each in theirs if namespace in (None, each.namespace)]
+        if not found and namespace is not None:
+            return None
+        keeps_names = len(found) == 1 and found[0].namespace == KEEPS_NAMES
+        return Endpoint(
+            key=namespace or "",
+            upstreams=tuple(self._upstream(org_id, user_id, each) for each in found),
+            keeps_names=keeps_names,
+            pruner=self._pruner if prunes else None,
+        )
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(each.name for each in self._servers)
+
+    def health(self, org_id: str | None = None) -> list[UpstreamHealth]:
+        """Of what this process asks, each for a tenant or one of its users. `org_id`: of that one
+        alone."""
+        return [
+            upstream.breaker.health()
+            for (whose, _), upstream in self._upstreams.items()
+            if org_id in (None, whose.org_id)
+        ]
+
+    def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
+        whose = whose_of(config, org_id, user_id)
+        key = (whose, config.name)
+        upstream = self._upstreams.get(key)
+        if upstream is None:
+            carrier = self._carriers.open(config, whose)
+            upstream = self._upstreams[key] = Upstream(config, self.info, carrier, self._sampler)
+            while len(self._upstreams) > MAX_UPSTREAMS:
+                self._close_soon(self._upstreams.popitem(last=False)[1])
+        self._upstreams.move_to_end(key)
+        return upstream
+
+    def _close_soon(self, upstream: Upstream) -> None:
+        task = asyncio.get_running_loop().create_task(upstream.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def check_servers(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:
+    """Raises: BadServer, NameRefused."""
+    found = tuple(servers)
+    if len(found) > MAX_SERVERS:
+        raise BadServer(f"servers: more than {MAX_SERVERS}")
+    names = [each.name for each in found]
+    for each in found:
+        checked_label(each.name)
+        if names.count(each.name) > 1:
+            raise BadServer(f"name: {each.name!r} stands there twice")
+        if each.transport == "stdio":
+            if each.launch is None:
+                raise BadServer(f"launch: {each.name!r}: a command is wanted")
+            each.launch.check()
+        elif not each.url.startswith(("http://", "https://")):
+            raise BadServer(f"url: {each.name!r}: an http or https URL is wanted")
+        if (each.transport == "openapi") != bool(each.document):
+            raise BadServer(f"document: {each.name!r}: is of transport 'openapi', which wants one")
+        if each.namespace is not None and NAMESPACE.fullmatch(each.namespace) is None:
+            raise BadServer(f"namespace: {each.namespace!r}: letters, digits and single hyphens")
+    return found

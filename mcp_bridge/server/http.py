@@ -1,0 +1,499 @@
+"""Streamable HTTP, as a server speaks it, for clients of both eras: plain ASGI.
+
+Above: whoever mounts it, and says who calls. Below: `bridge`. What a client gets is an answer in
+JSON, until something is to be said before it: then it is a stream of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.eras import (
+    LAST_EVENT_HEADER,
+    LEGACY_VERSIONS,
+    MODERN,
+    SESSION_HEADER,
+    VERSION_HEADER,
+    is_legacy,
+)
+from mcp_bridge.protocol.inbound import Envelope, read_envelope
+from mcp_bridge.protocol.rpc import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    UNSUPPORTED_VERSION,
+    Message,
+    RpcError,
+)
+from mcp_bridge.routing.endpoint import Endpoint
+from mcp_bridge.routing.sessions import Session
+from mcp_bridge.server import sign_in
+from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.bridge import Bridge
+from mcp_bridge.server.slots import Places
+from mcp_bridge.server.streams import (
+    RETRY_MS,
+    Place,
+    Stream,
+    ends,
+    event_id,
+    forgotten,
+    read_event_id,
+)
+from mcp_bridge.task_ending import end
+from mcp_bridge.worker_relay import Emit, OwnerGone
+
+log = logging.getLogger(__name__)
+
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = list[tuple[str, str]]
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+BODY_TIMEOUT_S = 30.0
+ENDING_S = 20.0
+"""For what a request does when its client has left: a session at a server takes its leave."""
+PATIENCE_S = 0.05
+"""Most answers are there before it is worth a look whether the client still is."""
+KEEPALIVE_S = 15.0
+"""Of silence, after which a stream says that it is there."""
+STALLED_READER_S = 60.0
+"""For one that takes nothing: then its connection is closed."""
+MAX_QUEUED = 256
+MAX_OPEN = 4096
+"""Requests and streams of one worker."""
+MAX_OPEN_OF_ORG = 1280
+"""Of one tenant, in one worker."""
+FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
+"""How often a stream that another worker writes is looked at."""
+JSON = b"application/json"
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Gone(Exception):
+    """The client left before its request was there, or takes nothing of what it gets."""
+
+
+class Door:
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._places = Places(MAX_OPEN, MAX_OPEN_OF_ORG)
+
+    async def serve(
+        self,
+        caller: Caller,
+        namespace: str | None,
+        allowed: Allowed,
+        pages: Collection[str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """`pages`: origins that the tenant lets in, beside our own."""
+        headers: Headers = [
+            (name.decode("latin-1").lower(), value.decode("latin-1"))
+            for name, value in scope["headers"]
+        ]
+        found = self._bridge.endpoint(
+            caller.org_id, namespace, caller.user_id, project_id=caller.project_id, prunes=True
+        )
+        endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
+        visit = Visit(self._bridge, caller, endpoint, headers, receive, send)
+        has_place = False
+        try:
+            named = dict(headers)
+            allowed.check(named.get("host"), named.get("origin"), pages)
+            if found is None:
+                raise RpcError(INVALID_REQUEST, "No such namespace", status=404)
+            has_place = self._places.take(caller.org_id)
+            if not has_place:
+                status = 503 if self._places.is_full else 429
+                raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=status)
+            await visit.serve(scope["method"])
+        except Gone:
+            return
+        except RpcError as error:
+            await visit.fail(error)
+        except RedisError as error:
+            log.warning("mcp: Redis: %s", type(error).__name__)
+            await visit.fail(RpcError(INTERNAL_ERROR, "Temporarily unavailable", status=503))
+        finally:
+            if has_place:
+                self._places.give_back(caller.org_id)
+
+
+class Visit:
+    """One HTTP request."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        caller: Caller,
+        endpoint: Endpoint,
+        headers: Headers,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._bridge, self._caller, self._endpoint = bridge, caller, endpoint
+        self._headers, self._receive, self._send = headers, receive, send
+        self._header = dict(headers)
+        self._id: rpc.RequestId | None = None
+        self._started = False
+        self._legacy = True
+
+    async def serve(self, method: str) -> None:
+        """Raises: RpcError, where nothing was sent yet."""
+        self._legacy = is_legacy(self._header.get(VERSION_HEADER, ""))
+        if method == "POST":
+            message = await self._message()
+            if rpc.is_request(message):
+                self._id = message["id"]
+            await (self._legacy_post(message) if self._legacy else self._modern_post(message))
+        elif method == "GET" and self._legacy:
+            await self._legacy_get()
+        elif method == "DELETE" and self._legacy:
+            session = await self._session()
+            await self._bridge.legacy.end(self._endpoint, session)
+            await self._reply(200, None)
+        else:
+            allowed = b"GET, POST, DELETE" if self._legacy else b"POST"
+            await self._reply(405, None, [(b"allow", allowed)])
+
+    async def fail(self, error: RpcError) -> None:
+        """Where a stream has begun it just ends."""
+        if self._started:
+            return
+        status = error.status or rpc.STATUS.get(error.code, 200)
+        if self._legacy and self._id is not None and error.status is None:
+            status = 200
+        await self._reply(status, rpc.failure(self._id, error))
+
+    async def _message(self) -> Message:
+        """Raises: RpcError, Gone."""
+        kind = self._header.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RpcError(INVALID_REQUEST, "Content-Type: application/json is wanted", status=415)
+        if not accepts(self._header.get("accept", "*/*")):
+            said = "Accept: application/json and text/event-stream are wanted"
+            raise RpcError(INVALID_REQUEST, said, status=406)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    event = await self._receive()
+                    if event["type"] == "http.disconnect":
+                        raise Gone
+                    body += event.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise RpcError(INVALID_REQUEST, "The body is too long", status=413)
+                    if not event.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise RpcError(INVALID_REQUEST, "The body did not come", status=408) from None
+        try:
+            return rpc.decode(bytes(body))
+        except RpcError as error:
+            error.status = 400
+            raise
+
+    # The newer era.
+
+    async def _modern_post(self, message: Message) -> None:
+        if rpc.is_notification(message):
+            version = self._header.get(VERSION_HEADER, "")
+            if version != MODERN:
+                supported = {"supported": [MODERN], "requested": version}
+                raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", supported)
+            await self._reply(202, None)  # this era's clients cancel by leaving
+            return
+        if rpc.is_response(message):
+            raise RpcError(INVALID_REQUEST, "A request is wanted", status=400)
+        envelope = read_envelope(message, self._headers)
+        said: asyncio.Queue[Message] = asyncio.Queue(MAX_QUEUED)
+        loop = asyncio.get_running_loop()
+        is_said: asyncio.Future[None] = loop.create_future()
+
+        async def say(message: Message) -> None:
+            await said.put(message)
+            if not is_said.done():
+                is_said.set_result(None)
+
+        answer = loop.create_task(self._answer_modern(envelope, message, say))
+        tasks: list[asyncio.Task[Any]] = [answer]
+        first: set[asyncio.Future[Any]] = {answer, is_said}
+        try:
+            await asyncio.wait(first, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if is_said.done() or not answer.done():
+                tasks.append(leaving := loop.create_task(self._left()))
+                await self._stream_until(answer, leaving, said)
+                if leaving.done():
+                    return
+            await self._end_with(answer, message["id"])
+        finally:
+            await end(*tasks, again_s=ENDING_S)
+
+    async def _answer_modern(
+        self, envelope: Envelope, message: Message, emit: Emit
+    ) -> dict[str, Any]:
+        """Raises: RpcError."""
+        own = sign_in.without_answer(message)
+        try:
+            return await self._bridge.modern.answer(
+                self._caller, self._endpoint, envelope, own, self._headers, emit
+            )
+        except RpcError as error:
+            asked = sign_in.asked_to_sign_in(error, message, envelope, self._bridge.info)
+            if asked is None:
+                raise
+            return asked
+
+    async def _stream_until(
+        self,
+        answer: asyncio.Task[dict[str, Any]],
+        leaving: asyncio.Task[None],
+        said: asyncio.Queue[Message],
+    ) -> None:
+        """Until the answer is there, and all that was said before it is sent; or the client has
+        left."""
+        loop = asyncio.get_running_loop()
+        hearing = loop.create_task(said.get())
+        try:
+            while not leaving.done():
+                waited: set[asyncio.Task[Any]] = {answer, leaving, hearing}
+                done, _ = await asyncio.wait(
+                    waited, timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if hearing in done:
+                    await self._event(sse.encode(rpc.encode(hearing.result())))
+                    hearing = loop.create_task(said.get())
+                elif answer in done:
+                    while not said.empty():
+                        await self._event(sse.encode(rpc.encode(said.get_nowait())))
+                    return
+                elif not done:
+                    await self._event(sse.KEEPALIVE)
+        finally:
+            hearing.cancel()
+
+    async def _end_with(self, answer: asyncio.Task[dict[str, Any]], id_: rpc.RequestId) -> None:
+        try:
+            message = rpc.result(id_, answer.result())
+        except RpcError as error:
+            if not self._started:
+                raise
+            message = rpc.failure(id_, error)
+        except RedisError:
+            if not self._started:
+                raise
+            message = rpc.failure(id_, RpcError(INTERNAL_ERROR, "Temporarily unavailable"))
+        if self._started:
+            await self._event(sse.encode(rpc.encode(message)), more=False)
+        else:
+            await self._reply(200, message)
+
+    # The older era.
+
+    async def _legacy_post(self, message: Message) -> None:
+        if message.get("method") == "initialize" and "id" in message:
+            session, result = await self._bridge.legacy.initialize(
+                self._caller, self._endpoint, rpc.params_of(message)
+            )
+            extra = [(SESSION_HEADER.encode(), session.id.encode())]
+            await self._reply(200, rpc.result(message["id"], result), extra)
+            return
+        session = await self._session()
+        if not rpc.is_request(message):
+            try:
+                await self._bridge.legacy.take(session, message)
+            except RpcError as error:
+                error.status = 400
+                raise
+            await self._reply(202, None)
+            return
+        stream = self._bridge.legacy.begin(self._endpoint, session, message)
+        await self._pour(stream)
+
+    async def _session(self) -> Session:
+        """Raises: RpcError."""
+        version = self._header.get(VERSION_HEADER, "")
+        if version not in ("", *LEGACY_VERSIONS):
+            raise RpcError(INVALID_REQUEST, f"{VERSION_HEADER}: not supported", status=400)
+        id_ = self._header.get(SESSION_HEADER)
+        if id_ is None:
+            raise RpcError(INVALID_REQUEST, f"{SESSION_HEADER}: is missing", status=400)
+        return await self._bridge.legacy.find(self._caller, self._endpoint, id_)
+
+    async def _pour(self, stream: Stream) -> None:
+        """What a stream says, until it ends or the client leaves, which ends nothing."""
+        try:
+            if not await self._ends_soon(stream):
+                await self._pour_on(stream)
+        finally:
+            stream.leave()
+
+    async def _ends_soon(self, stream: Stream) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                frame = await stream.next()
+        except TimeoutError:
+            return False
+        if frame is None:
+            await self._finish(stream)
+            return True
+        await self._event(frame)
+        return False
+
+    async def _pour_on(self, stream: Stream) -> None:
+        loop = asyncio.get_running_loop()
+        leaving = loop.create_task(self._left())
+        hearing = loop.create_task(stream.next())
+        try:
+            while not leaving.done():
+                waited: set[asyncio.Task[Any]] = {leaving, hearing}
+                done, _ = await asyncio.wait(
+                    waited, timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if hearing in done:
+                    frame = hearing.result()
+                    if frame is None:
+                        await self._finish(stream)
+                        return
+                    await self._event(frame)
+                    hearing = loop.create_task(stream.next())
+                elif not done:
+                    await stream.prime()
+                    await self._event(sse.KEEPALIVE)
+        finally:
+            await end(leaving, hearing)
+
+    async def _finish(self, stream: Stream) -> None:
+        if self._started:
+            await self._event(b"", more=False)
+        elif stream.answer is not None:
+            await self._reply(200, stream.answer)
+        else:
+            await self._reply(202, None)
+
+    async def _legacy_get(self) -> None:
+        session = await self._session()
+        last = self._header.get(LAST_EVENT_HEADER)
+        if last is not None:
+            await self._read_on(session, last)
+            return
+        streams = self._bridge.legacy.streams
+        stream = await streams.listen(self._endpoint, session)
+        try:
+            await self._event(sse.KEEPALIVE)
+            await self._pour(stream)
+        finally:
+            streams.stop(session, stream)
+
+    async def _read_on(self, session: Session, last: str) -> None:
+        """Raises: RpcError."""
+        place = read_event_id(last)
+        sessions, relay = self._bridge.sessions, self._bridge.relay
+        head = None if place is None else await sessions.head_of(session, place.stream)
+        if place is None or head is None:
+            said = f"{LAST_EVENT_HEADER}: nothing is kept of it"
+            raise RpcError(INVALID_REQUEST, said, status=400)
+        owner, request_id = head.owner, head.request_id
+        if request_id is None:
+            await self._legacy_listen_again(session)
+            return
+        if await self._is_answered(session, place, request_id):
+            await self._event(sse.KEEPALIVE, more=False)
+            return
+        number, pause_s, quiet_s = place.number, FIRST_LOOK_S, 0.0
+        leaving = asyncio.get_running_loop().create_task(self._left())
+        try:
+            await self._event(sse.encode(b"", id=last, retry_ms=RETRY_MS))
+            while not leaving.done():
+                events = await sessions.read_on(session, place.stream, number)
+                for number, data in events:
+                    await self._event(sse.encode(data, id=event_id(place.stream, number)))
+                    if ends(data, request_id):
+                        await self._event(b"", more=False)
+                        return
+                if events:
+                    pause_s, quiet_s = FIRST_LOOK_S, 0.0
+                    continue
+                if not await relay.is_alive(owner):
+                    gone = rpc.encode(rpc.failure(request_id, OwnerGone()))
+                    await self._event(sse.encode(gone), more=False)
+                    return
+                if quiet_s >= KEEPALIVE_S:
+                    quiet_s = 0.0
+                    if await sessions.head_of(session, place.stream) is None:
+                        gone = rpc.encode(rpc.failure(request_id, forgotten()))
+                        await self._event(sse.encode(gone), more=False)
+                        return
+                    await self._event(sse.KEEPALIVE)
+                await asyncio.wait({leaving}, timeout=pause_s)
+                quiet_s += pause_s
+                pause_s = min(2 * pause_s, LAST_LOOK_S)
+        finally:
+            await end(leaving)
+
+    async def _is_answered(self, session: Session, last: Place, request_id: rpc.RequestId) -> bool:
+        """Whether what the client had last is the answer: nothing comes after it."""
+        events = await self._bridge.sessions.read_on(session, last.stream, last.number - 1)
+        return bool(events) and events[0][0] == last.number and ends(events[0][1], request_id)
+
+    async def _legacy_listen_again(self, session: Session) -> None:
+        """Of a stream outside of requests: from now on. What was said meanwhile is lost, as it is
+        to who listens to nothing."""
+        stream = await self._bridge.legacy.streams.listen(self._endpoint, session)
+        try:
+            await self._event(sse.KEEPALIVE)
+            await self._pour(stream)
+        finally:
+            self._bridge.legacy.streams.stop(session, stream)
+
+    # HTTP.
+
+    async def _left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+
+    async def _event(self, frame: bytes, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            start = {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+            await self._send(start)
+        try:
+            async with asyncio.timeout(STALLED_READER_S):
+                await self._send({"type": "http.response.body", "body": frame, "more_body": more})
+        except TimeoutError:
+            raise Gone from None
+
+    async def _reply(
+        self,
+        status: int,
+        message: Message | None,
+        extra: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        self._started = True
+        body = b"" if message is None else rpc.encode(message)
+        headers = [(b"content-length", b"%d" % len(body)), *(extra or [])]
+        if message is not None:
+            headers.append((b"content-type", JSON))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def accepts(value: str) -> bool:
+    """Both kinds of answers, since which it will be is not known before."""
+    kinds = {each.partition(";")[0].strip().lower() for each in value.split(",")}
+    json = kinds & {"*/*", "application/*", "application/json"}
+    return bool(json and kinds & {"*/*", "text/*", "text/event-stream"})

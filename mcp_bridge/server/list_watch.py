@@ -1,0 +1,180 @@
+"""What lists have become for who listens: an approval, a revocation, other rules, another offer.
+
+Above: `bridge`, which is told; `session_streams`, `listening`, which tell their clients. Below:
+`guard`, `relay`. Servers say themselves what changes at them; of what changes here they know
+nothing. Each listener is held to what it itself would be shown: so it is told of no list that
+stays the same to it, and nobody of another tenant or namespace is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from redis.exceptions import RedisError
+
+from mcp_bridge.protocol.eras import LIST_CHANGES
+from mcp_bridge.routing.endpoint import Reach
+from mcp_bridge.routing.guard import Guard
+from mcp_bridge.upstream.upstream import Upstream
+from mcp_bridge.worker_relay import Payload, Relay
+
+log = logging.getLogger(__name__)
+
+KIND = "shown"
+LOOK_S = 20.0
+"""For what one server offers now."""
+AT_ONCE = 8
+"""Looks at servers, of one worker."""
+FIRST_PAUSE_S = 0.5
+"""Between two looks of one listener, however much changes."""
+LAST_PAUSE_S = 30.0
+"""Where looks fail."""
+
+Tell = Callable[[str], Awaitable[None]]
+"""With the method of a notification."""
+
+
+class Watch:
+    """Of one listener, what it is shown of each server. `begin` before `run`."""
+
+    def __init__(self, reach: Reach, turns: asyncio.Semaphore) -> None:
+        self.reach = reach
+        self._turns = turns
+        self._poked = asyncio.Event()
+        self._known: dict[str, Mapping[str, bytes]] = {}
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    async def begin(self) -> None:
+        """What counts as known from now on. What changes meanwhile may be in it already, or not:
+        then nothing counts as known, and all lists as changed. That a server offers something else
+        by now may be found here first: who listens already is told of that, too."""
+        looks, _ = await self._look(passes_on=True)
+        if not self._poked.is_set():
+            self._known = looks
+
+    async def run(self, tell: Tell) -> None:
+        """Until it is cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await self._poked.wait()
+            self._poked.clear()
+            looks, is_whole = await self._look()
+            try:
+                for method in self._changed(looks):
+                    await tell(method)
+            except Exception:
+                log.warning("mcp: a changed list is not told yet", exc_info=True)
+                is_whole = False
+            else:
+                self._known |= looks
+            if not is_whole:
+                self._poked.set()
+            await asyncio.sleep(pause_s)
+            pause_s = FIRST_PAUSE_S if is_whole else min(2 * pause_s, LAST_PAUSE_S)
+
+    def _changed(self, looks: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+        return [
+            method
+            for method in LIST_CHANGES
+            if any(
+                name not in self._known or self._known[name].get(method) != now.get(method)
+                for name, now in looks.items()
+            )
+        ]
+
+    async def _look(
+        self, *, passes_on: bool = False
+    ) -> tuple[dict[str, Mapping[str, bytes]], bool]:
+        """By server, and whether of all."""
+        upstreams = self.reach.endpoint.upstreams
+        looks = await asyncio.gather(*(self._look_at(each, passes_on) for each in upstreams))
+        found = {
+            upstream.name: look
+            for upstream, look in zip(upstreams, looks, strict=True)
+            if look is not None
+        }
+        return found, len(found) == len(upstreams)
+
+    async def _look_at(self, upstream: Upstream, passes_on: bool) -> Mapping[str, bytes] | None:
+        """None: not now. Whatever fails, others are looked at, and this one again."""
+        try:
+            async with self._turns, asyncio.timeout(LOOK_S):
+                shows = self.reach.guard.shows
+                return await shows(self.reach, upstream, passes_on=passes_on)
+        except Exception as error:
+            name = type(error).__name__
+            log.warning("mcp: %s: what is shown of it is not known: %s", upstream.name, name)
+            return None
+
+
+class Watches:
+    """Of one worker."""
+
+    def __init__(self, relay: Relay, guard: Guard) -> None:
+        self._relay = relay
+        self._open: dict[str, set[Watch]] = {}
+        """By org."""
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._telling: set[asyncio.Task[None]] = set()
+        relay.handlers[KIND] = self._take
+        guard.watched_by(self._noticed)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    @asynccontextmanager
+    async def of(self, reach: Reach) -> AsyncIterator[Watch]:
+        org_id, watch = reach.caller.org_id, Watch(reach, self._turns)
+        self._open.setdefault(org_id, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            self._open[org_id].discard(watch)
+            if not self._open[org_id]:
+                del self._open[org_id]
+
+    def decided(self, org_id: str | None) -> None:
+        """Approvals of an org, or its rules, are others now; None: of any org, perhaps. What was
+        approved may be new at its server, too."""
+        if org_id is not None:
+            self._poke(self._open.get(org_id, ()), None)
+            return
+        for watches in self._open.values():
+            for watch in watches:
+                watch.poke()
+
+    def _noticed(self, org_id: str, upstream: Upstream) -> None:
+        """A list of it has changed, as somebody found who asked for it: others have older ones."""
+        self._poke(self._open.get(org_id, ()), upstream.name, but=upstream)
+        task = asyncio.get_running_loop().create_task(self._pass_on(org_id, upstream.name))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _pass_on(self, org_id: str, server: str) -> None:
+        try:
+            await self._relay.tell_all(KIND, org=org_id, server=server, by=self._relay.worker)
+        except RedisError as error:
+            name = type(error).__name__
+            log.warning("mcp: %s: other workers are not told of a change: %s", server, name)
+
+    async def _take(self, payload: Payload) -> None:
+        if payload["by"] != self._relay.worker:
+            self._poke(self._open.get(payload["org"], ()), payload["server"])
+
+    def _poke(
+        self, watches: Iterable[Watch], server: str | None, but: Upstream | None = None
+    ) -> None:
+        """Who has that server, or any; its offer is asked for again, once."""
+        others: set[Upstream] = set()
+        for watch in watches:
+            found = [u for u in watch.reach.endpoint.upstreams if server in (None, u.name)]
+            if found:
+                others.update(found)
+                watch.poke()
+        for upstream in others - {but}:
+            upstream.changed()

@@ -1,0 +1,439 @@
+"""Requests of 2026-07-28, from a client that keeps nothing here.
+
+Above: `door`. Below: `endpoint`, `exchanges`, `relay`. What a server wants of the client goes out
+as `input_required`, with a sealed `requestState`. A server of the newer era is done with the
+request by then, and its own state travels in ours: any worker goes on. One of the older era waits,
+and so does the call here, in the worker that holds it: others find it by what the state says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from mcp_bridge import task_ending as ending
+from mcp_bridge.caller import Caller
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.continuation import (
+    MAX_ROUNDS,
+    TTL_S,
+    Continuation,
+    Sealer,
+    refused,
+    request_digest,
+)
+from mcp_bridge.protocol.eras import (
+    FORWARDED,
+    INTERACTIVE,
+    LISTS,
+    MODERN,
+    SUBSCRIPTION_META,
+    check_request,
+    is_at_least,
+)
+from mcp_bridge.protocol.inbound import Envelope, check_param_headers
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, RpcError
+from mcp_bridge.protocol.translation import (
+    to_modern_error,
+    to_modern_result,
+    to_unsubscribed,
+)
+from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.exchanges import (
+    CALL_S,
+    Answers,
+    Asked,
+    Done,
+    Event,
+    Exchange,
+    Noted,
+    tool_schema,
+)
+from mcp_bridge.routing.guard import Guard
+from mcp_bridge.routing.sessions import Sessions, Shared
+from mcp_bridge.server.list_watch import Watches
+from mcp_bridge.server.subscribe import listen
+from mcp_bridge.upstream.upstream import Upstream, as_object
+from mcp_bridge.worker_relay import Emit, OwnerGone, Payload, Relay
+
+log = logging.getLogger(__name__)
+
+MAX_HELD = 1024
+"""Calls that wait for a client's answer, in one worker."""
+MAX_HELD_OF_ORG = 256
+MAX_HELD_OF_ONE = 32
+"""Of one tenant, and of one principal."""
+SWEEP_S = 15.0
+GATHER_S = 0.02
+"""How long what a server of the older era asks is waited for, so that it goes out together."""
+RESUME = "resume"
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, for what, and how it looks to them."""
+
+    caller: Caller
+    endpoint: Endpoint
+    envelope: Envelope
+    method: str
+    params: dict[str, Any]
+    rounds: int = 0
+    """How often its client was asked something for it."""
+
+    @property
+    def digest(self) -> bytes:
+        return request_digest(self.endpoint.key, self.method, self.params)
+
+
+class Held(msgspec.Struct, kw_only=True):
+    """A call that waits for its client, open at a server."""
+
+    asker: Asker
+    server: str
+    exchange: Exchange
+    events: AsyncGenerator[Event]
+    requests: dict[str, Message]
+    answers: Answers
+    expires_at: float
+    coming: asyncio.Task[Event] | None
+    """What it says next, where that is waited for already."""
+
+
+class ModernFace:
+    def __init__(
+        self,
+        sessions: Sessions,
+        relay: Relay,
+        sealer: Sealer,
+        info: dict[str, Any],
+        guard: Guard,
+        watches: Watches,
+    ) -> None:
+        self._watches = watches
+        self._sessions, self._relay, self._sealer = sessions, relay, sealer
+        self._info, self._guard = info, guard
+        self._held: dict[str, Held] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._drains = asyncio.Event()
+        relay.servers[RESUME] = self._resume_for_another
+
+    def begin_drain(self) -> None:
+        self._drains.set()
+
+    async def close(self) -> None:
+        for held in list(self._held.values()):
+            await end(held.exchange, held.events, "the gateway stops", held.coming)
+        self._held.clear()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for key, held in list(self._held.items()):
+                if held.expires_at < time.time():
+                    del self._held[key]
+                    await end(held.exchange, held.events, "nobody answered in time", held.coming)
+
+    async def answer(
+        self,
+        caller: Caller,
+        endpoint: Endpoint,
+        envelope: Envelope,
+        message: Message,
+        headers: list[tuple[str, str]],
+        emit: Emit,
+    ) -> dict[str, Any]:
+        """The result of a request; what is said before it goes to `emit`. Raises: RpcError."""
+        method, params = message["method"], rpc.params_of(message)
+        check_request(method, MODERN, params)
+        reach = self.reach(caller, endpoint, envelope)
+        asker = Asker(
+            caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
+        )
+        try:
+            if method == "server/discover":
+                return await self._discover(reach)
+            if method == "subscriptions/listen":
+                await listen(reach, message["id"], params, emit, self._drains, self._watches)
+                meta = {SUBSCRIPTION_META: message["id"]}
+                return to_modern_result(method, {"_meta": meta}, self._info)
+            async with asyncio.timeout(CALL_S):
+                if method in LISTS:
+                    page = await reach.list(method, params)
+                    return to_modern_result(method, page, self._info)
+                if method not in FORWARDED:
+                    raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
+                return await self._forward(asker, reach, headers, emit)
+        except RpcError as error:
+            raise to_modern_error(method, params, error) from None
+        except TimeoutError:
+            raise RpcError(INTERNAL_ERROR, "It took too long") from None
+
+    def reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
+        sessions = Shared(self._sessions, caller, envelope)
+        return Reach(
+            caller=caller,
+            endpoint=endpoint,
+            envelope=envelope,
+            sessions=sessions,
+            guard=self._guard,
+        )
+
+    async def _discover(self, reach: Reach) -> dict[str, Any]:
+        capabilities, instructions = await reach.capabilities(legacy=False)
+        found: dict[str, Any] = {"supportedVersions": [MODERN], "capabilities": capabilities}
+        if instructions is not None:
+            found["instructions"] = instructions
+        return to_modern_result("server/discover", found, self._info)
+
+    async def _forward(
+        self, asker: Asker, reach: Reach, headers: list[tuple[str, str]], emit: Emit
+    ) -> dict[str, Any]:
+        found, asked = await reach.meant(asker.method, asker.params)
+        if found is not None:
+            return to_modern_result(asker.method, found, self._info)
+        upstream, params = await reach.target(asker.method, asked)
+        described = await reach.described(upstream)
+        if asker.method == "tools/call" and asked is asker.params:
+            await self._check_headers(reach, upstream, described.modern, params, headers)
+        state, proven = asker.params.get("requestState"), None
+        if asker.method in INTERACTIVE and state is not None:
+            kept = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
+            if kept.call is not None:
+                return await self._resume(asker, kept, emit)
+            if not described.modern or kept.server != upstream.name:
+                raise refused()
+            params = {name: value for name, value in params.items() if name != "requestState"}
+            if kept.state is not None:
+                params["requestState"] = kept.state
+            proven = str(state)
+            asker = msgspec.structs.replace(asker, rounds=kept.rounds)
+        alias = str(asked.get("name"))
+        exchange = await reach.open(upstream, asker.method, params, alias=alias, continues=proven)
+        return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
+
+    async def _check_headers(
+        self,
+        reach: Reach,
+        upstream: Upstream,
+        modern: bool,
+        params: dict[str, Any],
+        headers: list[tuple[str, str]],
+    ) -> None:
+        """Those that say what arguments do. Where nothing can be wrong, nothing is looked up."""
+        arguments = as_object(params.get("arguments"))
+        if not arguments and not any(name.startswith("mcp-param-") for name, _ in headers):
+            return
+        sessions = None if modern else reach.sessions
+        schema = await tool_schema(
+            upstream, str(params.get("name")), reach.envelope, sessions=sessions
+        )
+        if schema is not None:
+            check_param_headers(schema, arguments, headers)
+
+    async def _drive(
+        self,
+        asker: Asker,
+        server: str,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        emit: Emit,
+        coming: asyncio.Task[Event] | None = None,
+    ) -> dict[str, Any]:
+        """Until the result, or until the client is to answer. Raises: RpcError."""
+        rests, until, reason = False, 0.0, None
+        requests: dict[str, Message] = {}
+        try:
+            while coming is None or not requests or await is_there(coming, until):
+                event = await (anext(events) if coming is None else coming)
+                coming = None
+                if isinstance(event, Noted):
+                    await self._note(asker.envelope, event.message, emit)
+                elif isinstance(event, Done):
+                    return to_modern_result(asker.method, event.result, self._info)
+                elif isinstance(event, Asked) and not exchange.holds:
+                    return self._ask(asker, server, exchange, events, event, None)
+                elif isinstance(event, Asked):
+                    until = until or time.monotonic() + GATHER_S
+                    requests |= event.requests
+                if requests:
+                    coming = asyncio.create_task(next_of(events))
+            result = self._ask(asker, server, exchange, events, Asked(requests), coming)
+            rests = True
+            return result
+        except asyncio.CancelledError:
+            reason = "the client left"
+            raise
+        finally:
+            if reason is not None:
+                self._end_soon(exchange, events, reason, coming)
+            elif not rests:
+                await stop(events, coming)
+
+    def _end_soon(
+        self,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        reason: str,
+        coming: asyncio.Task[Event] | None,
+    ) -> None:
+        """Outside of what was cancelled."""
+        task = asyncio.get_running_loop().create_task(end(exchange, events, reason, coming))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _note(self, envelope: Envelope, message: Message, emit: Emit) -> None:
+        """What belongs to this request, and its log as far as it was asked for."""
+        method = message["method"]
+        if method == "notifications/message":
+            level = rpc.params_of(message).get("level")
+            if envelope.level is None or not is_at_least(level, envelope.level):
+                return
+        elif method != "notifications/progress":
+            return
+        await emit(to_unsubscribed(message))
+
+    def _ask(
+        self,
+        asker: Asker,
+        server: str,
+        exchange: Exchange,
+        events: AsyncGenerator[Event],
+        asked: Asked,
+        coming: asyncio.Task[Event] | None,
+    ) -> dict[str, Any]:
+        """Raises: RpcError."""
+        asker = msgspec.structs.replace(asker, rounds=asker.rounds + 1)
+        if asker.rounds > MAX_ROUNDS:
+            raise RpcError(INTERNAL_ERROR, "The server asked too often")
+        expires_at = time.time() + TTL_S
+        if not exchange.holds:
+            continuation = Continuation(
+                server=server,
+                expires_at=expires_at,
+                state=asked.state,
+                asked=tuple(asked.requests),
+                rounds=asker.rounds,
+            )
+            return self._input_required(asker, asked.requests, continuation)
+        if not self._has_place_for(asker.caller):
+            raise RpcError(INTERNAL_ERROR, "Too many calls wait for answers", status=429)
+        return self._hold(
+            Held(
+                asker=asker,
+                server=server,
+                exchange=exchange,
+                events=events,
+                requests=asked.requests,
+                answers={},
+                expires_at=expires_at,
+                coming=coming,
+            )
+        )
+
+    def _has_place_for(self, caller: Caller) -> bool:
+        waiting = [each.asker.caller for each in self._held.values()]
+        of_org = sum(each.org_id == caller.org_id for each in waiting)
+        of_one = sum(each.principal == caller.principal for each in waiting)
+        return len(waiting) < MAX_HELD and of_org < MAX_HELD_OF_ORG and of_one < MAX_HELD_OF_ONE
+
+    def _hold(self, held: Held) -> dict[str, Any]:
+        key = secrets.token_hex(16)
+        self._held[key] = held
+        wanted = {name: each for name, each in held.requests.items() if name not in held.answers}
+        continuation = Continuation(
+            server=held.server,
+            expires_at=held.expires_at,
+            worker=self._relay.worker,
+            call=key,
+            asked=tuple(wanted),
+        )
+        return self._input_required(held.asker, wanted, continuation)
+
+    def _input_required(
+        self, asker: Asker, requests: dict[str, Message], continuation: Continuation
+    ) -> dict[str, Any]:
+        sealed = self._sealer.seal(continuation, asker.caller.principal, asker.digest)
+        found = {
+            "resultType": "input_required",
+            "inputRequests": requests,
+            "requestState": sealed,
+        }
+        return to_modern_result(asker.method, found, self._info)
+
+    # A call that waits.
+
+    async def _resume(self, asker: Asker, found: Continuation, emit: Emit) -> dict[str, Any]:
+        assert found.call is not None and found.worker is not None
+        given = as_object(asker.params.get("inputResponses"))
+        answers: Answers = {key: {"result": given[key]} for key in found.asked if key in given}
+        if found.worker == self._relay.worker:
+            return await self._go_on(found.call, asker.caller.principal, answers, emit)
+        return await self._relay.ask(
+            found.worker,
+            RESUME,
+            emit,
+            call=found.call,
+            principal=asker.caller.principal,
+            answers=answers,
+        )
+
+    async def _resume_for_another(self, payload: Payload, emit: Emit) -> dict[str, Any]:
+        return await self._go_on(payload["call"], payload["principal"], payload["answers"], emit)
+
+    async def _go_on(
+        self, key: str, principal: str, answers: Answers, emit: Emit
+    ) -> dict[str, Any]:
+        """Once: whoever comes second with the same state finds nothing. Raises: RpcError."""
+        held = self._held.get(key)
+        if held is None or held.asker.caller.principal != principal:
+            raise OwnerGone
+        del self._held[key]
+        held.answers |= answers
+        if any(name not in held.answers for name in held.requests):
+            return self._hold(held)
+        try:
+            await held.exchange.answer(held.answers)
+        except (RpcError, asyncio.CancelledError) as error:
+            left = isinstance(error, asyncio.CancelledError)
+            said = "the client left" if left else "the answer could not be given"
+            self._end_soon(held.exchange, held.events, said, held.coming)
+            raise
+        return await self._drive(
+            held.asker, held.server, held.exchange, held.events, emit, held.coming
+        )
+
+
+async def end(
+    exchange: Exchange,
+    events: AsyncGenerator[Event],
+    reason: str,
+    coming: asyncio.Task[Event] | None,
+) -> None:
+    await exchange.cancel(reason)
+    await stop(events, coming)
+
+
+async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
+    """Who waits for the next event is done before nobody may."""
+    if coming is not None:
+        await ending.end(coming)
+    await events.aclose()
+
+
+async def next_of(events: AsyncGenerator[Event]) -> Event:
+    return await anext(events)
+
+
+async def is_there(coming: asyncio.Task[Event], until: float) -> bool:
+    """What else a server asks at once comes at once."""
+    left_s = until - time.monotonic()
+    if left_s > 0:
+        await asyncio.wait({coming}, timeout=left_s)
+    return left_s > 0 and coming.done()

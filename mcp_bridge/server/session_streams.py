@@ -1,0 +1,254 @@
+"""The stream of a session of the older era, outside of requests: what its servers say and ask.
+
+Above: `legacy_face`, `door`. Below: `changes`, `list_watch`, `questions`, `streams`, `relay`. A
+session has one at a time, in whichever worker its client opened it; who opens another leaves the
+one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, is_loud_enough
+from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.translation import answer_for_server, to_unsubscribed
+from mcp_bridge.routing.change_streams import (
+    ACKNOWLEDGED,
+    follow,
+    modern_changes,
+    session_changes,
+    with_uris,
+)
+from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.exchanges import MAX_ASKED
+from mcp_bridge.routing.guard import Guard
+from mcp_bridge.routing.sampling import WINDOW_S, SampleCount, is_sampling, sampled
+from mcp_bridge.routing.sessions import Session, Sessions
+from mcp_bridge.server.elicitation import Questions
+from mcp_bridge.server.list_watch import Watch, Watches
+from mcp_bridge.server.streams import Stream
+from mcp_bridge.task_ending import end
+from mcp_bridge.upstream.upstream import SessionEnded, Upstream
+from mcp_bridge.worker_relay import Payload, Relay
+
+log = logging.getLogger(__name__)
+
+ENDED, CHANGED = "ended", "changed"
+
+ReachOf = Callable[[Endpoint, Session], Reach]
+
+
+class Followed:
+    """One server, for one stream. `uris`: those of it that the session subscribes to."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, uris: tuple[str, ...]) -> None:
+        self.uris = uris
+        self.is_legacy = False
+        """It was told of each of them, and is asked for no other stream."""
+
+
+class SessionStreams:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        relay: Relay,
+        guard: Guard,
+        questions: Questions,
+        watches: Watches,
+        reach_of: ReachOf,
+    ) -> None:
+        self._sessions, self._relay, self._guard = sessions, relay, guard
+        self._questions, self._watches, self._reach_of = questions, watches, reach_of
+        self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        relay.handlers[ENDED] = self._take_ended
+        relay.handlers[CHANGED] = self._take_changed
+
+    def begin_drain(self) -> None:
+        for session_id in list(self._listening):
+            self._leave(session_id)
+
+    async def close(self) -> None:
+        await end(*self.tasks)
+
+    async def ended(self, session: Session) -> None:
+        """Every worker is told."""
+        await self._relay.tell_all(ENDED, session=session.id)
+
+    async def changed(self, session: Session) -> None:
+        """What it subscribes to: so is whoever has its stream."""
+        await self._relay.tell_all(CHANGED, session=session.id)
+
+    async def listen(self, endpoint: Endpoint, session: Session) -> Stream:
+        """What the servers say outside of requests, from now on, and no longer to who listened
+        before."""
+        await self._sessions.set_listens(session, True)
+        await self._relay.tell_all(ENDED, session=session.id, but=self._relay.worker)
+        await self._sessions.streams.drop(session.id)
+        self._leave(session.id)
+        stream = Stream(self._sessions, session, self._relay.worker, None)
+        changed = asyncio.Event()
+        self._listening[session.id] = (stream, changed)
+        self._spawn(self._follow(endpoint, session, stream, changed))
+        await stream.prime()
+        return stream
+
+    def stop(self, session: Session, stream: Stream) -> None:
+        """Its reader is gone, or what wrote it."""
+        if self._listening.get(session.id, (None,))[0] is stream:
+            self._leave(session.id)
+            self._spawn(self._sessions.set_listens(session, False))
+
+    def _leave(self, session_id: str) -> None:
+        stream, changed = self._listening.pop(session_id, (None, None))
+        if stream is not None and changed is not None:
+            stream.close()
+            changed.set()
+
+    async def _take_ended(self, payload: Payload) -> None:
+        if payload.get("but") != self._relay.worker:
+            self._leave(payload["session"])
+            await self._sessions.streams.drop(payload["session"])
+
+    async def _take_changed(self, payload: Payload) -> None:
+        if payload["session"] in self._listening:
+            self._listening[payload["session"]][1].set()
+
+    async def _follow(
+        self, endpoint: Endpoint, session: Session, stream: Stream, changed: asyncio.Event
+    ) -> None:
+        reach = self._reach_of(endpoint, session)
+        try:
+            async with self._watches.of(reach) as watch:
+                await watch.begin()
+                await self._follow_all(reach, session, stream, changed, watch)
+        except Exception:
+            # Its client opens another, where one that hears nothing would be kept.
+            log.warning("mcp: the stream of a session is ended", exc_info=True)
+        self.stop(session, stream)
+
+    async def _follow_all(
+        self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
+    ) -> None:
+        """Each server, also one that gives no answer yet. Subscriptions of the newer era are made
+        anew whenever what they are of changes."""
+
+        async def tell(method: str) -> None:
+            await stream.put(rpc.notification(method))
+
+        watching = asyncio.create_task(watch.run(tell))
+        followed: dict[str, Followed] = {}
+        try:
+            while self._listening.get(session.id, (None,))[0] is stream:
+                changed.clear()
+                now = await self._sessions.reload(session) or session
+                for upstream in reach.endpoint.upstreams:
+                    uris = now.uris_of(upstream.name)
+                    before = followed.get(upstream.name)
+                    if before is not None and (before.is_legacy or before.uris == uris):
+                        before.uris = uris
+                        continue
+                    if before is not None:
+                        await end(before.task)
+                    found = followed[upstream.name] = Followed(uris)
+                    work = self._follow_one(reach, session, upstream, found, stream)
+                    found.task = asyncio.create_task(work)
+                await changed.wait()
+        finally:
+            await end(watching, *(each.task for each in followed.values()))
+
+    async def _follow_one(
+        self, reach: Reach, session: Session, upstream: Upstream, found: Followed, stream: Stream
+    ) -> None:
+        asked: set[asyncio.Task[None]] = set()
+        samples = SampleCount(upstream, window_s=WINDOW_S)
+
+        async def take(message: Message) -> None:
+            if rpc.is_response(message):
+                return
+            if rpc.is_request(message):
+                while len(asked) >= MAX_ASKED:
+                    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                work = self._pass_on(reach, session, upstream, message, stream, samples)
+                task = self._spawn(work)
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            elif await self._is_for(reach, session, upstream, message):
+                await stream.put(to_unsubscribed(message))
+
+        async def open_() -> AsyncGenerator[Message | None]:
+            described = await reach.described(upstream)
+            found.is_legacy = not described.modern
+            wanted: dict[str, Any] = dict.fromkeys(LIST_CHANGES.values(), True)
+            said: AsyncGenerator[Message | None] = (
+                modern_changes(upstream, reach.envelope, with_uris(wanted, found.uris))
+                if described.modern
+                else session_changes(upstream, reach.sessions)
+            )
+            async with aclosing(said) as messages:
+                async for message in messages:
+                    yield message
+
+        await follow(upstream, open_, take)
+
+    async def _is_for(
+        self, reach: Reach, session: Session, upstream: Upstream, message: Message
+    ) -> bool:
+        """Whether the client is told a notification: what it said may have changed since, at any
+        worker, and so may the rules."""
+        method = message["method"]
+        if method in (ACKNOWLEDGED, "notifications/cancelled"):
+            return False
+        if method == LOG:
+            now = await self._sessions.reload(session)
+            return now is None or is_loud_enough(message, now.level)
+        if method == RESOURCE_UPDATED:
+            uri = str(rpc.params_of(message).get("uri"))
+            is_its_own = await self._sessions.server_of(session, uri) in (None, upstream.name)
+            return is_its_own and await self._guard.shows_resource(reach.caller, upstream, uri)
+        return True
+
+    async def _pass_on(
+        self,
+        reach: Reach,
+        session: Session,
+        upstream: Upstream,
+        message: Message,
+        stream: Stream,
+        samples: SampleCount,
+    ) -> None:
+        """What a server asks of the client outside of requests."""
+        if message["method"] == "ping":
+            answered: Message = {"result": {}}
+        elif is_sampling(message) and upstream.config.sampling != "caller":
+            try:
+                answered = {"result": await sampled(upstream, reach.caller, message, samples)}
+            except RpcError as error:
+                answered = {"error": error.to_error()}
+        else:
+            await self._guard.heard(reach.caller, upstream)
+            answered = await self._questions.ask(session, message, stream)
+        kept = answer_for_server(answered)
+        own = await reach.sessions.get(upstream)
+        with suppress(RpcError, SessionEnded):
+            await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._has_ended)
+        return task
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("mcp: what was to be done for a session was not", exc_info=error)

@@ -1,0 +1,149 @@
+"""The stream of one request of the older era: what is said on it, and how it can be read on.
+
+Above: `legacy_face` and `session_streams` write, `door` reads. Below: `sessions`, which keeps the
+events. Until something is said before the answer there is no stream, only an answer. From
+2025-11-25 on it begins with an id; whoever loses it reads on at any worker. Before that, what is
+said to nobody is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+
+import msgspec
+
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.eras import RESUMABLE_FROM
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RequestId, RpcError
+from mcp_bridge.routing.sessions import FIRST, MAX_KEPT_BYTES, Head, Session, Sessions
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 500
+MAX_QUEUED = 256
+"""Events that a reader is behind; then its stream is closed, and it may read on."""
+MAX_STREAM_NAME = 64
+DIGITS = re.compile("[0-9]{1,9}")
+
+
+class Stream:
+    """`request_id` None: the stream of a session, outside of requests."""
+
+    def __init__(
+        self, sessions: Sessions, session: Session, worker: str, request_id: RequestId | None
+    ) -> None:
+        self.name = secrets.token_hex(8)
+        self.answer: Message | None = None
+        """Where it came before there was a stream."""
+        self.primed = False
+        self.ended = False
+        self._sessions, self._session = sessions, session
+        self._head = Head(worker, request_id)
+        self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._number = FIRST
+        self._kept = 0
+        about = session.about
+        self._keeps = about.version >= RESUMABLE_FROM and not about.keeps_nothing
+        self._has_reader = True
+        self._lock = asyncio.Lock()
+
+    @property
+    def can_be_heard(self) -> bool:
+        """Whether what is said reaches the client, now or when it reads on."""
+        return self._has_reader or (self.primed and self._keeps)
+
+    async def prime(self) -> None:
+        """From now on it is a stream."""
+        async with self._lock:
+            await self._prime()
+
+    async def _prime(self) -> None:
+        if self.primed:
+            return
+        self.primed = True
+        if self._keeps:
+            await self._sessions.begin_stream(self._session, self.name, self._head)
+            id_ = event_id(self.name, FIRST)
+            self._queue(sse.encode(b"", id=id_, retry_ms=RETRY_MS))
+
+    async def put(self, message: Message) -> None:
+        async with self._lock:
+            await self._prime()
+            await self._say(message)
+
+    async def finish(self, message: Message) -> None:
+        self.ended = True
+        async with self._lock:
+            if self.primed:
+                await self._say(message, is_last=True)
+            else:
+                self.answer = message
+            self._queue(None)
+
+    async def _say(self, message: Message, *, is_last: bool = False) -> None:
+        """The last, which is the answer, is kept however much was kept before it."""
+        data, id_ = rpc.encode(message), None
+        self._number += 1
+        if self._keeps and (is_last or self._kept + len(data) <= MAX_KEPT_BYTES):
+            place = self._session, self.name, self._head, self._number
+            self._keeps = await self._sessions.keep(*place, data)
+            self._kept += len(data)
+            id_ = event_id(self.name, self._number) if self._keeps else None
+        self._queue(sse.encode(data, id=id_))
+
+    def _queue(self, frame: bytes | None) -> None:
+        if not self._has_reader:
+            return
+        if self._frames.qsize() >= MAX_QUEUED:
+            log.info("mcp: a client reads too slowly; its stream is closed")
+            self.leave()
+            self._frames.put_nowait(None)
+        else:
+            self._frames.put_nowait(frame)
+
+    async def next(self) -> bytes | None:
+        """The next event; None: there is no other."""
+        return await self._frames.get()
+
+    def leave(self) -> None:
+        """Nobody reads it any more, here."""
+        self._has_reader = False
+
+    def close(self) -> None:
+        """Its reader is sent away."""
+        self._frames.put_nowait(None)
+        self._has_reader = False
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Of an event."""
+
+    stream: str
+    number: int
+
+
+def event_id(stream: str, number: int) -> str:
+    return f"{stream}_{number}"
+
+
+def read_event_id(value: str) -> Place | None:
+    """None: none of ours."""
+    stream, _, number = value.partition("_")
+    if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not DIGITS.fullmatch(number):
+        return None
+    return Place(stream, int(number))
+
+
+def ends(data: bytes, request_id: RequestId) -> bool:
+    """Whether an event is the answer."""
+    message = rpc.decode(data)
+    return rpc.is_response(message) and message.get("id") == request_id
+
+
+def forgotten() -> RpcError:
+    """Of a stream that had to make room for newer ones of its tenant."""
+    said = "Nothing is kept of this stream any more"
+    return RpcError(INTERNAL_ERROR, said, {"reason": "forgotten"})

@@ -1,0 +1,95 @@
+"""Who is told that a resource has changed, and by which server: by its owner alone.
+
+Above: `legacy_face`, `listening`. Below: `endpoint`, `sessions`. The rules are asked as they are
+for a read. An owner is found by what servers list; none is asked for what it does not list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
+from mcp_bridge.routing.endpoint import Reach
+from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN, Session, Sessions
+from mcp_bridge.upstream.upstream import SETUP_TIMEOUT_S, Upstream, as_object
+
+log = logging.getLogger(__name__)
+
+LISTEN = "subscriptions/listen"
+SUBSCRIBE, UNSUBSCRIBE = "resources/subscribe", "resources/unsubscribe"
+
+Owned = dict[str, tuple[str, ...]]
+"""URIs, by the names of the servers that have them."""
+
+
+async def subscribe(
+    reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
+) -> None:
+    """Kept, for the stream of the session, once its server has taken it. Raises: RpcError."""
+    uri = str(params.get("uri"))
+    if len(uri) > MAX_URI_LEN:
+        raise RpcError(INVALID_PARAMS, f"uri: more than {MAX_URI_LEN} characters")
+    if uri not in session.uris and len(session.uris) >= MAX_SUBSCRIPTIONS:
+        raise RpcError(INVALID_PARAMS, "uri: too many subscriptions")
+    owner = await reach.owner(uri)
+    async with permitted(reach, owner, SUBSCRIBE, uri):
+        described = await reach.described(owner)
+        if not described.modern:
+            resources = as_object(described.capabilities.get("resources"))
+            if resources.get("subscribe") is not True:
+                said = f"The server {owner.name!r} takes no subscriptions"
+                raise RpcError(METHOD_NOT_FOUND, said, SUBSCRIBE)
+            await reach.request(owner, SUBSCRIBE, {"uri": uri})
+        await sessions.subscribe(session, uri, owner.name)
+
+
+async def unsubscribe(
+    reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
+) -> None:
+    """Whatever its server says: what is not kept is told to no session that begins there."""
+    uri = str(params.get("uri"))
+    owner = session.uris.get(uri)
+    await sessions.unsubscribe(session, uri)
+    for upstream in reach.endpoint.upstreams:
+        if upstream.name != owner:
+            continue
+        try:
+            if not (await reach.described(upstream)).modern:
+                await reach.request(upstream, UNSUBSCRIBE, {"uri": uri})
+        except RpcError as error:
+            log.info("mcp: %s: the end of a subscription is not told: %s", owner, error)
+
+
+async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
+    """What is nobody's is left out, and what the rules refuse, and what is not found out in time:
+    who listens is told which of them it will hear of."""
+    found: Owned = {}
+    try:
+        async with asyncio.timeout(SETUP_TIMEOUT_S):
+            for uri in uris:
+                with suppress(RpcError):
+                    owner = await reach.owner(uri)
+                    async with permitted(reach, owner, LISTEN, uri):
+                        found[owner.name] = (*found.get(owner.name, ()), uri)
+    except TimeoutError:
+        log.info("mcp: whose some resources are was not found out in time")
+    return found
+
+
+@asynccontextmanager
+async def permitted(reach: Reach, owner: Upstream, method: str, uri: str) -> AsyncIterator[None]:
+    """By the rules and the caller's limits, and on record. Raises: RpcError."""
+    asking = Asking(upstream=owner, alias=uri, method=method, params={"uri": uri})
+    passage = await reach.guard.before(reach, asking)
+    outcome: Outcome = "failed"
+    try:
+        yield
+        outcome = "done"
+    finally:
+        if passage is not None:
+            passage.ended(outcome)

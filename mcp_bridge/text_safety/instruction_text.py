@@ -1,0 +1,106 @@
+"""Text in a description that speaks to the model instead of describing a tool.
+
+What is found in the attacks that were published (tool poisoning and shadowing: Invariant Labs,
+April 2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025) by their turns of phrase. It is
+advice: a text can say the same in other words, which is why pinning and policy do not depend on
+it. Every pattern is bounded in what it can span, since who writes the text may be hostile.
+
+Pure. Above: `scan`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Literal
+
+from mcp_bridge.text_safety.hidden_text import stripped
+
+Severity = Literal["low", "medium", "high"]
+
+MAX_TEXT_CHARS = 32 << 10
+SECRET = (
+    r"(?:~?/?\.ssh\b|id_(?:rsa|ed25519)|\.env\b|/etc/(?:passwd|shadow)|\.aws/|\.netrc|"
+    r"\.cursor/|mcp\.json|private keys?\b|api[ _-]?keys?\b|passwords?\b|credentials?\b|"
+    r"environment variables?\b|access tokens?\b)"
+)
+TALK = (
+    r"(?:conversation|chat|message)(?: history|s so far)|(?:entire|whole|full|previous) "
+    r"(?:conversation|chat|context|messages)|system prompt|user'?s (?:last|previous) messages?"
+)
+TAKE = r"(?:read|send|include|pass|append|provide|copy|attach|forward|upload|exfiltrate|put|list)"
+NOBODY = r"(?:the |any )?(?:user|human|anyone|developer)"
+
+PATTERNS: tuple[tuple[str, Severity, str], ...] = (
+    (
+        "override",
+        "high",
+        r"\b(?:ignore|disregard|forget|override|bypass)\b.{0,30}\b(?:previous|prior|above|earlier|"
+        r"other|all|any|your|system|safety)\b.{0,30}\b(?:instructions?|rules?|prompts?|guidelines?|"
+        r"directives?|constraints?)\b",
+    ),
+    (
+        "secrecy",
+        "high",
+        rf"\b(?:do not|don't|never|without|must not|should not|avoid)\b.{{0,20}}\b(?:tell|mention|"
+        rf"inform|notify|reveal|show|alert|ask|telling|mentioning|informing|notifying|revealing|"
+        rf"showing|alerting|asking)\b(?: \w+){{0,3}} ?{NOBODY}\b|"
+        rf"\b{NOBODY} (?:must|should|can|will|does) ?n[o']t (?:know|see|notice|be aware)",
+    ),
+    (
+        "role",
+        "high",
+        r"< ?/? ?(?:important|system|instructions?|secret|assistant|admin|hidden|critical|"
+        r"iimportant)\b[^<>]{0,40}>|\[/?inst\]|<\|[a-z_]{1,20}\|>|"
+        r"\n ?#{0,4} ?(?:system|assistant|human) ?:",
+    ),
+    (
+        "secrets",
+        "high",
+        rf"\b{TAKE}\b.{{0,60}}{SECRET}|\bcontents? of\b.{{0,20}}{SECRET}",
+    ),
+    ("conversation", "high", rf"\b{TAKE}\b.{{0,60}}(?:{TALK})"),
+    (
+        "redirection",
+        "high",
+        r"\b(?:change|replace|modify|redirect|set|send)\b.{0,40}\b(?:recipient|all (?:emails?|"
+        r"messages?|payments?|requests?)|phone number|destination)\b.{0,40}(?:\bto\b|\+?\d{6,})",
+    ),
+    (
+        "precedence",
+        "medium",
+        r"\b(?:before|after|when(?:ever)?) (?:using|calling|invoking|running|you (?:use|call))\b"
+        r".{0,20}\b(?:any|every|all|each|other)\b.{0,20}\btools?\b|"
+        r"\b(?:takes? precedence|has priority|highest priority) over\b|"
+        r"\b(?:instead of|rather than|never use|do not use|don't use)\b.{0,20}\b(?:any )?other "
+        r"(?:\w+ )?tools?\b",
+    ),
+    (
+        "preference",
+        "medium",
+        r"\balways\b.{0,10}\b(?:use|prefer|choose|call|pick|select)\b.{0,10}\bthis tool\b|"
+        r"\bthis (?:is the )?(?:best|only|most \w+) tool\b|\bmust (?:always )?be (?:called|used|"
+        r"invoked) (?:first|before)\b.{0,20}\b(?:any|every|all)\b",
+    ),
+    ("encoded", "medium", r"[A-Za-z0-9+/]{160,4000}={0,2}"),
+)
+COMPILED = tuple(
+    (name, severity, re.compile(pattern, re.IGNORECASE)) for name, severity, pattern in PATTERNS
+)
+SPACES = re.compile(r"[^\S\n]+")
+LINES = re.compile(r"\n[\n ]*")
+
+
+def instructions(text: str) -> Iterator[tuple[str, Severity, str]]:
+    """(name of the pattern, severity, what matched) in `text`, each pattern once.
+
+    Looked at as it reads: hidden characters gone, compatibility forms folded, spaces single.
+    """
+    plain = unicodedata.normalize("NFKC", stripped(text[:MAX_TEXT_CHARS])).replace("\u2019", "'")
+    plain = LINES.sub("\n ", SPACES.sub(" ", plain))
+    joined = plain.replace("\n", " ")
+    for name, severity, pattern in COMPILED:
+        found = pattern.search(plain if name == "role" else joined)
+        if found:
+            yield name, severity, found.group()[:120].strip()

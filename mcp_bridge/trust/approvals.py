@@ -1,0 +1,336 @@
+"""A person's yes to one call, and to nothing else.
+
+An approval is bound to tenant, caller, server, the pin of the tool, the digest of the arguments,
+the version of the rules, who may give it, a time and a nonce. It is used once: by one call, with
+that call's continuations (multi round-trip requests, MCP 2026-07-28). Whatever of the binding is
+other by then, it is of no use.
+
+    pending -> approved -> used
+       |          `-----> expired
+       |-> denied
+       `-> expired
+
+The transitions are pure. `Approvals` makes them over an `ApprovalStore`, which writes a row and its
+audit event together and only if nobody was faster. `MemoryApprovals` is one for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+from mcp_bridge.canonical_json import (
+    beyond,
+    digest,
+    digest_of_bytes,
+    pointer,
+    walk,
+    written_plainly,
+)
+from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, RpcError
+
+Decider = Literal["administrator", "caller"]
+ApprovalState = Literal["pending", "approved", "denied", "used", "expired"]
+Happened = Literal["approval.requested", "approval.decided", "approval.used", "approval.expired"]
+Refused = Literal[
+    "unknown", "pending", "denied", "expired", "used", "other_call", "own_request", "decided"
+]
+
+MAX_TTL_S = 24 * 3600
+MAX_PENDING = 1_000
+"""Of one org: who floods the queue is refused, not everybody else's requests forgotten."""
+MAX_ATTEMPTS = 8
+MAX_SHOWN_BYTES = 64 * 1024
+"""Of the arguments, as JSON: who decides is shown no more, and nothing of what is longer."""
+
+
+class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The call that an approval is about."""
+
+    org_id: str
+    caller: str
+    server: str
+    pin: str
+    """Digest of the pinned tool."""
+    arguments_digest: str
+    policy_version: str
+    decider: Decider = "administrator"
+    """Whose yes the rules want: of what waits for the caller's own, an administrator may give it,
+    too."""
+
+    def key(self) -> str:
+        return digest(msgspec.to_builtins(self))
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """One request and what became of it; times are seconds since the epoch."""
+
+    id: str
+    call: ApprovedCall
+    nonce: str
+    tool: str = ""
+    """What `call.pin` is the digest of, for people."""
+    requested_at_s: float
+    expires_at_s: float
+    state: ApprovalState = "pending"
+    decided_by: str = ""
+    used_by: str = ""
+    """Id of the call that used it: its continuations may come again."""
+
+
+class ApprovalEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """For the audit log: one a transition. Arguments are there as their digest only."""
+
+    event: Happened
+    approval_id: str
+    org_id: str
+    at_s: float
+    actor: str
+    state: ApprovalState
+    call: ApprovedCall
+
+
+class Moved(msgspec.Struct, frozen=True):
+    approval: Approval
+    event: ApprovalEvent
+
+
+Outcome = Moved | Refused
+
+
+def arguments_digest(arguments: Mapping[str, object]) -> str:
+    """What an approval knows of the arguments. NotCanonical.
+
+    Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
+    and beside them where they stand, so that no text can pass for one.
+    """
+    plain = written_plainly(arguments)
+    if plain is not None:
+        return digest_of_bytes(b"[%b,[]]" % plain)
+    large = [pointer(parts) for parts, one in walk(arguments) if beyond(one)]
+    return digest([with_texts(arguments), large])
+
+
+def with_texts(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: with_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_texts(inner) for inner in value]
+    return f"{value:x}" if isinstance(value, int) and beyond(value) else value
+
+
+def requested(
+    call: ApprovedCall,
+    *,
+    approval_id: str,
+    nonce: str,
+    now_s: float,
+    ttl_s: float,
+    tool: str = "",
+) -> Moved:
+    """A new request. ApprovalRefused for a time to live of nothing or more than a day."""
+    if not 0 < ttl_s <= MAX_TTL_S:
+        raise ApprovalRefused(f"an approval lives up to {MAX_TTL_S} s, not {ttl_s}")
+    approval = Approval(
+        id=approval_id,
+        call=call,
+        nonce=nonce,
+        tool=tool,
+        requested_at_s=now_s,
+        expires_at_s=now_s + ttl_s,
+    )
+    return moved(approval, "approval.requested", now_s, call.caller)
+
+
+def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> Moved:
+    return Moved(
+        approval,
+        ApprovalEvent(
+            event=event,
+            approval_id=approval.id,
+            org_id=approval.call.org_id,
+            at_s=now_s,
+            actor=actor,
+            state=approval.state,
+            call=approval.call,
+        ),
+    )
+
+
+def expired(approval: Approval, now_s: float) -> Moved | None:
+    """The transition that time has made, if it has."""
+    if approval.state not in ("pending", "approved") or now_s < approval.expires_at_s:
+        return None
+    late = msgspec.structs.replace(approval, state="expired")
+    return moved(late, "approval.expired", now_s, "")
+
+
+def decided(approval: Approval, *, approve: bool, by: str, now_s: float) -> Outcome:
+    """Yes or no by `by`, once. Who asks does not answer, unless the rules leave it to the caller:
+    an agent that holds its own key would approve itself."""
+    late = expired(approval, now_s)
+    if late is not None:
+        return late
+    if approval.state != "pending":
+        return "expired" if approval.state == "expired" else "decided"
+    if by == approval.call.caller and approval.call.decider != "caller":
+        return "own_request"
+    state: ApprovalState = "approved" if approve else "denied"
+    answered = msgspec.structs.replace(approval, state=state, decided_by=by)
+    return moved(answered, "approval.decided", now_s, by)
+
+
+def used(
+    approval: Approval, call: ApprovedCall, *, nonce: str, call_id: str, now_s: float
+) -> Outcome:
+    """Spends it on `call_id`. Asked again for that call it is spent already, and says so by
+    Moved without another event's worth of change: the same approval, for its continuation."""
+    if approval.call != call or approval.nonce != nonce:
+        return "other_call"
+    if approval.state == "used":
+        return (
+            moved(approval, "approval.used", now_s, call.caller)
+            if (approval.used_by == call_id)
+            else "used"
+        )
+    late = expired(approval, now_s)
+    if late is not None:
+        return late
+    if approval.state != "approved":
+        return approval.state
+    spent = msgspec.structs.replace(approval, state="used", used_by=call_id)
+    return moved(spent, "approval.used", now_s, call.caller)
+
+
+def no_yes(found: Approval, alias: str) -> RpcError:
+    """What the caller of `alias` is told of a request that is not approved."""
+    data: dict[str, object] = {"reason": "approval_denied", "approvalId": found.id}
+    if found.state == "denied":
+        return RpcError(DENIED, f"An administrator denied {alias}", data)
+    data |= {
+        "reason": "approval_required",
+        "expiresAt": int(found.expires_at_s),
+        "decider": found.call.decider,
+    }
+    return RpcError(APPROVAL_NEEDED, f"{alias} waits for a person's approval", data)
+
+
+class ApprovalStore(Protocol):
+    """Rows by org and id. Each write is one transaction with its audit event."""
+
+    async def insert(
+        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+    ) -> Approval | None:
+        """The new one, with its arguments for who decides, as far as it keeps such; or the one that
+        `waiting` says: of a call there is one at a time, however often it is asked for at once.
+        None when the org has `max_pending` pending already."""
+
+    async def get(self, org_id: str, approval_id: str) -> Approval | None: ...
+
+    async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
+        """The one of a call (`ApprovedCall.key`) that has not expired: approved, else pending, else
+        denied by an administrator, whose no lasts as long."""
+
+    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+        """Writes `after` if the row still is `before`; False when it is not."""
+
+
+class Approvals:
+    """The queue of one process; everything it knows is in the store."""
+
+    def __init__(
+        self,
+        store: ApprovalStore,
+        *,
+        now_s: Callable[[], float],
+        new_id: Callable[[], str],
+        new_nonce: Callable[[], str],
+    ) -> None:
+        self.store = store
+        self.now_s = now_s
+        self.new_id = new_id
+        self.new_nonce = new_nonce
+
+    async def ask(
+        self,
+        call: ApprovedCall,
+        *,
+        ttl_s: float,
+        tool: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> Approval:
+        """The request for `call`: the one that waits already, or a new one. `arguments`: for who
+        decides; None: they are not to be kept. ApprovalRefused when MAX_PENDING of the org wait."""
+        now = self.now_s()
+        waiting = await self.store.waiting(call.org_id, call.key(), now)
+        if waiting is not None:
+            return waiting
+        new = requested(
+            call,
+            approval_id=self.new_id(),
+            nonce=self.new_nonce(),
+            now_s=now,
+            ttl_s=ttl_s,
+            tool=tool,
+        )
+        found = await self.store.insert(
+            call.org_id, new, max_pending=MAX_PENDING, arguments=shown(arguments)
+        )
+        if found is None:
+            raise ApprovalRefused(f"{MAX_PENDING} requests wait for approval already")
+        return found
+
+    async def look(self, org_id: str, approval_id: str) -> Approval | None:
+        """As it stands now, whether or not its end is on record."""
+        found = await self.store.get(org_id, approval_id)
+        passed = None if found is None else expired(found, self.now_s())
+        return found if passed is None else passed.approval
+
+    async def decide(
+        self, org_id: str, approval_id: str, *, approve: bool, by: str
+    ) -> Approval | Refused:
+        """The decided approval, or why it is none of that."""
+        outcome = await self.move(
+            org_id, approval_id, lambda one, now: decided(one, approve=approve, by=by, now_s=now)
+        )
+        return "expired" if late(outcome) else outcome
+
+    async def use(
+        self, approval_id: str, call: ApprovedCall, *, nonce: str, call_id: str
+    ) -> Approval | Refused:
+        """The spent approval, of this call alone, or why there is none."""
+        outcome = await self.move(
+            call.org_id,
+            approval_id,
+            lambda one, now: used(one, call, nonce=nonce, call_id=call_id, now_s=now),
+        )
+        return "expired" if late(outcome) else outcome
+
+    async def move(
+        self, org_id: str, approval_id: str, step: Callable[[Approval, float], Outcome]
+    ) -> Approval | Refused:
+        for _ in range(MAX_ATTEMPTS):
+            before = await self.store.get(org_id, approval_id)
+            if before is None:
+                return "unknown"
+            outcome = step(before, self.now_s())
+            if not isinstance(outcome, Moved) or outcome.approval == before:
+                return before if isinstance(outcome, Moved) else outcome
+            if await self.store.replace(org_id, before, outcome):
+                return outcome.approval
+        raise ApprovalRefused("the approval changes faster than it can be used")
+
+
+def shown(arguments: Mapping[str, object] | None) -> bytes | None:
+    if arguments is None:
+        return None
+    written = rpc.encode(dict(arguments))
+    return written if len(written) <= MAX_SHOWN_BYTES else None
+
+
+def late(outcome: Approval | Refused) -> bool:
+    return isinstance(outcome, Approval) and outcome.state == "expired"

@@ -1,0 +1,200 @@
+"""What one call needs before it goes out, and what becomes of it where it does not.
+
+Above: `trust`. Below: `policy`, `approvals`, `call_records`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.protocol.rpc import DENIED, RpcError
+from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.trust.approvals import Approval, ApprovedCall, Decider, no_yes
+from mcp_bridge.trust.call_records import CallRecord, Denial, Rules, Taken, Ticket
+from mcp_bridge.trust.policy import CallState, Decision, ToolCall, ToolRule, decide, taint_matters
+
+if TYPE_CHECKING:
+    from mcp_bridge.trust.trust import Trust
+
+APPROVAL_TTL_S = 3600.0
+
+
+class Permit:
+    """What one call needs before it goes out, in this order: its caller's limits, the rules, a
+    person's yes where they ask for one, what the rules count; then the yes is spent, and the call
+    is on record."""
+
+    def __init__(
+        self,
+        trust: Trust,
+        asking: Asking,
+        call: ToolCall,
+        rules: Rules,
+        record: CallRecord,
+        *,
+        goes_on: bool,
+    ) -> None:
+        self._trust, self._asking, self._goes_on = trust, asking, goes_on
+        self._call, self._rules, self.record = call, rules, record
+        self._by: list[ToolRule] = []
+        self._ticket: Ticket | None = None
+        self._taken: Taken | None = None
+
+    @property
+    def holds(self) -> bool:
+        """There is something to give back."""
+        return self._ticket is not None
+
+    async def ask(self) -> None:
+        """Raises: RpcError."""
+        trust, call, rules = self._trust, self._call, self._rules.rules
+        decision = decide(call, rules, CallState())
+        if decision.effect == "deny":
+            raise await self._denied(decision)
+        looking = None
+        if trust.memory.taints and taint_matters(call, decision):
+            # While the limits are asked: both are trips to Redis.
+            looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
+        try:
+            if not self._goes_on:
+                self._ticket = await self._admitted()
+                call = msgspec.structs.replace(call, cost_pico=self._ticket.cost_pico)
+            if looking is not None:
+                decision = decide(self._call, rules, CallState(tainted_by=await looking))
+        finally:
+            if looking is not None:
+                looking.cancel()
+        said_yes = await self._said_yes(decision.decider) if decision.effect == "ask" else None
+        self._by = [rule for rule in rules if rule.id in decision.rules]
+        if not self._goes_on:
+            taken = await self._take()
+            if taken.full is not None:
+                raise await self._denied(decide(call, rules, taken.full))
+            self._taken = taken
+        approval_id = None
+        if said_yes is not None:  # last: what is refused here leaves it for another time
+            approval_id = said_yes.id
+            await self._spend(said_yes)
+        elif decision.effect == "ask":
+            approval_id = "continued"
+        self.record = msgspec.structs.replace(
+            self.record, rules=decision.rules, approval_id=approval_id
+        )
+
+    async def record_it(self) -> None:
+        """Before anything goes out. Raises: RpcError."""
+        await self._trust.records.opened(self.record)
+        if self._ticket is not None:
+            await self._ticket.begun()
+
+    async def ended(self, outcome: Outcome) -> None:
+        """What was done is on the bill and on record. Raises: RpcError."""
+        try:
+            await self._settled(outcome)
+        finally:
+            await self._trust.records.closed(self.record, outcome)
+
+    async def give_back(self) -> None:
+        """It did not go out."""
+        await self._settled(None)
+
+    async def _settled(self, outcome: Outcome | None) -> None:
+        if self._ticket is None:
+            return
+        paid = False
+        try:
+            paid = await self._ticket.ended(outcome)
+        finally:
+            if self._taken is not None and not paid:
+                await self._untake(self._taken)
+
+    async def _take(self) -> Taken:
+        """What the rules count; who leaves meanwhile has it given back."""
+        if not any(rule.rate is not None or rule.budget is not None for rule in self._by):
+            return Taken()
+        memory, cost_pico = self._trust.memory, self._cost_pico
+        taking = asyncio.ensure_future(
+            memory.take(self._call.org_id, self._by, self.record.id, cost_pico)
+        )
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            self._trust.soon(self._untake_late(taking))
+            raise
+
+    async def _untake_late(self, taking: Awaitable[Taken]) -> None:
+        taken = await taking
+        if taken.full is None:
+            await self._untake(taken)
+
+    async def _untake(self, taken: Taken) -> None:
+        memory = self._trust.memory
+        await memory.give_back(self._call.org_id, self._by, self._cost_pico, taken)
+
+    @property
+    def _cost_pico(self) -> int:
+        return 0 if self._ticket is None else self._ticket.cost_pico
+
+    def _denial(self, reason: str) -> Denial:
+        return denial_of(self.record.caller, self._asking, self.record.tool, reason)
+
+    async def _denied(self, decision: Decision) -> RpcError:
+        denial = self._denial(decision.reason)
+        return await self._trust.denied(denial, decision, self._asking.alias)
+
+    async def _admitted(self) -> Ticket:
+        """Raises: RpcError."""
+        try:
+            return await self._trust.meter.admit(self.record)
+        except RpcError as error:
+            await self._trust.limited(self._denial(""), error)
+            raise
+
+    async def _said_yes(self, decider: Decider) -> Approval | None:
+        """What a person approved of this call, not spent yet; None: it was spent when the call went
+        out that this continues. Raises: RpcError."""
+        record, approvals = self.record, self._trust.approvals
+        if self._goes_on:
+            return None
+        if self._asking.continues is not None:
+            raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
+        call = ApprovedCall(
+            org_id=record.caller.org_id,
+            caller=record.caller.principal,
+            server=record.server,
+            pin=record.pin,
+            arguments_digest=record.arguments_digest,
+            policy_version=self._rules.version,
+            decider=decider,
+        )
+        try:
+            found = await approvals.ask(
+                call,
+                ttl_s=APPROVAL_TTL_S,
+                tool=record.tool,
+                arguments=None if record.caller.keeps_nothing else self._call.arguments,
+            )
+        except ApprovalRefused as error:
+            raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
+        if found.state == "approved":
+            return found
+        raise no_yes(found, self._asking.alias)
+
+    async def _spend(self, found: Approval) -> None:
+        """Raises: RpcError."""
+        spent = await self._trust.approvals.use(
+            found.id, found.call, nonce=found.nonce, call_id=self.record.id
+        )
+        if isinstance(spent, str):
+            raise no_yes(found, self._asking.alias)
+
+
+def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
+    server = asking.upstream.name
+    return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)

@@ -1,0 +1,178 @@
+"""What `trust` is told and tells: rules, what calls have been, and the record of each.
+
+Above: `trust`, and whoever keeps these in a database. Below: `policy`. `MemoryRules`, `MemoryCalls`
+and `MemoryRecords` are those for tests. Of arguments a record has the digest, of results nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.routing.guard import Outcome
+from mcp_bridge.trust.policy import CallState, ToolRule, checked_rules, policy_version
+
+ALLOWS_ALL = ToolRule(id="default", effect="allow")
+"""Of an org that has no rules: what was approved may be called."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    rules: tuple[ToolRule, ...]
+    version: str
+
+    @classmethod
+    def of(cls, rules: Iterable[ToolRule]) -> Rules:
+        """Raises: PolicyRefused."""
+        found = checked_rules(rules) or (ALLOWS_ALL,)
+        return cls(found, policy_version(found))
+
+    @classmethod
+    def stored(cls, rules: Iterable[ToolRule]) -> Rules:
+        """Those that were checked as they were written: what is refused since then holds on, and a
+        condition that may cost too much cannot be said."""
+        found = tuple(sorted(rules, key=lambda rule: rule.id)) or (ALLOWS_ALL,)
+        return cls(found, policy_version(found))
+
+
+class RuleSource(Protocol):
+    async def rules(self, org_id: str) -> Rules: ...
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of counting a call. `full`: it was not counted, and why. `at_s`: seconds since
+    the epoch."""
+
+    at_s: float = 0.0
+    full: CallState | None = None
+
+
+class CallMemory(Protocol):
+    """What calls have been, between workers."""
+
+    @property
+    def taints(self) -> bool:
+        """Whether anybody's results can be from a server that taints."""
+        ...
+
+    async def take(
+        self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
+    ) -> Taken:
+        """Counts a call under every rule that has a rate or a budget, or under none."""
+        ...
+
+    async def give_back(
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+    ) -> None:
+        """The money of a call that costs nothing after all; it was a call all the same."""
+        ...
+
+    async def tainted_by(self, caller: Caller) -> tuple[str, ...]: ...
+
+    async def taint(self, caller: Caller, server: str) -> None: ...
+
+    async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
+        """Whether this is the first time."""
+        ...
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as it is audited and billed: of arguments the digest, of results nothing."""
+
+    id: str
+    caller: Caller
+    server: str
+    tool: str
+    alias: str
+    pin: str
+    arguments_digest: str
+    rules: tuple[str, ...]
+    approval_id: str | None = None
+    continues: bool = False
+
+
+class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that is read or subscribed to, a prompt that is got, or what is completed of one.
+    `name`: at its server, or a URI."""
+
+    id: str
+    caller: Caller
+    server: str
+    method: str
+    name: str
+    rules: tuple[str, ...]
+
+
+class Denial(msgspec.Struct, frozen=True, kw_only=True):
+    caller: Caller
+    server: str
+    name: str
+    reason: str
+    method: str = "tools/call"
+    rules: tuple[str, ...] = ()
+
+
+class Records(Protocol):
+    async def listed(
+        self, caller: Caller, server: str, method: str, count: int, stale: bool
+    ) -> None: ...
+
+    async def denied(self, denial: Denial) -> None: ...
+
+    async def read(self, read: ReadRecord, outcome: Outcome) -> None: ...
+
+    async def opened(self, call: CallRecord) -> None:
+        """Before anything goes out. Raises: RpcError, where it cannot be recorded."""
+        ...
+
+    async def closed(self, call: CallRecord, outcome: Outcome) -> None: ...
+
+
+class Ticket(Protocol):
+    """A call that somebody may make, and pays for if it is made."""
+
+    @property
+    def cost_pico(self) -> int: ...
+
+    async def begun(self) -> None:
+        """It goes out now. Raises: RpcError, where nobody could account for it."""
+        ...
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        """Once, whatever became of it; None: it did not go out. Whether it is paid for. Raises:
+        RpcError, where that could not be kept."""
+        ...
+
+
+class Meter(Protocol):
+    """Who may make a call now, and what it costs. Its caller's limits are asked first."""
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        """Raises: RpcError."""
+        ...
+
+    async def count(self, read: ReadRecord) -> None:
+        """It is a request, and costs nothing. Raises: RpcError."""
+        ...
+
+
+class FreeTicket(msgspec.Struct, frozen=True):
+    cost_pico: int = 0
+
+    async def begun(self) -> None:
+        """Nothing to keep."""
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        return False
+
+
+class FreeMeter:
+    """Of a bridge whose calls nobody pays for."""
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        return FreeTicket()
+
+    async def count(self, read: ReadRecord) -> None:
+        """Nobody's limits are asked."""

@@ -1,0 +1,197 @@
+"""What servers offer now, against what was approved of them: the lists that clients see.
+
+Above: `trust`. Below: `pinning` (the comparison), a `PinStore`. A server's whole offer is asked for
+again when it says that it changed, when a session with it begins, and once it is `fresh_s` old; in
+between nothing is asked. A server that does not answer has its approved offer listed, marked.
+
+The store is the caller's and says by the identity of what it returns whether anything changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from mcp_bridge.errors import NotPinnable
+from mcp_bridge.pinning import (
+    Approved,
+    Change,
+    Key,
+    Kind,
+    Listing,
+    Offer,
+    Pin,
+    compare,
+    listing,
+    offer_of,
+    pin_of,
+)
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.guard import KIND_OF, Shown, Source
+from mcp_bridge.upstream.upstream import ServerConfig, Upstream
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0
+"""How old an offer may be that a list or a call is checked against."""
+
+MAX_LAUNCHES = 1024
+
+
+class PinStore(Protocol):
+    async def approved(self, org_id: str, server: str) -> Approved:
+        """The same object for as long as nothing changed."""
+        ...
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A server's lists as clients see them. `pins` and `shown` have only what is approved. It is
+    made anew whenever the offer or what is approved of it changes, and never changes itself."""
+
+    listing: Listing
+    pins: Mapping[Key, Pin]
+    shown: Mapping[Kind, Shown]
+
+    @property
+    def stale(self) -> bool:
+        return self.listing.stale
+
+
+class Entry:
+    """What is known of one server, as one tenant reaches it."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.checked_at = 0.0
+        self.generation = -1
+        self.offer: Offer | None = None
+        self.digest: bytes | None = None
+        """Of the offer as it came, so that the same one is not read twice."""
+        self.approved: Approved | None = None
+        self.seen: Seen | None = None
+        self.last: Seen | None = None
+        """The one before, while there is no other."""
+
+
+class Catalog:
+    """`now_s`: monotonic seconds."""
+
+    def __init__(
+        self,
+        pins: PinStore,
+        *,
+        fresh_s: float = FRESH_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pins, self._fresh_s, self._now_s = pins, fresh_s, now_s
+        self.noticed: list[Callable[[str, Upstream], None]] = []
+        """Told of an org's server of which other things are shown, since it offers others."""
+        self._entries: WeakKeyDictionary[Upstream, Entry] = WeakKeyDictionary()
+
+    async def opens(self, org_id: str, config: ServerConfig) -> bool:
+        if config.trust == "all":
+            return True
+        return (await self._pins.approved(org_id, config.name)).may_start(launch_pin(config))
+
+    async def admits(self, org_id: str, config: ServerConfig, pin: Pin) -> bool:
+        if config.trust == "all":
+            return True
+        return (await self._pins.approved(org_id, config.name)).admits(pin)
+
+    async def current(self, source: Source, upstream: Upstream, *, passes_on: bool = True) -> Seen:
+        """What clients see of a server at this moment. `passes_on`: not for who was told already
+        that it may be another, or two would tell each other for ever of a server that is never the
+        same."""
+        entry = self._entries.setdefault(upstream, Entry())
+        async with entry.turn:
+            if not self._is_fresh(entry, upstream):
+                await self._ask(entry, source, upstream)
+            approved = await self._pins.approved(source.caller.org_id, upstream.name)
+            if entry.seen is None or entry.approved is not approved:
+                before = entry.last if entry.seen is None else None
+                entry.approved = approved
+                entry.seen = entry.last = seen_of(upstream.config, approved, entry.offer)
+                self._log_hidden(upstream, entry.seen)
+                if before is not None and passes_on and differs(before, entry.seen):
+                    for noticed in self.noticed:
+                        noticed(source.caller.org_id, upstream)
+            return entry.seen
+
+    def _is_fresh(self, entry: Entry, upstream: Upstream) -> bool:
+        return (
+            entry.generation == upstream.generation
+            and self._now_s() < entry.checked_at + self._fresh_s
+        )
+
+    async def _ask(self, entry: Entry, source: Source, upstream: Upstream) -> None:
+        generation = upstream.generation
+        try:
+            fetched = await source.fetch(upstream)
+            generation = fetched.generation
+            if entry.offer is None or fetched.digest != entry.digest:
+                # Tens of milliseconds for a thousand tools, which nobody else should wait for.
+                entry.offer = await asyncio.to_thread(offer_of, fetched.things)
+                entry.digest, entry.seen = fetched.digest, None
+        except (RpcError, NotPinnable) as error:
+            log.warning("mcp: %s: its offer cannot be had: %s", upstream.name, error)
+            entry.offer = entry.digest = entry.seen = None
+        entry.generation, entry.checked_at = generation, self._now_s()
+
+    def _log_hidden(self, upstream: Upstream, seen: Seen) -> None:
+        hidden = len(seen.listing.hidden)
+        if hidden:
+            log.info("mcp: %s: %d things are hidden until approved", upstream.name, hidden)
+
+
+def differs(one: Seen, other: Seen) -> bool:
+    return any(one.shown[kind].digest != other.shown[kind].digest for kind in one.shown)
+
+
+def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Seen:
+    if config.trust != "all":
+        found = listing(approved, offer, launch_pin(config))
+    elif offer is None:
+        found = Listing((), stale=True)
+    else:
+        found = Listing(tuple(sorted(offer.pins.values(), key=lambda pin: pin.key)), stale=False)
+    shown = {
+        kind: Shown(tuple(pin for pin in found.pins if pin.kind == kind), stale=found.stale)
+        for kind in set(KIND_OF.values())
+    }
+    return Seen(found, {pin.key: pin for pin in found.pins}, shown)
+
+
+def launch_pin(config: ServerConfig) -> Pin:
+    """How a server is reached, to the byte: of its headers and credentials the names."""
+    if config.launch is not None:
+        return pin_of("launch", {"transport": "stdio", **config.launch.to_canonical()})
+    if config.document:
+        return document_launch_pin(config.document, config.url, *sorted(config.headers))
+    return url_launch_pin(config.transport, config.url, *sorted(config.headers))
+
+
+@lru_cache(maxsize=MAX_LAUNCHES)
+def url_launch_pin(transport: str, url: str, *headers: str) -> Pin:
+    """Asked several times for every call, and a server's stays the same."""
+    return pin_of("launch", {"transport": transport, "url": url, "headers": list(headers)})
+
+
+@lru_cache(maxsize=MAX_LAUNCHES)
+def document_launch_pin(document: str, url: str, *headers: str) -> Pin:
+    where = {"transport": "openapi", "document": document, "url": url}
+    return pin_of("launch", {**where, "headers": list(headers)})
+
+
+def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:
+    """All that differs from what was approved, the launch spec among it."""
+    launch = launch_pin(config)
+    pins = {launch.key: launch, **offer.pins}
+    changes = compare(approved, Offer(pins, offer.unpinnable))
+    return tuple(change for change in changes if change.state != "unchanged")

@@ -1,0 +1,150 @@
+"""Whether somebody may read or hear of a resource, get a prompt or have something completed.
+
+Above: `trust`. Below: `policy`, `call_records`. To rules a prompt is `server__prompt`, a resource
+`server__` and its URI as it is written, a completion what it completes; all of them only read, and
+their arguments are the prompt's, or the URI. Nobody is asked about them: a rule that asks refuses.
+They count to their caller's limits and to rates of rules, and cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mcp_bridge.caller import Caller
+from mcp_bridge.errors import NotCanonical
+from mcp_bridge.names import SEPARATOR, alias_of
+from mcp_bridge.pinning import Kind
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
+from mcp_bridge.provenance import Provenance, enveloped
+from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.trust.call_records import Denial, ReadRecord
+from mcp_bridge.trust.policy import CallState, ToolCall, decide
+from mcp_bridge.upstream.upstream import as_object
+
+if TYPE_CHECKING:
+    from mcp_bridge.trust.trust import Trust
+
+READS_ONLY: Mapping[str, object] = {
+    "readOnlyHint": True,
+    "destructiveHint": False,
+    "idempotentHint": True,
+}
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a request is about. `name`: a tool's or a prompt's at its server, or a URI."""
+
+    kind: Kind
+    name: str
+    arguments: Mapping[str, object] = {}
+
+
+def about_of(asking: Asking) -> About | None:
+    params = asking.params
+    match asking.method:
+        case "tools/call":
+            return About("tool", str(params.get("name")))
+        case "prompts/get":
+            return About("prompt", str(params.get("name")), as_object(params.get("arguments")))
+        case "resources/read" | "resources/subscribe" | "subscriptions/listen":
+            uri = str(params.get("uri"))
+            return About("resource", uri, {"uri": uri})
+        case "completion/complete":
+            of, given = as_object(params.get("ref")), as_object(params.get("argument"))
+            arguments = {str(given.get("name")): given.get("value")}
+            if of.get("type") == "ref/prompt":
+                return About("prompt", str(of.get("name")), arguments)
+            return About("resource", str(of.get("uri")), arguments)
+    return None
+
+
+def ruled_as(server: str, kind: Kind, name: str) -> str:
+    """What the globs of rules are matched with."""
+    if kind in ("tool", "prompt"):
+        return alias_of(server, name)
+    return f"{server}{SEPARATOR}{name}"
+
+
+def to_call(
+    caller: Caller,
+    server: str,
+    kind: Kind,
+    name: str,
+    *,
+    arguments: Mapping[str, object],
+    annotations: Mapping[str, object] = READS_ONLY,
+) -> ToolCall:
+    """As policy sees it."""
+    return ToolCall(
+        org_id=caller.org_id,
+        project_id=caller.project_id,
+        key_id=caller.client,
+        server=server,
+        tool=name,
+        alias=ruled_as(server, kind, name),
+        arguments=arguments,
+        annotations=annotations,
+    )
+
+
+async def before_read(
+    trust: Trust, caller: Caller, asking: Asking, about: About, *, pin: str = ""
+) -> Reading:
+    """`pin`: of a prompt, its digest as it was approved. Raises: RpcError."""
+    server, name = asking.upstream.name, about.name
+    rules = await trust.rules.rules(caller.org_id)
+    call = to_call(caller, server, about.kind, name, arguments=about.arguments)
+    denial = Denial(caller=caller, server=server, name=name, reason="", method=asking.method)
+    said = asking.alias if asking.method == "prompts/get" else name
+    decision = decide(call, rules.rules, CallState())
+    if decision.effect != "allow":
+        raise await trust.denied(denial, decision, said)
+    record = ReadRecord(
+        id=trust.new_id(),
+        caller=caller,
+        server=server,
+        method=asking.method,
+        name=name,
+        rules=decision.rules,
+    )
+    try:
+        await trust.meter.count(record)
+    except RpcError as error:
+        await trust.limited(denial, error)
+        raise
+    by = [rule for rule in rules.rules if rule.id in decision.rules]
+    taken = await trust.memory.take(caller.org_id, by, record.id, 0)
+    if taken.full is not None:
+        raise await trust.denied(denial, decide(call, rules.rules, taken.full), said)
+    origin = Provenance(
+        server=server,
+        prompt=name if about.kind == "prompt" else "",
+        resource=name if about.kind == "resource" else "",
+        pin=pin,
+        call_id=record.id,
+        received_at_s=0.0,
+        trusted=asking.upstream.config.trust == "all",
+    )
+    return Reading(trust, record, origin)
+
+
+class Reading:
+    """A Passage."""
+
+    answered = None
+
+    def __init__(self, trust: Trust, record: ReadRecord, origin: Provenance) -> None:
+        self._trust, self._record, self._origin = trust, record, origin
+
+    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
+        now_s = self._trust.now_s()
+        try:
+            return enveloped(result, msgspec.structs.replace(self._origin, received_at_s=now_s))
+        except NotCanonical:
+            raise RpcError(INTERNAL_ERROR, "The server's answer nests too deeply") from None
+
+    def ended(self, outcome: Outcome) -> None:
+        self._trust.soon(self._trust.records.read(self._record, outcome))

@@ -1,0 +1,160 @@
+"""An OpenAPI document as bounded JSON, and what its references mean.
+
+Above: `schemas`, `operations`. Below: msgspec, PyYAML. A reference is a JSON pointer into the
+document itself; nothing is ever fetched (OpenAPI 3.0.4 and 3.1.1, "Reference Object"). What is not
+a schema is resolved where it stands, through so many references at most; schemas keep theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import yaml
+
+from mcp_bridge.upstream.openapi.errors import BadDocument
+
+MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
+MAX_YAML_BYTES = 2 * 1024 * 1024
+"""Reading it takes far longer than JSON."""
+MAX_NODES = 1_000_000
+MAX_DEPTH = 100
+MAX_REFERENCES = 16
+"""In a row, before there is something."""
+
+VERSIONS: Final = ("3.0.", "3.1.")
+
+Json = Any
+Object = dict[str, Any]
+
+
+class Document:
+    """Parsed and bounded; `root` is not to be changed."""
+
+    def __init__(self, root: Object) -> None:
+        self.root = root
+        version = root.get("openapi")
+        if not isinstance(version, str) or not version.startswith(VERSIONS):
+            raise BadDocument("/openapi", "must be 3.0.x or 3.1.x")
+        self.is_30 = version.startswith("3.0.")
+
+    @classmethod
+    def parse(cls, content: bytes) -> Document:
+        """JSON or YAML; it blocks. Raises: BadDocument."""
+        root = _parsed(content)
+        if not isinstance(root, dict):
+            raise BadDocument("", "is no object")
+        _check_size(root)
+        return cls(root)
+
+    def at(self, pointer: str) -> Json:
+        """What stands at a reference's `#/...`. Raises: BadDocument."""
+        found: Json = self.root
+        for part in parts_of(pointer):
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part.isascii() and part.isdigit():
+                if int(part) >= len(found):
+                    raise BadDocument(pointer, "a reference to nothing")
+                found = found[int(part)]
+            else:
+                raise BadDocument(pointer, "a reference to nothing")
+        return found
+
+    def resolved(self, value: Json, pointer: str) -> Object:
+        """`value`, or what it refers to: an object. Raises: BadDocument."""
+        for _ in range(MAX_REFERENCES):
+            if not isinstance(value, dict):
+                raise BadDocument(pointer, "is no object")
+            if "$ref" not in value:
+                return value
+            value = self.at(local(value["$ref"], pointer))
+        raise BadDocument(pointer, f"more than {MAX_REFERENCES} references in a row")
+
+
+def local(reference: Json, pointer: str) -> str:
+    """Raises: BadDocument for one that leads out of the document: it is never followed."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise BadDocument(pointer, "$ref must be a `#/...` of this document; no other is followed")
+    return reference
+
+
+def parts_of(reference: str) -> list[str]:
+    """RFC 6901, section 6: percent-decoded, then `~1` and `~0`."""
+    if reference == "#":
+        return []
+    parts = unquote(reference[2:]).split("/")
+    return [part.replace("~1", "/").replace("~0", "~") for part in parts]
+
+
+def joined(pointer: str, *parts: str | int) -> str:
+    for part in parts:
+        pointer += "/" + str(part).replace("~", "~0").replace("/", "~1")
+    return pointer
+
+
+def _parsed(content: bytes) -> Json:
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise BadDocument("", f"larger than {MAX_DOCUMENT_BYTES} bytes")
+    if content.lstrip()[:1] in (b"{", b"["):
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            raise BadDocument("", "is no JSON") from None
+    if len(content) > MAX_YAML_BYTES:
+        raise BadDocument("", f"larger than {MAX_YAML_BYTES} bytes of YAML; JSON may be larger")
+    try:
+        _check_events(content)
+        return yaml.load(content, PlainLoader)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise BadDocument("", "is no YAML") from None
+
+
+def _check_events(content: bytes) -> None:
+    """Before anything is made of it: an alias would make a small text a large document."""
+    depth = 0
+    for event in yaml.parse(content, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise BadDocument("", "YAML's aliases are not read")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise BadDocument("", f"deeper than {MAX_DEPTH}")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+class PlainLoader(yaml.CSafeLoader):
+    """JSON's values alone."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Keys as JSON has them: a status is `200:` without quotes more often than not."""
+        plain = super().construct_mapping(node, deep=deep)
+        return {key if isinstance(key, str) else str(key): each for key, each in plain.items()}
+
+
+PlainLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _check_size(root: Json) -> None:
+    """No recursion: whoever wrote it says how deep it is."""
+    nodes = 0
+    level: list[Json] = [root]
+    for _ in range(MAX_DEPTH):
+        below: list[Json] = []
+        for value in level:
+            nodes += 1
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        if nodes + len(below) > MAX_NODES:
+            raise BadDocument("", f"more than {MAX_NODES} values")
+        if not below:
+            return
+        level = below
+    raise BadDocument("", f"deeper than {MAX_DEPTH}")

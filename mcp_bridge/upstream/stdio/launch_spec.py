@@ -1,0 +1,280 @@
+"""What may be started as an MCP server on this machine, and with what: the operator's list.
+
+Above: `process`, and whoever registers an upstream for a tenant. Below: `errors`. Starts nothing.
+A tenant chooses a name of the list and gives values for the credentials that it names; no tenant
+says what is run. `LaunchSpec.to_canonical` is what an approval is bound to: a command that changes
+after it was approved (CVE-2025-54136, "MCPoison") is another pin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.upstream.stdio.errors import BadLaunch, DigestMismatch
+
+MAX_ARGS = 64
+MAX_ARG_BYTES = 4096
+MAX_NAMES = 64
+"""Of fixed values and of credentials, each."""
+MAX_VALUE_BYTES = 32 * 1024
+MAX_PATHS = 64
+MAX_TREE_FILES = 100_000
+MAX_HASHED_BYTES = 4 * 1024**3
+"""Of all that one spec pins."""
+CHUNK_BYTES = 1024 * 1024
+
+SPEC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+IMAGE = re.compile(r"[^@\s]{1,400}@sha256:[0-9a-f]{64}", re.ASCII)
+STEERS = re.compile(
+    r"(?i:LD_.*|DYLD_.*|PYTHON.*|NODE_.*|NPM_CONFIG_.*|UV_.*|PIP_.*|PERL5?.*|RUBY.*|GEM_.*|JAVA_.*"
+    r"|_JAVA_OPTIONS|JDK_.*|CLASSPATH|BASH_.*|ENV|IFS|SHELL.*|PS4|PROMPT_COMMAND|GIT_.*|GCONV_PATH"
+    r"|DOTNET_.*|DOCKER_.*|SSL_CERT_.*|OPENSSL_.*|.*_PROXY|PATH|HOME|PWD|TMPDIR|LANG|LC_.*|TZ.*)"
+)
+"""Variables that say what a process loads, runs or whom it asks: never a tenant's to fill."""
+
+
+class FileDigest(msgspec.Struct, frozen=True, kw_only=True, tag="file", tag_field="kind"):
+    """One file by its content: hexadecimal SHA-256."""
+
+    path: str
+    sha256: str
+
+
+class TreeDigest(msgspec.Struct, frozen=True, kw_only=True, tag="tree", tag_field="kind"):
+    """A folder, a package as it was installed, by `tree_sha256` of it."""
+
+    path: str
+    sha256: str
+
+
+class ImageDigest(msgspec.Struct, frozen=True, kw_only=True, tag="image", tag_field="kind"):
+    """A container's image, `repository@sha256:...`, which has to stand among the arguments: whoever
+    runs the container compares it."""
+
+    reference: str
+
+
+Digest = FileDigest | TreeDigest | ImageDigest
+
+
+class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one server may take (setrlimit(2)); each is hard."""
+
+    data_bytes: int = 2 * 1024**3
+    """What it writes to in memory (RLIMIT_DATA)."""
+    address_space_bytes: int = 64 * 1024**3
+    """All that it maps. Runtimes that reserve without using, as V8 does, need much of it."""
+    cpu_s: int = 3600
+    """Of processor time, over its life."""
+    open_files: int = 1024
+    processes: int = 256
+    """And threads, of its uid; where it has one of its own."""
+    file_bytes: int = 256 * 1024**2
+    """Of each file that it writes."""
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server of the operator's list."""
+
+    name: str
+    command: str
+    """An absolute path: what a name would be found as depends on who looks."""
+    args: tuple[str, ...] = ()
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Values that are no secret, the same for all."""
+    credential_names: tuple[str, ...] = ()
+    """Of variables that are filled from the vault, for each who uses it."""
+    digests: tuple[Digest, ...] = ()
+    """Compared before each start."""
+    readable: tuple[str, ...] = ()
+    """Paths that a server in a sandbox sees besides the system's own."""
+    network: bool = True
+    """False: a server in a sandbox reaches nobody."""
+    limits: ProcessLimits = ProcessLimits()
+
+    def check(self) -> None:
+        """Raises: BadLaunch, which names the field."""
+        _check_name(self)
+        _check_texts(self)
+        _check_names(self)
+        _check_digests(self)
+        for field, value in msgspec.structs.asdict(self.limits).items():
+            if value <= 0:
+                raise BadLaunch(self.name, f"limits.{field}", "must be more than 0")
+
+    def to_canonical(self) -> dict[str, Any]:
+        """What is pinned, as JSON values: all that says what runs. Limits are not part of it, nor
+        are credentials, of which only the names are known here."""
+        whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        del whole["name"], whole["limits"]
+        whole["credential_names"] = sorted(whole["credential_names"])
+        whole["readable"] = sorted(whole["readable"])
+        return whole
+
+
+def filled_environment(spec: LaunchSpec, credentials: Mapping[str, str]) -> dict[str, str]:
+    """All variables that the spec names, with their values. Raises: BadLaunch, which names a
+    variable that is missing, that the spec does not have, or whose value cannot be one."""
+    for name, value in credentials.items():
+        field = f"credentials.{name[:128]}"
+        if name not in spec.credential_names:
+            raise BadLaunch(spec.name, field, "is no credential of this server")
+        if "\0" in value or len(value.encode(errors="replace")) > MAX_VALUE_BYTES:
+            raise BadLaunch(spec.name, field, f"longer than {MAX_VALUE_BYTES} bytes, or with a NUL")
+    for name in spec.credential_names:
+        if name not in credentials:
+            raise BadLaunch(spec.name, f"credentials.{name}", "is missing")
+    return {**spec.environment, **credentials}
+
+
+def check_on_disk(spec: LaunchSpec) -> None:
+    """Compare what lies on the disk with what was pinned; it blocks. What can write there between
+    this and the start can write there later too: the operator's folders are the operator's.
+
+    Raises: BadLaunch where the command cannot be run, DigestMismatch.
+    """
+    if not os.path.isfile(spec.command) or not os.access(spec.command, os.X_OK):
+        raise BadLaunch(spec.name, "command", "is no file that can be run")
+    budget = Budget(spec.name)
+    for digest in spec.digests:
+        if isinstance(digest, ImageDigest):
+            continue  # `check` has seen it among the arguments
+        path = Path(digest.path)
+        try:
+            if isinstance(digest, FileDigest):
+                found = file_sha256(path, budget)
+            else:
+                found = tree_sha256(path, budget)
+        except OSError as error:
+            raise DigestMismatch(spec.name, f"{path}: {error.strerror}") from None
+        if found != digest.sha256:
+            raise DigestMismatch(spec.name, f"{path} is not what was pinned")
+
+
+class Budget:
+    """How much is read for one spec."""
+
+    def __init__(self, upstream: str = "") -> None:
+        self._upstream = upstream
+        self._files = MAX_TREE_FILES
+        self._bytes = MAX_HASHED_BYTES
+
+    def take(self, files: int = 0, size_bytes: int = 0) -> None:
+        """Raises: DigestMismatch."""
+        self._files -= files
+        self._bytes -= size_bytes
+        if self._files < 0 or self._bytes < 0:
+            raise DigestMismatch(self._upstream, "more than can be compared before a start")
+
+
+def file_sha256(path: Path, budget: Budget) -> str:
+    """Raises: OSError, DigestMismatch for what is larger than can be compared."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            budget.take(size_bytes=len(chunk))
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def tree_sha256(root: Path, budget: Budget | None = None) -> str:
+    """Of a folder: SHA-256 over `KIND MODE PATH CONTENT` of each entry, NUL between them, in the
+    order of their paths' bytes. MODE is `x` where it may be run. A link is its target's text.
+
+    Raises: OSError, DigestMismatch.
+    """
+    budget = budget or Budget()
+    digest = hashlib.sha256()
+    for path in sorted(_walk(root, budget), key=lambda each: os.fsencode(each)):
+        mode = path.lstat().st_mode
+        runs = "x" if mode & 0o111 else "-"
+        if stat.S_ISLNK(mode):
+            kind, content = "link", os.readlink(path)
+        elif stat.S_ISREG(mode):
+            kind, content = "file", file_sha256(path, budget)
+        else:
+            kind, content = "other", ""
+        name = os.fsencode(path.relative_to(root))
+        for part in (kind.encode(), runs.encode(), name, os.fsencode(content)):
+            digest.update(part + b"\0")
+    return digest.hexdigest()
+
+
+def _walk(root: Path, budget: Budget) -> Iterator[Path]:
+    """All that is no folder, and links to folders."""
+    folders = [root]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                budget.take(files=1)
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                else:
+                    yield Path(entry.path)
+
+
+def _check_name(spec: LaunchSpec) -> None:
+    if SPEC_NAME.fullmatch(spec.name) is None:
+        raise BadLaunch(spec.name[:64], "name", "letters, digits, _ and -, at most 64")
+    if not os.path.isabs(spec.command) or len(spec.command) > MAX_ARG_BYTES:
+        raise BadLaunch(spec.name, "command", "must be an absolute path")
+
+
+def _check_texts(spec: LaunchSpec) -> None:
+    if len(spec.args) > MAX_ARGS or len(spec.readable) > MAX_PATHS:
+        field, most = ("args", MAX_ARGS) if len(spec.args) > MAX_ARGS else ("readable", MAX_PATHS)
+        raise BadLaunch(spec.name, field, f"more than {most}")
+    texts = [("command", spec.command)]
+    texts += [(f"args[{at}]", text) for at, text in enumerate(spec.args)]
+    texts += [(f"readable[{at}]", text) for at, text in enumerate(spec.readable)]
+    for field, text in texts:
+        if "\0" in text or len(text.encode(errors="replace")) > MAX_ARG_BYTES:
+            raise BadLaunch(spec.name, field, f"longer than {MAX_ARG_BYTES} bytes, or with a NUL")
+    for at, path in enumerate(spec.readable):
+        if not os.path.isabs(path):
+            raise BadLaunch(spec.name, f"readable[{at}]", "must be an absolute path")
+
+
+def _check_names(spec: LaunchSpec) -> None:
+    for field, names in (
+        ("environment", tuple(spec.environment)),
+        ("credential_names", spec.credential_names),
+    ):
+        if len(names) > MAX_NAMES or len(set(names)) != len(names):
+            raise BadLaunch(spec.name, field, f"more than {MAX_NAMES}, or one of them twice")
+        for name in names:
+            if ENVIRONMENT_NAME.fullmatch(name) is None:
+                raise BadLaunch(spec.name, f"{field}.{name[:128]}", "is no variable's name")
+    for name, value in spec.environment.items():
+        if "\0" in value or len(value.encode(errors="replace")) > MAX_VALUE_BYTES:
+            raise BadLaunch(spec.name, f"environment.{name}", "too long, or with a NUL")
+    for name in spec.credential_names:
+        if STEERS.fullmatch(name) is not None:
+            field = f"credential_names.{name}"
+            raise BadLaunch(spec.name, field, "says what the process loads: never a tenant's")
+        if name in spec.environment:
+            raise BadLaunch(spec.name, f"credential_names.{name}", "has a fixed value already")
+
+
+def _check_digests(spec: LaunchSpec) -> None:
+    if len(spec.digests) > MAX_PATHS:
+        raise BadLaunch(spec.name, "digests", f"more than {MAX_PATHS}")
+    for at, digest in enumerate(spec.digests):
+        field = f"digests[{at}]"
+        if isinstance(digest, ImageDigest):
+            if IMAGE.fullmatch(digest.reference) is None:
+                raise BadLaunch(spec.name, field, "is no image@sha256:...")
+            if digest.reference not in spec.args:
+                raise BadLaunch(spec.name, field, "does not stand among the arguments")
+        elif not os.path.isabs(digest.path) or SHA256.fullmatch(digest.sha256) is None:
+            raise BadLaunch(spec.name, field, "an absolute path and 64 hexadecimal digits")

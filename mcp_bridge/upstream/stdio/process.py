@@ -1,0 +1,368 @@
+"""A server as a process: started within its bounds, and ended with all that it started.
+
+Above: `transport`. Below: `isolation`, `launch_spec`, `images`, asyncio's streams. Knows bytes, not
+messages. A server is the leader of a session and process group of its own. When it leaves, its
+group is killed while its pid is still ours (a zombie keeps it), then what its cell still holds,
+then its folder is removed: nothing outlives `stop`, and nobody who is cancelled while it waits
+changes that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from asyncio.streams import StreamReaderProtocol
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+
+from mcp_bridge.upstream.stdio.errors import StartFailed, StdioError, TooManyProcesses
+from mcp_bridge.upstream.stdio.images import check_images
+from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, traversable
+from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec, check_on_disk, filled_environment
+
+MAX_PROCESSES = 64
+"""Of one gateway process."""
+MAX_OF_A_TENANT = 16
+READ_BYTES = 64 * 1024
+STDERR_TAIL_BYTES = 16 * 1024
+"""The end of what a server complained of; kept in memory, and in no log."""
+STDIN_GRACE_S = 2.0
+"""After its stdin was closed, which is how the protocol asks a server to leave."""
+TERM_GRACE_S = 2.0
+KILL_WAIT_S = 5.0
+STDERR_WAIT_S = 2.0
+"""For what was written before the end: longer only where something that left its group holds on."""
+GROUP_LOOKS, LOOK_AGAIN_S = 100, 0.005
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+Ends = tuple[socket.socket, socket.socket, socket.socket]
+
+log = logging.getLogger(__name__)
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """For whom a server runs. Two that differ in anything never share a process or a uid."""
+
+    tenant: str
+    credential_set: str
+    """Names the values, and is none of them."""
+
+    def key(self, upstream: str) -> str:
+        return repr((self.tenant, upstream, self.credential_set))
+
+
+class ServerProcess:
+    """One that runs, or ran. Made by `Launcher.start`; `stop` has to be called, whatever came."""
+
+    def __init__(self, upstream: str, popen: subprocess.Popen[bytes], cleaning: Cleaning) -> None:
+        self.upstream = upstream
+        self.stdout = asyncio.StreamReader(limit=READ_BYTES)
+        self.exited = asyncio.Event()
+        self.returncode: int | None = None
+        """Negative: the signal that ended it."""
+        self.sent: int | None = None
+        """The last signal of ours, while it lived."""
+        self.stderr_bytes = 0
+        self._popen = popen
+        self._cleaning = cleaning
+        self._started_s = time.monotonic()
+        self._stderr = asyncio.StreamReader(limit=READ_BYTES)
+        self._tail = bytearray()
+        self._stop_task: asyncio.Task[None] | None = None
+        self._pidfd = os.pidfd_open(popen.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def stderr_tail(self) -> bytes:
+        """For the operator who asks what is wrong (`last_words`); it may hold anything."""
+        return bytes(self._tail)
+
+    async def open(self, ends: Ends) -> None:
+        """Once, before anything else. `ends`: of stdin, stdout and stderr, ours from now on."""
+        loop = asyncio.get_running_loop()
+        stdin, stdout, stderr = ends
+        unread = asyncio.StreamReader(limit=READ_BYTES)
+        transport, protocol = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(unread), sock=stdin
+        )
+        self.stdin = asyncio.StreamWriter(transport, protocol, unread, loop)
+        self._out, _ = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(self.stdout), sock=stdout
+        )
+        self._err, _ = await loop.create_unix_connection(
+            lambda: StreamReaderProtocol(self._stderr), sock=stderr
+        )
+        self._stderr_task = asyncio.create_task(self._read_stderr())
+
+    async def stop(self) -> None:
+        """Ask it to leave, make it, and clear up behind it. Idempotent; who is cancelled here
+        leaves it to go on."""
+        if self._stop_task is None:
+            self._stop_task = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stop_task)
+
+    async def _stop(self) -> None:
+        drain = asyncio.create_task(self._drain())
+        try:
+            self.stdin.close()
+            for grace_s, number in (
+                (STDIN_GRACE_S, signal.SIGTERM),
+                (TERM_GRACE_S, signal.SIGKILL),
+                (KILL_WAIT_S, None),
+            ):
+                if await self._left_within(grace_s):
+                    break
+                if number is not None:
+                    self.sent = number
+                    self._signal_group(number)
+            else:
+                log.error("%s: process %d cannot be killed", self.upstream, self.pid)
+            await self._group_gone()
+        finally:
+            await _end(drain)
+            await self._cleaning.run(self.upstream)
+            await asyncio.wait([self._stderr_task], timeout=STDERR_WAIT_S)
+            await _end(self._stderr_task)
+            for pipe in (self._out, self._err):
+                pipe.close()
+        log.info(
+            "%s: process %d ended with status %s after %.1f s; it wrote %d bytes to stderr",
+            self.upstream,
+            self.pid,
+            self.returncode,
+            time.monotonic() - self._started_s,
+            self.stderr_bytes,
+        )
+
+    async def _left_within(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.exited.wait()
+        return self.exited.is_set()
+
+    async def _group_gone(self) -> None:
+        """What was killed behind its leader has a moment to die: of a sandbox, all that is in it
+        does before its first process. Nothing is sent: the number may be another one's by now."""
+        for _ in range(GROUP_LOOKS):
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _on_exit(self) -> None:
+        """The group first: reaped, its number could be another one's."""
+        self._signal_group(signal.SIGKILL)
+        self.returncode = self._popen.wait()
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.exited.set()
+
+    def _signal_group(self, number: int) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, number)
+
+    async def _read_stderr(self) -> None:
+        while data := await self._stderr.read(READ_BYTES):
+            self.stderr_bytes += len(data)
+            self._tail += data[-STDERR_TAIL_BYTES:]
+            del self._tail[:-STDERR_TAIL_BYTES]
+
+    async def _drain(self) -> None:
+        """One that is stuck writing cannot see that its stdin was closed."""
+        while await self.stdout.read(READ_BYTES):
+            continue
+
+
+class Cleaning:
+    """What a server leaves behind, undone once."""
+
+    def __init__(self, launcher: Launcher, owner: Owner, folder: Path) -> None:
+        self._launcher = launcher
+        self._owner = owner
+        self._folder = folder
+        self.cell: Cell | None = None
+
+    async def run(self, upstream: str) -> None:
+        """It never raises: who stops a server has nothing else to do about it."""
+        try:
+            await asyncio.to_thread(self._clear, upstream)
+        finally:
+            self._launcher._give_back(self._owner)
+
+    def _clear(self, upstream: str) -> None:
+        try:
+            if self.cell is not None:
+                self._launcher.isolation.end(self.cell)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("%s: what is left of it could not be ended: %s", upstream, error)
+        try:
+            shutil.rmtree(self._folder)
+        except OSError as error:
+            log.error("%s: its folder could not be removed: %s", upstream, error.strerror)
+
+
+class Launcher:
+    """Starts servers, so many at once. `scratch`: where their folders are made; others have to be
+    able to go through it and all that leads there."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        scratch: Path,
+        *,
+        max_processes: int = MAX_PROCESSES,
+        max_of_a_tenant: int = MAX_OF_A_TENANT,
+    ) -> None:
+        self.isolation = isolation
+        self._max_processes = max_processes
+        self._max_of_a_tenant = max_of_a_tenant
+        self._running: Counter[str] = Counter()
+        scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._scratch = scratch.resolve()
+        if isolation.name == "uid" and (closed := traversable(self._scratch)) is not None:
+            raise StartFailed("stdio", f"{closed}: other users may not go through it (mode 0711)")
+
+    @property
+    def num_running(self) -> int:
+        return self._running.total()
+
+    async def start(
+        self, spec: LaunchSpec, owner: Owner, credentials: Mapping[str, str]
+    ) -> ServerProcess:
+        """A server of its own for `owner`, in an empty folder, with the environment that the spec
+        names and no other.
+
+        Raises: StdioError: BadLaunch, DigestMismatch, CannotIsolate, TooManyProcesses, StartFailed.
+        """
+        environment = filled_environment(spec, credentials)
+        self._take(spec.name, owner)
+        starting = asyncio.create_task(self._start(spec, owner, environment))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # What has begun comes to its end, so that nothing of it is left.
+            starting.add_done_callback(_stop_unwanted)
+            raise
+
+    async def _start(
+        self, spec: LaunchSpec, owner: Owner, environment: Mapping[str, str]
+    ) -> ServerProcess:
+        cleaning: Cleaning | None = None
+        try:
+            await asyncio.to_thread(check_on_disk, spec)
+            folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._scratch))
+            cleaning = Cleaning(self, owner, folder)
+            cell = await asyncio.to_thread(
+                self.isolation.cell, spec, owner.key(spec.name), cleaning._folder
+            )
+            cleaning.cell = cell
+            if cell.uid is not None:
+                os.chown(folder, cell.uid, cell.uid)
+            await asyncio.to_thread(
+                check_images, spec, cell.argv, folder, surroundings(folder, spec.environment)
+            )
+            process, ends = self._spawn(spec, cell, folder, environment, cleaning)
+        except BaseException as error:
+            if cleaning is None:
+                self._give_back(owner)
+            else:
+                await cleaning.run(spec.name)
+            if isinstance(error, OSError):
+                raise StartFailed(spec.name, f"could not be started: {error.strerror}") from error
+            raise
+        await process.open(ends)
+        log.info("%s: process %d started", spec.name, process.pid)
+        return process
+
+    def _spawn(
+        self,
+        spec: LaunchSpec,
+        cell: Cell,
+        folder: Path,
+        environment: Mapping[str, str],
+        cleaning: Cleaning,
+    ) -> tuple[ServerProcess, Ends]:
+        """In the loop's own thread: the kernel counts the death of the thread that forks.
+
+        Sockets, as libuv's own children have them, not pipes: uvloop closes a pipe's descriptor
+        twice, and the second time it may be what another thread has opened by then.
+        """
+        with ExitStack() as undone:
+            ours, theirs = [], []
+            for _ in range(3):
+                here, there = socket.socketpair()
+                ours.append(undone.enter_context(here))
+                theirs.append(undone.enter_context(there))
+            popen = subprocess.Popen(
+                cell.argv,
+                stdin=theirs[0].fileno(),
+                stdout=theirs[1].fileno(),
+                stderr=theirs[2].fileno(),
+                cwd=folder,
+                env=surroundings(folder, environment),
+                start_new_session=True,
+                umask=0o077,
+            )
+            undone.pop_all()
+        for each in theirs:
+            each.close()
+        for each in ours:
+            each.setblocking(False)
+        return ServerProcess(spec.name, popen, cleaning), (ours[0], ours[1], ours[2])
+
+    def _take(self, upstream: str, owner: Owner) -> None:
+        if self.num_running >= self._max_processes:
+            raise TooManyProcesses(upstream, f"{self._max_processes} servers run already")
+        if self._running[owner.tenant] >= self._max_of_a_tenant:
+            most = self._max_of_a_tenant
+            raise TooManyProcesses(upstream, f"{most} servers of this tenant run already")
+        self._running[owner.tenant] += 1
+
+    def _give_back(self, owner: Owner) -> None:
+        self._running[owner.tenant] -= 1
+        if not self._running[owner.tenant]:
+            del self._running[owner.tenant]
+
+
+def surroundings(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a process."""
+    own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
+    return {"PATH": PATH, "LANG": "C.UTF-8", **own, **environment}
+
+
+_unwanted: set[asyncio.Task[None]] = set()
+
+
+def _stop_unwanted(starting: asyncio.Task[ServerProcess]) -> None:
+    """Of whom nobody waits for any more."""
+    error = None if starting.cancelled() else starting.exception()
+    if isinstance(error, StdioError):
+        log.info("%s", error)
+    elif error is None and not starting.cancelled():
+        task = asyncio.create_task(starting.result().stop())
+        _unwanted.add(task)
+        task.add_done_callback(_unwanted.discard)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.info("a pipe broke: %s", type(error).__name__)

@@ -1,0 +1,433 @@
+"""One open connection to a server that knows no HTTP, shared by all whom it may serve.
+
+Above: `hosts`. Below: a Line (a process's stdin and stdout, a stream of the oldest transport). Ids,
+progress tokens and subscriptions of those who ask are exchanged for its own, so that nobody gets
+what is another's; a server of the older era is told once who we are, and each session of ours there
+is a name for this connection. What a server asks in the middle of things is passed to the only call
+under way, and refused where there are several: nothing on such a connection says whose it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.eras import (
+    ASSUMED_VERSION,
+    CAPABILITIES_META,
+    INFO_META,
+    LEGACY,
+    LEGACY_VERSIONS,
+    LIST_CHANGES,
+    MODERN,
+    RESOURCE_UPDATED,
+    SUBSCRIPTION_META,
+    VERSION_META,
+)
+from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
+from mcp_bridge.upstream.transports.transport import CarrierFailed
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""For an answer to what the newer era asks first; a server of the older one may never give one."""
+HANDSHAKE_S = 15.0
+MAX_UNDER_WAY = 1024
+MAX_SUBSCRIBED = 10_000
+MAX_NOTES = 256
+MAX_NOTE_BYTES = 16 * 1024 * 1024
+"""Of what waits to be taken by one who asked; the oldest is lost first."""
+
+OFFERED_CAPABILITIES: dict[str, Any] = {"elicitation": {}}
+SAMPLING = "sampling"
+
+Emit = Callable[[Message], Awaitable[None]]
+LISTENING: Message = {}
+"""What who listens is told first: from now on nothing is missed."""
+SENT: Message = {"sent": True}
+"""What who asks is told first: from now on the server may have been asked."""
+
+
+class Line(Protocol):
+    """Whole messages, both ways."""
+
+    @property
+    def legacy_only(self) -> bool:
+        """It is of a transport that the newer era does not have."""
+        ...
+
+    @property
+    def left(self) -> bool:
+        """It ended because nothing was on its way for long."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Raises: CarrierFailed."""
+        ...
+
+    def messages(self) -> AsyncIterator[Message]:
+        """Until the server has ended it. Raises: CarrierFailed."""
+        ...
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in the words of Streamable HTTP. `asker`: whose ids its ids are."""
+
+    asker: str
+    method: str
+    message: Message | None
+    session: str | None
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ends."""
+
+    status: int
+    session: str | None = None
+    message: Message | None = None
+
+
+class Inbox:
+    """What comes for one who asked."""
+
+    def __init__(self) -> None:
+        self._notes: deque[tuple[int, Message]] = deque()
+        self._bytes = 0
+        self._answer: Message | None = None
+        self._failure: CarrierFailed | None = None
+        self._some = asyncio.Event()
+
+    def note(self, message: Message) -> None:
+        size = len(rpc.encode(message))
+        self._notes.append((size, message))
+        self._bytes += size
+        while len(self._notes) > MAX_NOTES or self._bytes > MAX_NOTE_BYTES:
+            self._bytes -= self._notes.popleft()[0]
+        self._some.set()
+
+    def end(self, answer: Message) -> None:
+        self._answer = answer
+        self._some.set()
+
+    def fail(self, failure: CarrierFailed) -> None:
+        self._failure = failure
+        self._some.set()
+
+    async def drain(self, emit: Emit) -> Message:
+        """The answer; all else goes to `emit`. Raises: CarrierFailed."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._notes:
+                size, message = self._notes.popleft()
+                self._bytes -= size
+                await emit(message)
+            if self._answer is not None:
+                return self._answer
+            if self._failure is not None:
+                raise self._failure
+
+
+class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+    asker: str
+    id: rpc.RequestId
+    token: Any
+    inbox: Inbox
+
+
+class Channel:
+    """`start`, then `run` until the server ends it; `ask` meanwhile. `sampling`: what it is told of
+    models that it may want; None: there are none."""
+
+    def __init__(
+        self,
+        server: str,
+        info: dict[str, Any],
+        line: Line,
+        *,
+        sampling: dict[str, Any] | None = None,
+    ) -> None:
+        self.server = server
+        self._offered = OFFERED_CAPABILITIES | ({} if sampling is None else {SAMPLING: sampling})
+        self.id = secrets.token_hex(8)
+        self.modern = False
+        self.answered = False
+        """Whether it was of use since it began."""
+        self._info, self._line = info, line
+        self._about: dict[str, Any] = {}
+        self._ids = itertools.count(1)
+        self._under_way: dict[int, UnderWay] = {}
+        self._listening: dict[Inbox, str] = {}
+        self._subscribed: dict[str, set[str]] = {}
+        self._failure: CarrierFailed | None = None
+
+    # The connection.
+
+    @property
+    def has_ended(self) -> bool:
+        return self._failure is not None
+
+    async def run(self) -> None:
+        """Raises: CarrierFailed, by which all that waits fails too."""
+        failure = CarrierFailed("upstream_ended")
+        try:
+            async for message in self._line.messages():
+                await self._take(message)
+            raise failure
+        except CarrierFailed as error:
+            failure = error
+            raise
+        finally:
+            self._failure = failure
+            for one in self._under_way.values():
+                one.inbox.fail(failure)
+            for inbox in self._listening:
+                inbox.fail(failure)
+
+    async def start(self) -> None:
+        """While `run` runs. Raises: CarrierFailed."""
+        try:
+            if not self._line.legacy_only:
+                await self._discover()
+            if not self.modern:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    await self._initialize()
+        except TimeoutError:
+            raise CarrierFailed("handshake") from None
+
+    async def _discover(self) -> None:
+        meta = {VERSION_META: MODERN, CAPABILITIES_META: {}, INFO_META: self._info}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                found = await self._own("server/discover", {"_meta": meta})
+                about = found.get("result")
+                versions = about.get("supportedVersions") if isinstance(about, dict) else None
+                if isinstance(about, dict) and isinstance(versions, list) and MODERN in versions:
+                    self.modern, self._about = True, about
+
+    async def _initialize(self) -> None:
+        params = {
+            "protocolVersion": LEGACY,
+            "capabilities": self._offered,
+            "clientInfo": self._info,
+        }
+        found = await self._own("initialize", params)
+        about = found.get("result")
+        if not isinstance(about, dict):
+            raise CarrierFailed("handshake")
+        if about.get("protocolVersion") not in LEGACY_VERSIONS:
+            # 2024-11-05, whose messages are those of the revision after it.
+            about = {**about, "protocolVersion": ASSUMED_VERSION}
+        self._about = about
+        await self._line.send(rpc.notification("notifications/initialized"))
+
+    async def _own(self, method: str, params: dict[str, Any]) -> Message:
+        return await self._request("", 0, method, params, Inbox(), ignored)
+
+    # What comes from the server.
+
+    async def _take(self, message: Message) -> None:
+        if rpc.is_response(message):
+            self._take_response(message)
+        elif rpc.is_request(message):
+            await self._take_request(message)
+        elif rpc.is_notification(message):
+            self._take_note(message)
+
+    def _take_response(self, message: Message) -> None:
+        id_ = message.get("id")
+        found = self._under_way.get(id_) if isinstance(id_, int) else None
+        if found is not None:
+            self.answered = True
+            found.inbox.end({**message, "id": found.id})
+
+    async def _take_request(self, message: Message) -> None:
+        if message["method"] == "ping":
+            await self._line.send(rpc.result(message["id"], {}))
+            return
+        only = self._only()
+        if only is None:
+            error = RpcError(METHOD_NOT_FOUND, "Nobody can be asked this now")
+            await self._line.send(rpc.failure(message["id"], error))
+        else:
+            only.inbox.note(message)
+
+    def _only(self) -> UnderWay | None:
+        """The call under way, where there is one alone."""
+        found = [one for one in self._under_way.values() if one.asker]
+        return found[0] if len(found) == 1 else None
+
+    def _take_note(self, message: Message) -> None:
+        method, params = message["method"], rpc.params_of(message)
+        subscription = rpc.meta_of(params).get(SUBSCRIPTION_META)
+        if method == "notifications/progress":
+            self._pass(params.get("progressToken"), message, "progressToken")
+        elif subscription is not None:
+            self._pass_subscribed(subscription, message)
+        elif method in LIST_CHANGES or method == RESOURCE_UPDATED:
+            uri = params.get("uri")
+            for inbox, session in self._listening.items():
+                if method in LIST_CHANGES or session in self._subscribed.get(str(uri), ()):
+                    inbox.note(message)
+        elif (only := self._only()) is not None:
+            only.inbox.note(message)
+
+    def _pass(self, own: Any, message: Message, field: str) -> None:
+        found = self._under_way.get(own) if isinstance(own, int) else None
+        if found is not None and found.token is not None:
+            params = {**rpc.params_of(message), field: found.token}
+            found.inbox.note({**message, "params": params})
+
+    def _pass_subscribed(self, own: Any, message: Message) -> None:
+        number = int(own) if str(own).isdecimal() else -1
+        found = self._under_way.get(number)
+        if found is not None:
+            params = rpc.params_of(message)
+            meta = {**rpc.meta_of(params), SUBSCRIPTION_META: found.id}
+            found.inbox.note({**message, "params": {**params, "_meta": meta}})
+
+    # What goes to it.
+
+    async def ask(self, ask: Ask, emit: Emit) -> Told:
+        """Raises: CarrierFailed."""
+        message = ask.message
+        if ask.method == "DELETE":
+            return self._end(ask.session)
+        if not self.modern and not self._knows(ask):
+            return Told(status=404)
+        if ask.method == "GET" or message is None:
+            return await self._listen(ask.session, emit)
+        if not rpc.is_request(message):
+            await self._pass_on(ask.asker, message)
+            return Told(status=202)
+        method, id_ = message["method"], message["id"]
+        if method == "server/discover":
+            if self.modern:
+                return Told(status=200, message=rpc.result(id_, self._about))
+            return Told(status=404)
+        if method == "initialize" and not self.modern:
+            session = f"{self.id}.{secrets.token_hex(8)}"
+            return Told(status=200, session=session, message=rpc.result(id_, self._about))
+        if method in ("resources/subscribe", "resources/unsubscribe") and not self.modern:
+            if not self._counted(method, ask.session or "", message):
+                return Told(status=200, message=rpc.result(id_, {}))
+        params = rpc.params_of(message)
+        found = await self._request(ask.asker, id_, method, params, Inbox(), emit)
+        return Told(status=200, message=found)
+
+    def _knows(self, ask: Ask) -> bool:
+        """Whether it comes of a session of this connection, or is how one begins."""
+        if ask.session is not None:
+            return ask.session.partition(".")[0] == self.id
+        method = (ask.message or {}).get("method")
+        return method in ("initialize", "server/discover")
+
+    async def _request(
+        self,
+        asker: str,
+        id_: rpc.RequestId,
+        method: str,
+        params: dict[str, Any],
+        inbox: Inbox,
+        emit: Emit,
+    ) -> Message:
+        if self._failure is not None:
+            raise self._failure
+        if len(self._under_way) >= MAX_UNDER_WAY:
+            raise CarrierFailed("too_many_requests")
+        own = next(self._ids)
+        token = rpc.meta_of(params).get("progressToken")
+        if token is not None:
+            params = {**params, "_meta": {**rpc.meta_of(params), "progressToken": own}}
+        self._under_way[own] = UnderWay(asker=asker, id=id_, token=token, inbox=inbox)
+        answered = False
+        try:
+            await emit(SENT)
+            await self._line.send(rpc.request(own, method, params))
+            found = await inbox.drain(emit)
+            answered = True
+            return found
+        finally:
+            del self._under_way[own]
+            if not answered and self._failure is None:
+                self._cancel_soon(own)
+
+    def _cancel_soon(self, own: int) -> None:
+        """Who asked has left; the server is told, as far as it listens."""
+        said = {"requestId": own, "reason": "nobody waits for it"}
+        message = rpc.notification("notifications/cancelled", said)
+        task = asyncio.get_running_loop().create_task(self._send_quietly(message))
+        _sending.add(task)
+        task.add_done_callback(_sending.discard)
+
+    async def _send_quietly(self, message: Message) -> None:
+        with suppress(CarrierFailed, TimeoutError):
+            async with asyncio.timeout(HANDSHAKE_S):
+                await self._line.send(message)
+
+    async def _pass_on(self, asker: str, message: Message) -> None:
+        method = message.get("method")
+        if method == "notifications/initialized":
+            return  # said once, when the connection began
+        if method == "notifications/cancelled":
+            wanted = rpc.params_of(message).get("requestId")
+            for own, one in self._under_way.items():
+                if one.asker == asker and one.id == wanted:
+                    params = {**rpc.params_of(message), "requestId": own}
+                    await self._line.send({**message, "params": params})
+            return
+        await self._line.send(message)
+
+    # Those who listen.
+
+    async def _listen(self, session: str | None, emit: Emit) -> Told:
+        inbox = Inbox()
+        if self._failure is not None:
+            raise self._failure
+        if len(self._listening) >= MAX_UNDER_WAY:
+            return Told(status=503)
+        self._listening[inbox] = session or ""
+        try:
+            await emit(LISTENING)
+            await inbox.drain(emit)
+        finally:
+            del self._listening[inbox]
+        raise AssertionError("who listens is answered nothing")
+
+    def _counted(self, method: str, session: str, message: Message) -> bool:
+        """Whether the server has to be told: it knows one who subscribes."""
+        uri = str(rpc.params_of(message).get("uri"))
+        if method == "resources/subscribe":
+            if uri not in self._subscribed and len(self._subscribed) >= MAX_SUBSCRIBED:
+                raise CarrierFailed("too_many_subscriptions")
+            self._subscribed.setdefault(uri, set()).add(session)
+            return True
+        sessions = self._subscribed.get(uri, set())
+        sessions.discard(session)
+        if sessions:
+            return False
+        self._subscribed.pop(uri, None)
+        return True
+
+    def _end(self, session: str | None) -> Told:
+        for uri, sessions in list(self._subscribed.items()):
+            sessions.discard(session or "")
+            if not sessions:
+                del self._subscribed[uri]
+        return Told(status=200)
+
+
+_sending: set[asyncio.Task[None]] = set()
+
+
+async def ignored(_: Message) -> None:
+    """Of what is said before anybody asked."""

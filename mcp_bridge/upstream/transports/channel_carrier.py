@@ -1,0 +1,160 @@
+"""A Carrier to a server that knows no HTTP: asks go to the one connection that there is, and what
+comes of it is an answer as Streamable HTTP would have given.
+
+Above: `upstream`. Below: `hosts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
+from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.task_ending import end
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transports.channel import LISTENING, SENT, Ask, Told
+from mcp_bridge.upstream.transports.channel_owners import Hosts
+from mcp_bridge.upstream.transports.streamable_http import Shown
+from mcp_bridge.upstream.transports.transport import Carried, CarrierFailed, NotTaken, Spent
+from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS, READ_TIMEOUT_S, ServerConfig
+
+ENDING_S = 5.0
+"""For telling the owner of the connection that nobody waits any more."""
+MAX_UNREAD = 64
+"""Of what the server says: behind that it waits at the owner."""
+
+
+class ChannelAnswer:
+    """`first`: what came first; None: the end was first."""
+
+    last_id: str | None = None
+    retry_ms = DEFAULT_RETRY_MS
+
+    def __init__(
+        self,
+        first: Message | None,
+        rest: asyncio.Queue[Message],
+        ending: asyncio.Task[Told],
+        read_s: float | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._first, self._rest, self.ending = first, rest, ending
+        self._read_s, self._on_change = read_s, on_change
+        told = ending.result() if first is None else None
+        self.status = 200 if told is None else told.status
+        has_body = told is None or told.message is not None
+        self.kind = "text/event-stream" if has_body else ""
+        session = None if told is None else told.session
+        self.headers: Mapping[str, str] = {} if session is None else {SESSION_HEADER: session}
+
+    @property
+    def is_stream(self) -> bool:
+        return self.kind == "text/event-stream"
+
+    async def body(self) -> bytes:
+        return b""
+
+    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+        found = self._first
+        while found is not None:
+            if found.get("method") in LIST_CHANGES:
+                self._on_change()
+            yield None if found == LISTENING else found
+            found = await next_of(self._rest, self.ending, self._read_s)
+        message = self.ending.result().message
+        if message is not None:
+            yield message
+
+
+class ChannelCarrier:
+    def __init__(self, config: ServerConfig, whose: Whose, hosts: Hosts, shown: Shown) -> None:
+        self._config, self._whose, self._hosts, self._shown = config, whose, hosts, shown
+        self._asker = secrets.token_hex(8)
+        hosts.knows(config)
+
+    async def close(self) -> None:
+        """The connection is everybody's."""
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        body: Message | None,
+        headers: Mapping[str, str],
+        *,
+        endless: bool,
+        on_change: Callable[[], None],
+        on_sent: Callable[[], None],
+    ) -> AsyncIterator[Carried]:
+        session = headers.get(SESSION_HEADER)
+        asked = Ask(asker=self._asker, method=method, message=body, session=session)
+        read_s = None if endless else READ_TIMEOUT_S
+        begin = partial(self._begin, asked, read_s, on_change, on_sent)
+        credential = await self._shown(None)
+        try:
+            answer = await begin(credential)
+        except NotTaken as error:
+            again = await self._shown(Refusal(credential, error.status, error.challenge))
+            if again is credential:
+                raise
+            # Refused before anything was done: a newer token may be taken.
+            try:
+                answer = await begin(again)
+            except NotTaken as error:
+                await self._shown(Refusal(again, error.status, error.challenge, is_last=True))
+                raise
+        try:
+            yield answer
+        finally:
+            await end(answer.ending, again_s=ENDING_S)
+
+    async def _begin(
+        self,
+        asked: Ask,
+        read_s: float | None,
+        on_change: Callable[[], None],
+        on_sent: Callable[[], None],
+        credential: CredentialSet,
+    ) -> ChannelAnswer:
+        """Raises: CarrierFailed, RpcError."""
+        said: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
+
+        async def emit(message: Message) -> None:
+            on_sent()
+            if message != SENT:
+                await said.put(message)
+
+        work = self._hosts.ask(self._config, self._whose, credential, asked, emit)
+        ending = asyncio.create_task(work)
+        try:
+            first = await next_of(said, ending, read_s)
+        except BaseException:
+            await end(ending, again_s=ENDING_S)
+            raise
+        return ChannelAnswer(first, said, ending, read_s, on_change)
+
+
+async def next_of(
+    said: asyncio.Queue[Message], ending: asyncio.Task[Told], read_s: float | None
+) -> Message | None:
+    """None: it has ended, and how is known. Raises: what it ended with; CarrierFailed."""
+    if said.empty() and not ending.done():
+        getting = asyncio.create_task(said.get())
+        try:
+            await asyncio.wait(
+                [getting, ending], timeout=read_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if getting.done():
+                return getting.result()
+        finally:
+            getting.cancel()
+        if not ending.done():
+            raise CarrierFailed("ReadTimeout")
+    if not said.empty():
+        return said.get_nowait()
+    ending.result()
+    return None

@@ -1,0 +1,254 @@
+"""Arguments against the pinned `inputSchema`, results against `outputSchema` and their bounds.
+
+`jsonschema-rs` checks, with its linear-time regular expressions and without retrieval: a `$ref`
+that leaves the document is refused, as is a schema or value whose checking could take long
+(`schema_cost`). What the linear engine cannot read, look-around and back references, is checked
+by `killable` in a process that is stopped when it takes too long; nothing else is.
+
+MCP 2025-11-25 and later, server/tools: a schema without `$schema` is 2020-12. `format` is an
+annotation, as both drafts have it by default. Problems name the JSON pointer of the value and
+the keyword, and quote no value.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import jsonschema_rs
+import msgspec
+
+from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer, walk
+from mcp_bridge.errors import NotCanonical, SchemaRefused
+from mcp_bridge.text_safety.hidden_text import visible
+from mcp_bridge.validation.schema_cost import MAX_SCHEMA_DEPTH, Cost, Schema, measure
+
+Engine = Literal["linear", "killable"]
+
+DIALECTS: Mapping[str, tuple[type[jsonschema_rs.Validator], int]] = {
+    "https://json-schema.org/draft/2020-12/schema": (
+        jsonschema_rs.Draft202012Validator,
+        jsonschema_rs.Draft202012,
+    ),
+    "https://json-schema.org/draft/2019-09/schema": (
+        jsonschema_rs.Draft201909Validator,
+        jsonschema_rs.Draft201909,
+    ),
+    "http://json-schema.org/draft-07/schema": (
+        jsonschema_rs.Draft7Validator,
+        jsonschema_rs.Draft7,
+    ),
+    "http://json-schema.org/draft-06/schema": (
+        jsonschema_rs.Draft6Validator,
+        jsonschema_rs.Draft6,
+    ),
+}
+DEFAULT_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+OLD = ("http://json-schema.org/draft-07/schema", "http://json-schema.org/draft-06/schema")
+
+MAX_SCHEMA_BYTES = 256 << 10
+MAX_VALUE_BYTES = 4 << 20
+MAX_VALUE_NODES = 50_000
+MAX_NUMBER_BITS = 1_024
+MAX_WORK = 500_000
+"""Subschemas tried for one value at most: a quarter of a second where each is a slow one."""
+CHARS_PER_VALUE = 256
+"""Of text, which patterns read, in the time of one more value."""
+MAX_LOCATED_WORK = 50_000
+"""Up to here it is also said where a value is wrong: that costs a hundred times as much."""
+LITERALS_PER_WORK = 10
+MAX_PROBLEMS = 16
+MAX_MESSAGE_CHARS = 300
+REGEX_BYTES = 256 << 10
+"""Of a compiled regular expression, which bounds the time that a character takes."""
+KILLABLE_REGEX_BYTES = 4 << 20
+BACKTRACK_LIMIT = 10_000_000
+MAX_COMPILED = 4_096
+
+LINEAR = jsonschema_rs.RegexOptions(size_limit=REGEX_BYTES, dfa_size_limit=1 << 20)
+BACKTRACKING = jsonschema_rs.FancyRegexOptions(
+    backtrack_limit=BACKTRACK_LIMIT, size_limit=KILLABLE_REGEX_BYTES, dfa_size_limit=1 << 20
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong: where (JSON pointer), by which keyword, in words."""
+
+    path: str
+    keyword: str
+    message: str
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A schema that can be checked against, and what that costs."""
+
+    digest: str
+    schema: Schema
+    engine: Engine
+    cost: Cost
+    validator: Any
+    known: Mapping[str, Schema]
+
+
+class KillableEngine(Protocol):
+    async def problems(self, compiled: Compiled, value: object) -> tuple[Problem, ...]: ...
+
+
+def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) -> Compiled:
+    """A schema made ready. `known`: documents that it may refer to, by URI; nothing is fetched.
+
+    SchemaRefused, with the pointer, for no schema, an unknown dialect, and one past the bounds.
+    """
+    try:
+        written = canonical_bytes(schema)
+    except NotCanonical as error:
+        raise SchemaRefused(error.path, error.message) from None
+    if len(written) > MAX_SCHEMA_BYTES:
+        raise SchemaRefused("", f"{len(written)} bytes, more than {MAX_SCHEMA_BYTES}")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        raise SchemaRefused("", "a schema is an object, true or false")
+    if any(len(parts) > MAX_SCHEMA_DEPTH for parts, _ in walk(schema)):
+        raise SchemaRefused("", f"nests deeper than {MAX_SCHEMA_DEPTH}")
+    documents = known or {}
+    dialect = dialect_of(schema, documents)
+    cost = measure(schema, documents, old=dialect in OLD)
+    engine, validator = validator_of(dialect, schema, documents)
+    return Compiled(digest_of_bytes(written), schema, engine, cost, validator, documents)
+
+
+def dialect_of(schema: Schema, known: Mapping[str, Schema]) -> str:
+    """The dialect's URI; of a schema whose own metaschema is known, that one's."""
+    named = schema.get("$schema", DEFAULT_DIALECT)
+    bare = named.rstrip("#") if isinstance(named, str) else ""
+    if bare in DIALECTS:
+        return bare
+    if bare in known and known[bare].get("$schema", "") in DIALECTS:
+        return str(known[bare]["$schema"])
+    raise SchemaRefused("/$schema", "a dialect that is not known: 2020-12, 2019-09, draft-7 and 6")
+
+
+def validator_of(
+    dialect: str, schema: Schema, known: Mapping[str, Schema]
+) -> tuple[Engine, jsonschema_rs.Validator]:
+    try:
+        return "linear", build(dialect, schema, known, LINEAR)
+    except jsonschema_rs.ValidationError as error:
+        if not any(step in ("pattern", "patternProperties") for step in error.instance_path):
+            raise refused(error) from None
+    except ValueError as error:
+        raise SchemaRefused("", str(error)[:MAX_MESSAGE_CHARS]) from None
+    try:
+        return "killable", build(dialect, schema, known, BACKTRACKING)
+    except jsonschema_rs.ValidationError as error:
+        raise refused(error) from None
+
+
+def build(
+    dialect: str,
+    schema: Schema,
+    known: Mapping[str, Schema],
+    patterns: jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions,
+) -> jsonschema_rs.Validator:
+    validator, draft = DIALECTS[dialect]
+    documents: list[tuple[str, Any]] = list(known.items())
+    registry = jsonschema_rs.Registry(documents, draft=draft) if documents else None
+    return validator(
+        schema,  # type: ignore[arg-type]
+        validate_formats=False,
+        registry=registry,
+        mask="the value",
+        pattern_options=patterns,
+        offline=True,
+    )
+
+
+def refused(error: jsonschema_rs.ValidationError) -> SchemaRefused:
+    path = pointer(tuple(error.instance_path))
+    if 'not a "regex"' in error.message:
+        return SchemaRefused(path, "a pattern that is no regular expression, or too large a one")
+    return SchemaRefused(path, sentence(error))
+
+
+def sentence(error: jsonschema_rs.ValidationError) -> str:
+    return visible(error.message[:MAX_MESSAGE_CHARS])
+
+
+def check(compiled: Compiled, value: object) -> tuple[Problem, ...]:
+    """What is wrong with `value`, at most MAX_PROBLEMS; nothing for a value that conforms.
+
+    In this thread: `compiled.engine` is to be `linear`, or this process one that may be killed.
+    """
+    sizes = measured(value)
+    if isinstance(sizes, Problem):
+        return (sizes,)
+    values, depth, chars = sizes
+    if depth > compiled.cost.deepest:
+        return (Problem("", "schema", f"nests deeper than {compiled.cost.deepest} here"),)
+    work = (values + chars // CHARS_PER_VALUE) * compiled.cost.at(depth)
+    if work > MAX_WORK:
+        return (Problem("", "schema", f"takes more than {MAX_WORK} checks by this schema"),)
+    if compiled.validator.is_valid(value):
+        return ()
+    if work * (1 + compiled.cost.longest_list // LITERALS_PER_WORK) > MAX_LOCATED_WORK:
+        return (Problem("", "schema", "does not conform; it is too large to say where"),)
+    errors = compiled.validator.iter_errors(value)
+    return tuple(problem_of(error) for _, error in zip(range(MAX_PROBLEMS), errors, strict=False))
+
+
+def measured(value: object) -> tuple[int, int, int] | Problem:
+    """(values, depth, characters) of a JSON value, or what is wrong with its size."""
+    nodes = depth = size = 0
+    try:
+        for parts, one in walk(value):
+            nodes += 1
+            depth = max(depth, len(parts))
+            size += len(one) if isinstance(one, str) else 1
+            size += sum(map(len, one)) if isinstance(one, dict) else 0
+            if isinstance(one, int) and one.bit_length() > MAX_NUMBER_BITS:
+                return Problem(
+                    pointer(parts), "type", f"a number of more than {MAX_NUMBER_BITS} bits"
+                )
+            if nodes > MAX_VALUE_NODES or size > MAX_VALUE_BYTES:
+                return Problem(
+                    "", "schema", f"more than {MAX_VALUE_NODES} values or {MAX_VALUE_BYTES} bytes"
+                )
+    except (NotCanonical, TypeError) as error:
+        return Problem("", "schema", str(error)[:MAX_MESSAGE_CHARS])
+    return nodes, depth, size
+
+
+def problem_of(error: jsonschema_rs.ValidationError) -> Problem:
+    path = visible(pointer(tuple(error.instance_path)))
+    return Problem(path, error.kind.name, sentence(error))
+
+
+class SchemaCache:
+    """Compiled schemas by their pin, the least recently used forgotten beyond `bound`."""
+
+    def __init__(self, bound: int = MAX_COMPILED) -> None:
+        self.bound = bound
+        self.kept: OrderedDict[tuple[str, str], Compiled] = OrderedDict()
+
+    def compiled(self, pin: str, part: str, schema: object) -> Compiled:
+        """`schema` compiled once: `pin` is the digest of the tool it stands in, `part` which of
+        its schemas it is. SchemaRefused each time for one that cannot be."""
+        key = (pin, part)
+        found = self.kept.get(key)
+        if found is None:
+            found = self.kept[key] = compile_schema(schema)
+            if len(self.kept) > self.bound:
+                self.kept.popitem(last=False)
+        self.kept.move_to_end(key)
+        return found
+
+
+async def problems(
+    compiled: Compiled, value: object, killable: KillableEngine
+) -> tuple[Problem, ...]:
+    """`check`, by the engine that this schema needs. ValidationTimedOut of the killable one."""
+    if compiled.engine == "linear":
+        return check(compiled, value)
+    return await killable.problems(compiled, value)

@@ -1,0 +1,85 @@
+"""What a tool's result may be: in size, in number of parts, and by its `outputSchema`.
+
+MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output
+schema answers with conforming `structuredContent`, unless the result is an error of the tool.
+Above: the bridge, after each call. Below: `validation`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from mcp_bridge.canonical_json import walk, written_shortly
+from mcp_bridge.errors import NotCanonical
+from mcp_bridge.validation.arguments import Compiled, KillableEngine, Problem, problems
+
+MAX_RESULT_BYTES = 8 << 20
+MAX_CONTENT_PARTS = 256
+
+
+class ResultBounds(msgspec.Struct, frozen=True):
+    """Of one result: bytes of its JSON, and parts of its `content`."""
+
+    size_bytes: int = MAX_RESULT_BYTES
+    content_parts: int = MAX_CONTENT_PARTS
+
+
+def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | None:
+    """The first bound that `result` breaks."""
+    content = result.get("content", [])
+    if not isinstance(content, list):
+        return Problem("/content", "type", "is no list")
+    if len(content) > bounds.content_parts:
+        return Problem("/content", "maxItems", f"has more than {bounds.content_parts} parts")
+    written = written_shortly(result)
+    if written is not None and len(written) <= bounds.size_bytes:
+        return None
+    try:
+        size = sum(weight(one) for _, one in walk(result))
+    except NotCanonical as error:
+        return Problem(error.path, "schema", error.message)
+    if size > bounds.size_bytes:
+        return Problem("", "size", f"has more than {bounds.size_bytes} bytes")
+    return None
+
+
+def weight(one: object) -> int:
+    """Bytes that a value takes at least, without what is inside it."""
+    if isinstance(one, str):
+        return len(one) + 2
+    if isinstance(one, Mapping):
+        return sum(len(key) + 4 for key in one) + 2
+    return 2
+
+
+async def result_problems(
+    result: Mapping[str, object],
+    output: Compiled | None,
+    killable: KillableEngine,
+    bounds: ResultBounds | None = None,
+) -> tuple[Problem, ...]:
+    """What is wrong with a CallToolResult; paths begin at the result. ValidationTimedOut."""
+    too_large = oversized(result, bounds or ResultBounds())
+    if too_large is not None:
+        return (too_large,)
+    if output is None or result.get("isError") is True:
+        return ()
+    if "structuredContent" not in result:
+        missing = "is missing, and the tool has an outputSchema"
+        return (Problem("/structuredContent", "required", missing),)
+    found = await problems(output, result["structuredContent"], killable)
+    return tuple(msgspec.structs.replace(p, path=f"/structuredContent{p.path}") for p in found)
+
+
+def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:
+    """A tool's error, which the model may read and do better."""
+    lines = [message, *(f"{one.path or '(root)'}: {one.message}" for one in wrong)]
+    return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}
+
+
+def annotations_of(tool: Mapping[str, Any]) -> Mapping[str, object]:
+    found = tool.get("annotations")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,161 @@
+"""A process that checks values where the linear engine cannot, and is killed when it takes long.
+
+Look-around and back references need backtracking, which can take for ever on a short text. Such a
+schema is checked in a child, one value at a time, in a bounded number of seconds; then the child
+is killed and the call fails by name. The child limits its own processor time and memory, too, so
+that it ends when nobody is left to kill it. Its environment is where modules are, nothing more.
+
+Frames on its pipes: four bytes of length, big endian, and JSON. Above: `validation.problems`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+from collections import OrderedDict
+from typing import Any, BinaryIO
+
+import msgspec
+
+from mcp_bridge.errors import ValidationTimedOut
+from mcp_bridge.validation.arguments import Compiled, Problem, check, compile_schema
+
+TIMEOUT_S = 1.0
+START_TIMEOUT_S = 30.0
+MAX_WAITING = 64
+MAX_FRAME_BYTES = 32 << 20
+MAX_CHILD_BYTES = 1 << 30
+MAX_CHILD_SCHEMAS = 64
+LENGTH_BYTES = 4
+READY = b"{}"
+
+
+class Question(msgspec.Struct):
+    digest: str
+    schema: Any
+    known: dict[str, Any]
+    value: Any
+
+
+class KillableValidator:
+    """One child, started when it is first needed; who asks while it is busy waits in turn."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self.turn = asyncio.Lock()
+        self.waiting = 0
+        self.child: asyncio.subprocess.Process | None = None
+
+    async def problems(self, compiled: Compiled, value: object) -> tuple[Problem, ...]:
+        """As `validation.check`. ValidationTimedOut when it took longer than `timeout_s`, when
+        MAX_WAITING wait already, or when the child died of it."""
+        if self.waiting >= MAX_WAITING:
+            raise ValidationTimedOut("too many values wait for the process that checks them")
+        question = msgspec.json.encode(
+            Question(compiled.digest, compiled.schema, dict(compiled.known), value)
+        )
+        if len(question) > MAX_FRAME_BYTES:
+            return (Problem("", "schema", f"more than {MAX_FRAME_BYTES} bytes"),)
+        self.waiting += 1
+        try:
+            async with self.turn:
+                return await self.asked(question)
+        finally:
+            self.waiting -= 1
+
+    async def asked(self, question: bytes) -> tuple[Problem, ...]:
+        child = self.child or await self.started()
+        answered = False
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await exchange(child, question)
+                answered = True
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            raise ValidationTimedOut("the schema's patterns took too long on this value") from None
+        finally:
+            # Left in the middle, cancelled or late, its pipes are out of step.
+            if not answered:
+                await self.close()
+        return tuple(msgspec.json.decode(answer, type=list[Problem]))
+
+    async def started(self) -> asyncio.subprocess.Process:
+        self.child = child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "mcp_bridge.validation.sandboxed_validator",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,
+        )
+        ready = False
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await read(child) == READY
+        except (TimeoutError, asyncio.IncompleteReadError):
+            raise ValidationTimedOut("the process that checks values did not start") from None
+        finally:
+            if not ready:
+                await self.close()
+        return child
+
+    async def close(self) -> None:
+        """Kills the child, if there is one, and takes its end."""
+        child, self.child = self.child, None
+        if child is None:
+            return
+        if child.returncode is None:
+            child.kill()
+        if child.stdin is not None:
+            child.stdin.close()
+        await asyncio.shield(child.wait())
+
+
+async def exchange(child: asyncio.subprocess.Process, question: bytes) -> bytes:
+    assert child.stdin is not None
+    child.stdin.write(len(question).to_bytes(LENGTH_BYTES, "big") + question)
+    await child.stdin.drain()
+    return await read(child)
+
+
+async def read(child: asyncio.subprocess.Process) -> bytes:
+    assert child.stdout is not None
+    length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
+    return await child.stdout.readexactly(length)
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """The child: answers one frame with one, until there are no more."""
+    kept: OrderedDict[str, Compiled] = OrderedDict()
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_CHILD_BYTES, MAX_CHILD_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    send(answers, READY)
+    while header := questions.read(LENGTH_BYTES):
+        frame = questions.read(int.from_bytes(header, "big"))
+        allow_seconds(int(TIMEOUT_S) + 2)
+        question = msgspec.json.decode(frame, type=Question)
+        compiled = kept.get(question.digest)
+        if compiled is None:
+            compiled = kept[question.digest] = compile_schema(question.schema, question.known)
+            if len(kept) > MAX_CHILD_SCHEMAS:
+                kept.popitem(last=False)
+        send(answers, msgspec.json.encode(check(compiled, question.value)))
+
+
+def send(answers: BinaryIO, frame: bytes) -> None:
+    answers.write(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
+    answers.flush()
+
+
+def allow_seconds(seconds: int) -> None:
+    """Processor time from now on; the kernel ends the process after it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)
