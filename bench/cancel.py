@@ -1,7 +1,7 @@
 """How long after a client hung up its upstream hears of it: the far end's connection is closed.
 
-Above: `bench.gateway`. Below: asyncio and `bench.load`. The client and the upstream are both here,
-in one process and by one clock; what is measured lies between them.
+The client and the upstream are both here, in one process and by one clock; what is measured lies
+between them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What this processor could do at best: tokens per second from bytes, operations and two rates that
 are measured here, how fast memory is read and how fast matrices are multiplied.
 
-Above: `engine_cpu.py`. Below: torch. A step reads all weights once, and the keys and values of its
-sequences; it multiplies each weight once for each token (two operations). Whichever takes longer is
-the floor of its time. Attention's own products are left out, and so is everything but the layers
-and the head, so nobody can reach it.
+A step reads all weights once, and the keys and values of its sequences; it multiplies each weight
+once for each token (two operations). Whichever takes longer is the floor of its time. Attention's
+own products are left out, and so is everything but the layers and the head, so nobody can reach it.
 """
 
 from __future__ import annotations

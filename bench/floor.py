@@ -4,8 +4,6 @@
 upstream as it came, and the answer comes back as it is read. On the gateway's own server, event
 loop and HTTP client, as bare ASGI or as the one route of a bare Litestar application. What the
 gateway costs beyond that is its own.
-
-Above: `bench.gateway`. Below: uvicorn, Litestar and `gateway.fleet.upstream.http1`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 The roofline is measured first; then each row's figure stands beside its floor, the fraction and
 what is to be reached. Rows run in a child: one that crashes or hangs prints its error, and the
 others go on. The result goes to `bench/results/<date>-<device>.json` (or --out FOLDER), and
-docs/gpu.md is drawn anew. Above: nobody. Below: `bench.gpu.rows`.
+docs/gpu.md is drawn anew.
 """
 
 from __future__ import annotations

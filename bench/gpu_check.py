@@ -6,7 +6,6 @@
 
 Fresh random inputs over poisoned memory; a line a check with its worst error and the limit; exit
 code 1 when any is wrong, crashes or hangs. Checks run in a child: what kills it costs one of them.
-Above: nobody. Below: `bench.gpu.check_*`.
 """
 
 from __future__ import annotations

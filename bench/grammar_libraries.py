@@ -1,7 +1,7 @@
 """Two libraries that say what a JSON schema lets a model say next, behind the calls that the engine
 makes: llguidance, which it uses, and xgrammar, where it is installed.
 
-Above: `bench.grammar`. Below: `engine.runner.grammar.constraint`. A vocabulary is a tokenizer.json.
+A vocabulary is a tokenizer.json.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Where the processor time of a whole answer goes: `python -m bench.gateway --profile`.
 
-Above: `bench.gateway`, which starts the upstream, the two passthroughs and the stores. Below:
-`bench.sampled`, a gateway that samples itself. Under the load of the benchmark, the samples of each
-part share out the processor time that the worker took for a request; beside them stands what the
-passthroughs take, which is the least that this server and that framework could.
+Under the load of the benchmark, the samples of each part share out the processor time that the
+worker took for a request; beside them stands what the passthroughs take, which is the least that
+this server and that framework could.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python -m bench.kernel_resources                     # all kernels, recorded in bench/results/
     python -m bench.kernel_resources --module engine.kernels.pointwise.swiglu_triton --capability 90
 
-With --module nothing is recorded; the JSON goes to standard output. Above: nobody; the kernels'
-tests run it in a child. Below: `engine.kernels.aot`. Knows no kernel by name.
+With --module nothing is recorded; the JSON goes to standard output. Knows no kernel by name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """An upstream and a load generator in C, where a folder has their sources (`stub.c`, `lg.c`): both
 cost so little that they share a core with the stores and still are never what limits.
 
-Above: `bench.gateway --kit FOLDER`. Below: a C compiler, and the kit's own command lines: `stub
-PORT GAP_US NUM_CHUNKS` writes each event by itself, `lg PORT PATH CONNECTIONS SECONDS BODY_FILE`
-asks and prints one line of JSON. Without a kit, `bench.stub_upstream` and `bench.load` do the same.
+Without a kit, `bench.stub_upstream` and `bench.load` do the same.
 """
 
 from __future__ import annotations

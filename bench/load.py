@@ -1,8 +1,8 @@
 """A load generator for chat completions: HTTP/1.1 with keep-alive, closed and open loop, SSE-aware.
 
-Above: `bench.gateway`. Below: httptools. In a closed loop each connection asks again as soon as it
-was answered: it measures capacity. In an open loop requests begin on a schedule, whatever became of
-those before, and latency counts from the scheduled time: it measures what a caller would wait.
+In a closed loop each connection asks again as soon as it was answered: it measures capacity. In an
+open loop requests begin on a schedule, whatever became of those before, and latency counts from the
+scheduled time: it measures what a caller would wait.
 """
 
 from __future__ import annotations

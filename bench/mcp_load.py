@@ -1,7 +1,7 @@
 """How a load speaks MCP: the requests of either era, one after the other or at once.
 
-Above: `bench.mcp`. Below: `bench.load`, which sends bytes. In the older era requests of one session
-have numbers, and two under way may not have the same: so each connection has a session of its own.
+In the older era requests of one session have numbers, and two under way may not have the same: so
+each connection has a session of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An MCP server that costs next to nothing, of both eras, over Streamable HTTP.
 
 `python -m bench.mcp_upstream PORT`: `/new` speaks 2026-07-28, `/old` 2025-11-25, `/many` is `/new`
-with NUM_MANY tools. Above: `bench.mcp`. Answers are made once, but for the request's id; it keeps
-nothing and tells of nothing.
+with NUM_MANY tools. Answers are made once, but for the request's id; it keeps nothing and tells of
+nothing.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ thirty days by day of a tenant with a hundred million events, from the rollups, 
 directly. `invoice`: a month of ten million events, from close to final; made directly are its sums
 by hour, as booking writes them, the rows of the events that came late, which it reads by
 themselves, and those of all others (nine gigabytes and some minutes), among which it finds these;
---no-whole leaves them out.
-Above: nobody. Below: `billing`. The result goes to `bench/results/`.
+--no-whole leaves them out. The result goes to `bench/results/`.
 """
 
 from __future__ import annotations

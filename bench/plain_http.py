@@ -1,7 +1,4 @@
-"""As much of HTTP as an upstream of a benchmark needs, for next to nothing.
-
-Above: `stub_upstream`, `mcp_upstream`. Below: asyncio.
-"""
+"""As much of HTTP as an upstream of a benchmark needs, for next to nothing."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ the part whose code runs: the innermost frame that belongs to one, so that what 
 counts for who called it. Frames are seen between two instructions of Python, so a call into C
 counts for its caller; what runs with no frame of any part is the event loop's: its tasks, timers
 and system calls.
-
-Above: `bench.hot_path`. Below: the gateway's own command line.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ fill with what it is given, the private memory is shown and not judged. Redis re
 lease for a quarter of an hour, and forgets somewhat late, so it is judged from then on, and in a
 shorter run not at all. A worker compares the books once a day, first within a quarter of an hour
 after its start, and keeps as heap what that took: it is judged from then on.
-
-Above: nobody. Below: `soak_load`, `gateway` (the process tree), `record`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The mixed load of `bench.soak`: what is asked how often, and what must come of it.
 
-Above: `soak`. Below: `load` (connections). Every kind says which answers are right; anything else
-is counted, and a soak with any of it fails.
+Every kind says which answers are right; anything else is counted, and a soak with any of it fails.
 """
 
 from __future__ import annotations

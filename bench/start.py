@@ -3,7 +3,7 @@
     python -m bench.start [--starts N] [--dry]
 
 Each start is timed from the command to the first content of a streamed answer, on one fresh home.
-Above: nobody. Below: the command line, the official API. The result goes to `bench/results/`.
+The result goes to `bench/results/`.
 """
 
 from __future__ import annotations

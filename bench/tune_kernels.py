@@ -6,7 +6,6 @@ Writes `engine/kernels/tuned/<device>.json`, which `engine/kernels/tuning.py` re
 and not tried again stays. One parameter after the other is tried with the best of those before. A
 choice counts only if its results are those of the default within rounding, and is kept only if all
 calls of a workload together take at least MIN_GAIN less. Never run while serving.
-Above: nobody. Below: `bench.gpu.workloads`.
 """
 
 from __future__ import annotations

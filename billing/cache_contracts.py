@@ -12,9 +12,7 @@ Whatever the contract says, nothing is billed as read that the engine did not re
 is a floor under what was really saved, never more. Nor is anything billed as written that it did
 not promise to keep. What the components cost says the price book.
 
-Above: the gateway's replicas, which count by it; `price_entries` (`EXPLICIT_PRICES_BPS`); what a
-lease is worth (`cache_leases`). Below: nothing. Knows no engine: what was reused, had been kept and
-is kept, it is told.
+Knows no engine: what was reused, had been kept and is kept, it is told.
 """
 
 from __future__ import annotations

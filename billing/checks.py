@@ -1,7 +1,6 @@
 """What is wrong with the books, as queries that should find nothing.
 
-Above: `ledger`, `invoices.proof`, `credit_proof`, `cache_lease_proof` and `spend_proof`, which say
-what would be wrong. Below: SQLAlchemy. Knows no table.
+Knows no table.
 """
 
 from __future__ import annotations

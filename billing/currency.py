@@ -5,9 +5,9 @@ money is rounded. Pure, no I/O.
     coin_of("EUR", "1.0845")                                # a cent of a euro
     round_half_up(15_000_000_001, coin)                     # (2, -4_999_999_999)
 
-Above: `invoices`. Below: `money`, ISO 4217. A rate is kept as whole pico-USD for the smallest coin,
-so what was rounded is worth a whole number of pico again: exact = rounded x coin + residual, always
-in integers, and what is left over is known to the last one.
+A rate is kept as whole pico-USD for the smallest coin, so what was rounded is worth a whole number
+of pico again: exact = rounded x coin + residual, always in integers, and what is left over is known
+to the last one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
         ├── NoInvoice           no_invoice          there is no such thing of this org
         └── InvoicingConflict   invoicing_conflict  its state, or what else is there, forbids it
 
-Above: everything in `billing` that raises. Below: nothing. Messages are written for the log.
+Messages are written for the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What was used: the quantities of one attempt and the event that bills them. Pure, no I/O. Nothing
 here can be part of a cycle, so the collector of garbage need not look at it (`gc=False`).
-
-Above: `rating`, `spool`, `ingest` and, in the gateway, `metering` alone, which makes these from
-the engine's usage.
 """
 
 from __future__ import annotations

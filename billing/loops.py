@@ -1,9 +1,8 @@
 """A loop that serves for as long as its process goes on whatever one round meets.
 
-Above: the loops of `billing` and of the gateway. Below: nothing. A loop names what it expects (that
-Postgres is away, say) and handles it; what nobody foresaw would end its task without a word, and
-with it all the rounds that were to come. It knows no round's work, and waits for nothing: the
-interval is the loop's.
+A loop names what it expects (that Postgres is away, say) and handles it; what nobody foresaw would
+end its task without a word, and with it all the rounds that were to come. It knows no round's work,
+and waits for nothing: the interval is the loop's.
 """
 
 from __future__ import annotations

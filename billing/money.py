@@ -1,7 +1,7 @@
 """Money as an integer count of pico-USD: 1 USD = 10^12 pico. Exact in and out; nothing rounds.
 
-Above: `price_book`, `usage_report`. Below: nothing. Knows no price and no tenant. Real per-token
-prices are integral in pico-USD and often not in nano, and floats drift, hence this unit.
+Knows no price and no tenant. Real per-token prices are integral in pico-USD and often not in nano,
+and floats drift, hence this unit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Billing's tables, as migrations make them. Above: the package's verbs. Below: Postgres.
+"""Billing's tables, as migrations make them.
 
 Money is whole pico-USD, moments are UTC. `usage_events`, `event_ratings`, `transfers` and `prices`
 never change; the

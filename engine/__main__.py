@@ -1,9 +1,8 @@
 """The engine's process: arguments in, an exit code out.
 
-`python -m engine --model PATH --listen ADDRESS`. Exit codes: 0 after a drain (SIGTERM, SIGINT),
-1 when the step thread died, 2 when it cannot start as configured. Below: `server.py` and `core.py`,
-the only door to torch, opened after the arguments were understood. Knows no supervisor: whoever
-starts this process restarts it.
+`python -m engine --model PATH --listen ADDRESS`. Exit codes: 0 after a drain (SIGTERM, SIGINT), 1
+when the step thread died, 2 when it cannot start as configured. Knows no supervisor: whoever starts
+this process restarts it.
 """
 
 from __future__ import annotations

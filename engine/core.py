@@ -1,7 +1,6 @@
 """The engine: schedule, run, update.
 
-Above: `step_loop.py` turns it, one thread for all calls. Below: the scheduler's stack, which knows
-no tensors, and the runner's, which knows no queues; they meet here alone. Knows no sockets.
+Knows no sockets.
 """
 
 from __future__ import annotations

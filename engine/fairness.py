@@ -1,9 +1,7 @@
 """Who is served next: virtual token counters of the lanes, and of the tenants in each lane. And
 who may wait at all, where a queue is bounded.
 
-Above: `waiting.py`, the engine's queue, and the gateway's waiting room for upstreams. Below:
-`protocol.py`, for the names of the lanes. Knows no clock, no request and no queue: it is told who
-waits, who is charged, and says who is next.
+Knows no clock, no request and no queue: it is told who waits, who is charged, and says who is next.
 
 This is the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
 2024), once for the lanes and once more for the tenants of each. What somebody is served is charged

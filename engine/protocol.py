@@ -2,8 +2,7 @@
 
 Frames are a 4-byte big-endian length followed by one msgpack map (msgspec tagged unions, tag field
 `t`). A gateway sends `ClientMessage`s, the engine answers with `ServerMessage`s. Token ids cross
-this socket, text does not. Above: `client.py` (the gateway's side) and `server.py` (the engine's
-side). Below: nothing. Counts are tokens, durations are seconds.
+this socket, text does not. Counts are tokens, durations are seconds.
 """
 
 from __future__ import annotations

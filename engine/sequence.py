@@ -1,9 +1,7 @@
 """One choice of one request while it is generated, or its prompt while that is embedded; and what
 all choices of a request share.
 
-Above: `prefix_cache.py` fills block tables, `scheduler.py` moves sequences between its queues, the
-model runner reads token ids, block tables and sampling parameters. Below: `protocol.py`. Knows
-neither where blocks come from nor who runs next. Counts are tokens, times are seconds of the
+Knows neither where blocks come from nor who runs next. Counts are tokens, times are seconds of the
 scheduler's clock.
 """
 

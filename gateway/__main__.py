@@ -1,4 +1,4 @@
-"""`python -m gateway` is `tollgate`. Above: the shell, the supervisor's children. Below: `cli`."""
+"""`python -m gateway` is `tollgate`."""
 
 from gateway.cli.main import main
 

@@ -1,6 +1,5 @@
 """The columns that tables of the gateway are made of.
 
-Above: `tenancy`, `auth` and `webhooks`, where they say what their tables are. Below: SQLAlchemy.
 What is true of the database says its migration; nothing here makes a table.
 """
 

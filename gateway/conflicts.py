@@ -1,7 +1,4 @@
-"""What a client said in a header of what is there, and does not hold.
-
-Above: `idempotency_keys`, `routes.conditional`; `errors` turns them into HTTP. Below: nothing.
-"""
+"""What a client said in a header of what is there, and does not hold."""
 
 from __future__ import annotations
 

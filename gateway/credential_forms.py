@@ -1,7 +1,6 @@
 """What a credential looks like, where it can be told from other texts.
 
-Above: `audit.log`, which refuses to keep one; `errors`, which does not say one back. Below:
-nothing. Sessions, codes and passwords have no form: no text says that it is one.
+Sessions, codes and passwords have no form: no text says that it is one.
 """
 
 from __future__ import annotations

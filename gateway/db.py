@@ -1,5 +1,4 @@
-"""The one way to a Postgres connection pool, and to a tenant's rows. Above: everything with tables.
-Below: SQLAlchemy Core on asyncpg.
+"""The one way to a Postgres connection pool, and to a tenant's rows.
 
 A pool takes a role that owns nothing (`migrations/walls.py`). Queries name their org; where one
 forgets to, Postgres shows what `tenant` named, or nothing. Knows no table: each room has its own

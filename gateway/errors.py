@@ -39,8 +39,7 @@
     anything else                      500     server_error            (null)
 
 Clients read constant messages or ones that name their own field; the detail goes to the log. Knows
-no Litestar beyond the `status_code` of its exceptions. Above: `routes`. Below: the error trees of
-the other packages.
+no Litestar beyond the `status_code` of its exceptions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every wire format becomes before it meets the fleet: `GenerateRequest`.
 
-Above: the `from_x` conversions. Below: `fleet.Replica.prepare`. Knows no HTTP and no vendor.
+Knows no HTTP and no vendor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Where one gateway keeps its state: the layout of `TOLLGATE_HOME`, its modes and its lock.
 
-Above: `embedded`, `secret`, `supervisor`, `cli`. Below: nothing. Knows paths, not what is written
-under them. Folders made here have mode 0700, but root's own HOME has 0711, so that the servers it
-runs as somebody else reach the folder that is theirs; a folder that was there keeps the mode its
-owner gave it.
+Knows paths, not what is written under them. Folders made here have mode 0700, but root's own HOME
+has 0711, so that the servers it runs as somebody else reach the folder that is theirs; a folder
+that was there keeps the mode its owner gave it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Whose turn it is: what a request is worth to the engine, beside what it asks for.
 
-Above: `inference`, `calls`. Below: `principal`, the engine's protocol, the names of tiers. It
-knows no queue and no price: our engine orders what it runs by this (engine/fairness.py).
+It knows no queue and no price: our engine orders what it runs by this (engine/fairness.py).
 
 The lane is the one that a plan pins, or else the lowest that anything speaks for: the tier `flex`
 for batch, tools for agentic, the key for the one that it is marked with. The tier is what is served

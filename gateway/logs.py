@@ -1,7 +1,7 @@
 """How a gateway process logs: JSON lines to stderr for machines, or short lines for a person.
 
-Above: `worker`, `cli`. Below: stdlib logging, which everything else uses. A record is what was said
-plus its exception; nothing here looks into requests, so no prompt and no key can slip in.
+A record is what was said plus its exception; nothing here looks into requests, so no prompt and no
+key can slip in.
 """
 
 from __future__ import annotations

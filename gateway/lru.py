@@ -1,6 +1,4 @@
-"""A bounded mapping that forgets what has been unused for longest. Above: `auth`, `limits`. Below:
-nothing.
-"""
+"""A bounded mapping that forgets what has been unused for longest."""
 
 from __future__ import annotations
 

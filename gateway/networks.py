@@ -1,8 +1,6 @@
 """Ranges of IP addresses, and whether one lies in them. Pure.
 
-Above: `principal` (where a key may be used from), `client_address` (whose word about addresses is
-taken), `tenancy.restrictions`. Below: ipaddress. An IPv4 address that arrives in IPv6's clothes
-(`::ffff:192.0.2.1`) is the IPv4 address.
+An IPv4 address that arrives in IPv6's clothes (`::ffff:192.0.2.1`) is the IPv4 address.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Why a running attempt may not write on just now.
 
-Above: `inference`, which makes one for each attempt. Below: whoever can halt it. Its tenant's
-limits and its reader know nothing of each other: it rests while either wants it to.
+Its tenant's limits and its reader know nothing of each other: it rests while either wants it to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """May this principal do that? The one answer for every route.
 
-Above: `guards` asks it for each request, `routes.access` declares scopes, the verbs that give keys,
-tokens and roles ask what may be given. Below: `principal`. Pure: it knows no HTTP, no table and no
-credential.
+Pure: it knows no HTTP, no table and no credential.
 
 A credential holds scopes; who it acts for has a role, looked up when the credential is resolved.
 Both have to confer what is asked for, so a credential never has more than its owner, and a demotion

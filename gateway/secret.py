@@ -1,8 +1,7 @@
 """The one versioned secret that all gateways of an installation share, and what is derived from it.
 
-Above: `supervisor`, `worker`, `cli`. Below: one file. Knows no key of a customer. Nothing is used
-as it stands in the file: each purpose has its own key, so that one that leaks tells nothing of
-another.
+Knows no key of a customer. Nothing is used as it stands in the file: each purpose has its own key,
+so that one that leaks tells nothing of another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What is measured, and the only place that names a metric.
 
-Above: `app`, `inference`, `routes`. Below: prometheus-client, in multiprocess mode where the
-supervisor gave the workers a shared folder, so that any worker's `/metrics` speaks for all of them.
 Labels are bounded: a route's template, a configured model's name, a status, a token kind; never a
 key, a user or a prompt. Names follow vLLM's where users know those.
 """

@@ -9,9 +9,8 @@
     ├── PolicyRefused           policy_refused      rules that cannot be used (names rule and field)
     └── ApprovalRefused         approval_refused    an approval that cannot be asked for
 
-Above: everything in `mcp_bridge` that raises. Below: nothing. An expected outcome is a value
-instead: a `Finding`, a `Problem`, a `Change`, a `Decision`. `path` is a JSON pointer (RFC 6901);
-messages quote neither arguments nor results.
+An expected outcome is a value instead: a `Finding`, a `Problem`, a `Change`, a `Decision`. `path`
+is a JSON pointer (RFC 6901); messages quote neither arguments nor results.
 """
 
 from __future__ import annotations

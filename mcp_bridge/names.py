@@ -6,8 +6,8 @@ of model APIs take 64 of `A-Za-z0-9_-`. What does not fit is shortened to its he
 the whole. A server's label has no underscore, so the first `__` ends it; a name that reads like a
 shortened one is itself shortened: both together make the map one to one.
 
-In the *identity* namespace, of one upstream, names stay as they are where clients take them.
-Above: the catalogue and the bridge. Knows no protocol.
+In the *identity* namespace, of one upstream, names stay as they are where clients take them. Knows
+no protocol.
 """
 
 from __future__ import annotations

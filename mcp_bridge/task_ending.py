@@ -1,4 +1,4 @@
-"""The end of tasks that would go on forever. Below: asyncio."""
+"""The end of tasks that would go on forever."""
 
 from __future__ import annotations
 

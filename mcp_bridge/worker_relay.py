@@ -1,9 +1,9 @@
 """Between workers: who holds an open call is told what comes for it elsewhere.
 
-Above: `bridge`. Below: Redis' channels. Each worker hears one channel of its own and one of all. A
-channel that nobody hears is one whose worker is gone; one that says nothing for a while, though it
-is heard, has an owner whose sign of life is gone. What is lost here is not done again: who waits
-asks for its answer again, which is kept for a while where it was made.
+Each worker hears one channel of its own and one of all. A channel that nobody hears is one whose
+worker is gone; one that says nothing for a while, though it is heard, has an owner whose sign of
+life is gone. What is lost here is not done again: who waits asks for its answer again, which is
+kept for a while where it was made.
 """
 
 from __future__ import annotations

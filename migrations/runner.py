@@ -1,5 +1,4 @@
-"""Bring a database to the newest schema. Above: `tollgate migrate`, `tollgate up` and the tests.
-Below: Alembic.
+"""Bring a database to the newest schema.
 
 Two gateways that start at once take turns (an advisory lock), and a migration that fails leaves the
 schema as it was: Postgres runs DDL inside transactions, and the whole upgrade is one.

@@ -1,6 +1,5 @@
 """The second wall: row-level security, in the words of the migrations.
 
-Above: `versions/`, which call `protect` or `share` for every table they create. Below: Alembic.
 Knows no table.
 
 Two roles that can log in nowhere, own nothing and bypass nothing; the gateway's pools take them

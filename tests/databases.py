@@ -1,8 +1,8 @@
 """Migrated databases for one test each, lent again when a test has left the schema as it was.
 
-Above: `conftest`. Below: one throw-away cluster. Making a database and dropping it costs a test
-more than most tests do themselves, so what comes back is emptied, unless its test changed anything
-but rows: every change of a schema leaves a catalog row with a newer xmin, or one row less.
+Making a database and dropping it costs a test more than most tests do themselves, so what comes
+back is emptied, unless its test changed anything but rows: every change of a schema leaves a
+catalog row with a newer xmin, or one row less.
 """
 
 from __future__ import annotations

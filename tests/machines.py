@@ -1,7 +1,4 @@
-"""Hypothesis' state machines as one test each, and those over a database that all examples share.
-
-Above: tests of what has an invariant. Below: `databases`.
-"""
+"""Runs hypothesis' state machines as one test each, also over a shared database."""
 
 from __future__ import annotations
 

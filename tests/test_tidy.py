@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 70
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -47,8 +47,12 @@ def test_there_is_something_to_check() -> None:
     assert len(python_files()) > 20
 
 
-def test_files_fit_in_five_hundred_lines() -> None:
-    long = {relative(p): n for p in python_files() if (n := len(p.read_text().splitlines())) > 500}
+def test_no_file_is_longer_than_its_bound() -> None:
+    long = {
+        relative(p): n
+        for p in python_files()
+        if (n := len(p.read_text().splitlines())) > MAX_FILE_LINES
+    }
     assert {k: v for k, v in long.items() if k not in LONG_FILES} == {}
     assert [k for k in LONG_FILES if k not in long] == [], "no longer long: drop the exception"
 
@@ -100,7 +104,7 @@ def test_no_error_is_swallowed() -> None:
 
 
 def test_nobody_but_settings_reads_the_environment() -> None:
-    allowed = {"gateway/settings.py"}
+    allowed = {"gateway/settings/load.py"}
     pattern = re.compile(r"os\.environ|os\.getenv")
     found = [
         relative(path)

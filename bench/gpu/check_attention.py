@@ -1,6 +1,6 @@
 """Attention over the paged cache: prefill, decode, both in one step, and what is deterministic.
 
-Above: `bench.gpu_check`. Below: `paged_steps.py`. Knows no model.
+Knows no model.
 """
 
 from __future__ import annotations

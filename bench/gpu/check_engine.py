@@ -1,7 +1,6 @@
 """Whole tiny checkpoints against `transformers` on the same device.
 
-Above: `bench.gpu_check`. Below: `engines.py`; `tests.engine` writes the checkpoints. Knows no
-kernel; `check_itself.py` has what needs no reference.
+Knows no kernel; `check_itself.py` has what needs no reference.
 
 What is compared is what the engine said: for each token it said, the log-probability it gave is set
 against the reference's for the same text, and so is how much less likely the token is there than

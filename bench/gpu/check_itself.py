@@ -1,8 +1,7 @@
 """Engines against themselves, and against the same engine on the processor: random weights, so that
 nothing is needed but the repository.
 
-Above: `bench.gpu_check`. Below: `engines.py`. Knows no kernel; `check_engine.py` has the checks
-against `transformers`.
+Knows no kernel; `check_engine.py` has the checks against `transformers`.
 
 In float32 a text is the same however it was computed: texts are compared. Where keys and values are
 rounded, log-probabilities are, as far as the texts go together.

@@ -1,7 +1,7 @@
 """Products with quantised weights, mixtures of experts and adapters: against float64 of what is
 stored, on the sizes of served models.
 
-Above: `bench.gpu_check`. Below: `engine.kernels`. Knows no checkpoint.
+Knows no checkpoint.
 """
 
 from __future__ import annotations

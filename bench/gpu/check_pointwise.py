@@ -1,6 +1,6 @@
 """Norms, gate, embedding, rotation into the cache: against float64, on the sizes of served models.
 
-Above: `bench.gpu_check`. Below: `engine.kernels`. Knows no model.
+Knows no model.
 """
 
 from __future__ import annotations

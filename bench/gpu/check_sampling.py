@@ -1,6 +1,6 @@
 """Drawing on the device: against float64 of the same definition and the same uniforms.
 
-Above: `bench.gpu_check`. Below: `engine.runner.sampling.device_sampler`. Knows no model.
+Knows no model.
 
 A draw is right when moving every sum and threshold by ROUNDING of a row's mass allows it.
 """

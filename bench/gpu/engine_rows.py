@@ -1,7 +1,7 @@
 """What a whole engine does on the device: decodes, prompts, a mixture, the gap between steps, and
 what its modes cost.
 
-Above: `rows.py`. Below: `ground.py`, `engine.core`. Knows no kernel.
+Knows no kernel.
 """
 
 from __future__ import annotations

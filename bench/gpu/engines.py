@@ -1,6 +1,6 @@
 """Engines as checks and rows ask for them, whatever of it this engine knows yet.
 
-Above: `check_engine.py`, the engine's rows. Below: `engine.core`. Knows no check and no row.
+Knows no check and no row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a check found: an error beside its limit, for each of its cases.
-
-Above: the checks, which yield them; `bench.gpu_check`, which prints them. Below: torch.
-"""
+"""What a check found: an error beside its limit, for each of its cases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A process that loads a model, says a token, and says when: `python -m bench.gpu.first_token
 FOLDER cuda|cpu`.
 
-Above: `start_rows.py`. Below: `engine.core`. `time.perf_counter` is on Linux one clock for all
-processes.
+`time.perf_counter` is on Linux one clock for all processes.
 """
 
 from __future__ import annotations

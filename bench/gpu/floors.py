@@ -1,6 +1,6 @@
 """The least time a step can take on a device, from the operations and the bytes it cannot avoid.
 
-Above: the rows of `bench.gpu_bench`. Below: nothing, not even torch. Knows no kernel.
+Knows no kernel.
 
 A step is a handful of phases (the layers' products, the head's, attention) that depend on one
 another. Each takes at least the larger of two times: its bytes over the memory's rate and its

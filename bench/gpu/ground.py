@@ -1,6 +1,6 @@
 """What the rows of one process share: the place, a model's folder, engines that are up.
 
-Above: the rows. Below: `engines.py`, `models.py`. Knows no row.
+Knows no row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the device does at best, and how near attention comes to it.
 
-Above: `rows.py`. Below: `paged_steps.py`, torch. Knows no engine.
+Knows no engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Model shapes that are served with dummy weights: config.json and nothing else.
 
-Above: rows, checks, the tuner. Below: `floors.py`. Knows no weights.
+Knows no weights.
 """
 
 from __future__ import annotations

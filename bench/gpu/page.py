@@ -2,7 +2,7 @@
 
     python -m bench.gpu.page
 
-Above: `bench.gpu_bench`, which draws it after a run. Below: `rows.py`. No torch.
+No torch.
 """
 
 from __future__ import annotations

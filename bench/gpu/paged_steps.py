@@ -1,8 +1,5 @@
 """Random steps of paged attention on the device, and their exact result.
 
-Above: `check_attention.py`, the attention rows, the tuner; the kernels' tests take its shapes.
-Below: `engine.kernels.attention.dispatch`.
-
 Blocks lie in random order. What no token owns is not a number, and so is the block that table
 entries point to which must not be read: reading it shows, and does not end the process.
 """

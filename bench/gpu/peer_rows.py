@@ -1,8 +1,7 @@
 """The same requests through our engine and through `transformers`' continuous batching, one after
 the other on the same device.
 
-Above: `rows.py`. Below: `ground.py`, transformers. Both are given all requests at once, greedy, no
-EOS, the same weights' shape in bfloat16.
+Both are given all requests at once, greedy, no EOS, the same weights' shape in bfloat16.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where checks and rows run: a GPU with real sizes, or the interpreter with tiny ones; and a clock.
 
-Above: checks, rows, the tuner. Below: torch, triton. Knows no kernel and no engine.
+Knows no kernel and no engine.
 
 In the interpreter there is no bfloat16 (it is silently wrong there): float16 stands for it.
 """

@@ -1,8 +1,4 @@
-"""The rows of `make gpu-bench`: what each measures, its floor, and what it is to reach.
-
-Above: `bench.gpu_bench`, `page.py`. Below: `floors.py`; the measuring modules are imported when a
-row is measured, so that the page can be drawn without torch.
-"""
+"""The rows of `make gpu-bench`: what each measures, its floor, and what it is to reach."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From the command to the first token, with the weights in the page cache.
 
-Above: `rows.py`. Below: `first_token.py`, started as a process; safetensors. Knows no kernel.
+Knows no kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Named pieces of work in a child process: one that crashes, hangs or takes the CUDA context with
 it costs its own result, and the others go on in a fresh child.
 
-Above: `bench.gpu_check`, `bench.gpu_bench`. Below: nothing of ours, no torch: the parent never
-touches the device. The child is the same command with `--child NAME...`; it says a line of JSON
-behind MARK when a piece begins and another when it ends, and what else it prints is passed on.
+The child is the same command with `--child NAME...`; it says a line of JSON behind MARK when a
+piece begins and another when it ends, and what else it prints is passed on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The served shapes that launch parameters are tuned on, and the values worth trying.
 
-Above: `bench.tune_kernels`. Below: the kernels' own wrappers. Knows no key of a tuned table: the
-wrappers ask for them.
+Knows no key of a tuned table: the wrappers ask for them.
 """
 
 from __future__ import annotations

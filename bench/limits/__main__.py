@@ -3,8 +3,7 @@
     python -m bench.limits [--seconds S] [--dry]
 
 Four limiter processes, one of them killed, at 64 and at 512 requests at once; then `tollgate up`
-with four workers, at the same. Above: nobody. Below: `processes`, `gateways`. The result goes to
-`bench/results/`.
+with four workers, at the same. The result goes to `bench/results/`.
 """
 
 from __future__ import annotations

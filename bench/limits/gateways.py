@@ -1,7 +1,6 @@
 """Whole gateways that share the limits of one organization: `tollgate up` with four workers and its
 own engine, asked for more than its plans let pass.
 
-Above: `python -m bench.limits`. Below: `bench.gateway` starts it, `bench.load` asks, `windows`.
 What passed is not taken from the gateways' word: Redis itself tells each script that it runs, when,
 and with what (MONITOR).
 """

@@ -1,7 +1,4 @@
-"""What a loaded process did, line by line, on disk before it goes on: a SIGKILL loses nothing.
-
-Above: `load` writes, `processes` reads. Below: msgspec.
-"""
+"""What a loaded process did, line by line, on disk before it goes on: a SIGKILL loses nothing."""
 
 from __future__ import annotations
 

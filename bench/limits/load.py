@@ -1,10 +1,8 @@
 """One gateway's limiter under more requests than its limits let pass.
 
-Above: `processes` starts several and may kill one. Below: `gateway.limits`, as a gateway uses it:
-what is written stands in for an engine, which rests when it is told to. Of the requests some say
-how much they will write at most and some do not; a few, and from half-time on most, write far more
-than is usual; a few leave early, or never run; some are asked for twice, and some settled twice,
-with more.
+Of the requests some say how much they will write at most and some do not; a few, and from half-time
+on most, write far more than is usual; a few leave early, or never run; some are asked for twice,
+and some settled twice, with more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Several processes that share the limits of one organization, one of them killed in the middle.
-
-Above: `python -m bench.limits`, the tests. Below: `load` (the processes), `journal`, `windows`.
-"""
+"""Several processes that share the limits of one organization, one of them killed in the middle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """One organization with a limit of each kind at each scope, and more demand than any of them lets
 pass. Pure.
-
-Above: `load`, `processes`. Below: `gateway.principal`.
 """
 
 from __future__ import annotations

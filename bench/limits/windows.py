@@ -1,7 +1,6 @@
 """How near what passed came to the stated bound, over every window there is. Pure.
 
-Above: `processes`, `gateways`. Below: numpy. Whole units and microseconds: a ratio of at most one
-is one, without rounding.
+Whole units and microseconds: a ratio of at most one is one, without rounding.
 """
 
 from __future__ import annotations

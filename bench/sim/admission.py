@@ -1,7 +1,6 @@
 """What a gateway asks of a request before an engine hears of it, on virtual time.
 
-Above: `world.py`. Below: the gateway's own limits, lanes and early refusal, as they serve. Knows no
-queue and no step.
+Knows no queue and no step.
 
 Only Redis is left out. The buckets are those that a gateway has while Redis is away
 (`limits.local`), here with all of each limit and of its burst, which is what the scripts let pass;

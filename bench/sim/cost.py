@@ -1,7 +1,5 @@
 """What a step takes, as a sum over what is in it.
 
-Above: `world.py` and `fit.py`. Below: the engine's `schedule.py`; `bench.gpu.floors`.
-
     seconds = step + decode * decodes + prompt_token * prompt tokens
             + context_token * context tokens of decodes + pair * pairs of prompts
             + chunk_context_token * context tokens of chunks

@@ -1,11 +1,10 @@
 """Fits the cost model to the real engine, and holds the simulator against it.
 
-Above: `__main__.py`. Below: `engine.core`, `world.py`. The model is penny, on one thread of the
-CPU; seconds are the processor's, and of each step the least of ROUNDS: what else runs on the
-machine only ever makes one longer. A fit is no proof: `check` runs another case than was fitted,
-larger and mixed, and compares the whole. In turn with it runs a part of what was fitted: how much
-faster the machine is now than it was then (its clock, what shares its caches) is held against
-neither.
+The model is penny, on one thread of the CPU; seconds are the processor's, and of each step the
+least of ROUNDS: what else runs on the machine only ever makes one longer. A fit is no proof:
+`check` runs another case than was fitted, larger and mixed, and compares the whole. In turn with it
+runs a part of what was fitted: how much faster the machine is now than it was then (its clock, what
+shares its caches) is held against neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whose turn it is: by the engine's virtual token counters, and by two rules to hold against it.
 
-Above: `world.py`. Below: `engine.fairness`. All three go through the one interface that the
-scheduler asks; what differs is what is said to it, and what it answers.
+All three go through the one interface that the scheduler asks; what differs is what is said to it,
+and what it answers.
 
   - fair: as served.
   - fcfs: one lane and one tenant for everybody. A tenant's requests go in order of arrival, so that

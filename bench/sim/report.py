@@ -1,8 +1,7 @@
 """What an outcome is worth: per lane, and between tenants.
 
-Above: `__main__.py`. Below: `world.py`. Only what arrived before the horizon counts. What had no
-first token by then has waited for so long at least, and counts as that; what was refused has not
-waited, and keeps no SLO.
+Only what arrived before the horizon counts. What had no first token by then has waited for so long
+at least, and counts as that; what was refused has not waited, and keeps no SLO.
 """
 
 from __future__ import annotations

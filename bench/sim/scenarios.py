@@ -1,7 +1,7 @@
 """Who asks for what, and when.
 
-Above: `__main__.py`. Below: `world.py`, `cost.py`. Load is in parts of what the machine can do,
-about, by the cost model: 1 is all of it; so each scenario is as hard on any machine.
+Load is in parts of what the machine can do, about, by the cost model: 1 is all of it; so each
+scenario is as hard on any machine.
 """
 
 from __future__ import annotations

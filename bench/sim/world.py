@@ -1,7 +1,6 @@
 """A scheduler, a clock that jumps from step to step, and those who ask.
 
-Above: `__main__.py`, `fit.py`. Below: `engine.scheduling.scheduler`, `cost.py`, `orderings.py`. Knows no
-scenario and judges nothing.
+Knows no scenario and judges nothing.
 
 All tokens are the same token; what may be found in the prefix cache is said by the salt, one for
 each session, whose turns repeat what was said before and add to it. An answer has the length that

@@ -1,11 +1,7 @@
 """Alerts: a scope has used so much of what it may, said once per period and threshold.
 
-Above: `ingest` and `reconcile`, of what was spent (`raise_for_spend`); the gateway, which makes and
-changes caps (`raise_for_cap`), notes what they refuse (`raise_for_refusals`) and what rate limits
-see (`note_ceilings`), and sends what stands here. Below: `tables`, `spent`, Postgres; of spend caps
-it knows the table. It knows no webhook: a row that was not dispatched yet is the outbox.
-That a row is one of its kind is its table's unique constraint, so whoever comes second, or again,
-adds nothing.
+It knows no webhook: a row that was not dispatched yet is the outbox. That a row is one of its kind
+is its table's unique constraint, so whoever comes second, or again, adds nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Spend that is unusual for its hour: an alert, once a day, through the outbox of all alerts.
 
-Above: the gateway's sender of webhooks, which looks now and then. Below: `alerts`, `tables`,
-Postgres; of orgs it knows the table. An hour is compared with the same hour of the same weekday in
-the weeks before: what repeats every Monday morning is usual. Median and median deviation, because
-an odd week among them must not move the bound. Whoever looks second raises nothing.
+An hour is compared with the same hour of the same weekday in the weeks before: what repeats every
+Monday morning is usual. Median and median deviation, because an odd week among them must not move
+the bound. Whoever looks second raises nothing.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ event forgets it. A lease that was read beyond its time is no longer anybody's c
 has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is owed,
 once: an event may come to the books after the end of its lease.
 
-Above: the gateway, which hears of leases and knows which engines live. Below: `ratings`, `tables`.
 Knows no engine: one is a name (where it is) and an id (which process it is).
 """
 

@@ -6,9 +6,8 @@ is rated now, and what is too much goes back to the credits that paid it.
     after   80: 70 and 10 stay paid; the next invoice gives 20 back
     after   50: 50 stay paid; the credits get 20 back, the next invoice gives 30 back
 
-Above: `ratings`. Below: `credit_lines` (whose line is held all the while), `balance_watch`,
-`grants`, `transfers`. Knows no price. A credit that had ended is open again: what it gets back and
-nobody may spend any more is over, as it would have been.
+Knows no price. A credit that had ended is open again: what it gets back and nobody may spend any
+more is over, as it would have been.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ each rating is a row that nothing changes, and what it moves is posted in the sa
     reversed    the other way round; corrects a transfer of the event that stood until then
     repriced    what it costs by the rating; corrects the suspense transfer, if it waited in there
 
-Above: `reconcile` (out of suspense), `rerating` (a period anew) and `cache_leases` (what was paid
-to be kept in the cache and was not). Below: `ledger`, `alerts`,
-`credit_returns`, `tables`. Knows no price book. An event's ratings are numbered; the last one
-holds, and of an event without any what was booked. Who posts holds the books alone: nobody adds up,
-bills or books meanwhile, so a cutoff of `posting_seq` has all of a rating before it or nothing.
+Knows no price book. An event's ratings are numbered; the last one holds, and of an event without
+any what was booked. Who posts holds the books alone: nobody adds up, bills or books meanwhile, so a
+cutoff of `posting_seq` has all of a rating before it or nothing.
 """
 
 from __future__ import annotations

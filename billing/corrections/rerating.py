@@ -4,9 +4,7 @@ digest of what was shown, a reversal and a new transfer for each event that cost
     shown = await plan(db, span, book)                    # nothing is written
     await apply(db, span, book, shown.digest)             # as it was shown, or not at all
 
-Above: the command line, the gateway's administration. Below: `ratings` (what is posted), `tariffs`
-(which prices), `rating` (the one multiplication), invoices (on which one an event stands). What is
-on a final invoice stays there: the difference joins the next one as corrections.
+What is on a final invoice stays there: the difference joins the next one as corrections.
 
 The first step of applying keeps the tariff, the digest and a cutoff in `reratings`; each batch goes
 on behind the event that the one before has seen, in a transaction of its own, so a crash leaves a

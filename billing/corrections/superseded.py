@@ -6,7 +6,7 @@ its key over (`supersede`, in that transaction). Whatever is booked for it, befo
 such as its last checkpoint once its spool was found, is rated anew, at nothing: a reversal that
 names the original. No later rating of such an event charges it again (`ratings.rate_standing`).
 
-Above: the gateway. Below: `ratings`, `tables`. Knows no key.
+Knows no key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What a period is rated by anew: the prices of a book, as they are in force while it lasts, for
 the models, tiers and price lists that were used in it. Pure.
-
-Above: `rerating`, which keeps it with what it was shown to change, so that a book that has changed
-since changes nothing of it. Below: `price_book`.
 """
 
 from __future__ import annotations

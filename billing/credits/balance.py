@@ -1,8 +1,8 @@
 """What an org was credited and what is left of it, and what it owes, as the books have it.
 
-Above: `credits`, `balance_watch`, the gateway's administration. Below: Postgres. Knows no lease of
-its own: what is leased is left until it is spent. What usage cost, `spent` says: the receivable has
-the sums of all that was ever posted, reversals, adjustments and roundings among them.
+Knows no lease of its own: what is leased is left until it is spent. What usage cost, `spent` says:
+the receivable has the sums of all that was ever posted, reversals, adjustments and roundings among
+them.
 """
 
 from __future__ import annotations

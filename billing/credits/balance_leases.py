@@ -1,9 +1,8 @@
 """What a prepaid org may spend before anybody asks the books again: leases on its grants.
 
-Pure. Above: `credit_lines`, which keeps it in Postgres. Below: `grants`, `transfers`. Knows no
-Redis. A lease is a pending transfer from a grant's account to what the org owes; all of an org's
-end at one moment and are replaced together, by whoever tops up. What the org may have spent, all in
-all, is what was paid for it and what is leased: `funded`.
+Pure. Knows no Redis. A lease is a pending transfer from a grant's account to what the org owes; all
+of an org's end at one moment and are replaced together, by whoever tops up. What the org may have
+spent, all in all, is what was paid for it and what is leased: `funded`.
 
     funded = paid + leases, and of each grant: posted + leased <= credited (the schema says so, too)
 

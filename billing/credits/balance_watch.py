@@ -1,8 +1,6 @@
 """A prepaid balance that runs low, or out: told once a crossing, and a top-up asked for once.
 
-Above: `credit_lines` and `credits`, each in the transaction that changes what is left, and the
-gateway's settings of a balance, which change what an org wants to be told. Below: `credit_balance`,
-`alerts` and `top_ups`, whose rows are the outbox. Knows no webhook.
+Knows no webhook.
 
 What is left falls by what is booked, taken back and expired, and rises by a credit, or by what a
 re-rating returns. It is told of again once a credit has lifted the balance above a threshold: what

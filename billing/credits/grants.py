@@ -1,8 +1,8 @@
 """Credit grants: which pays for what, and in which order. Pure, no I/O.
 
-Above: `balance_leases`. Below: `money`. A grant pays for usage that was admitted before it expires,
-of the models and the components it was given for; the one of the lowest `priority` first, among
-equals the one that expires first, then the oldest.
+A grant pays for usage that was admitted before it expires, of the models and the components it was
+given for; the one of the lowest `priority` first, among equals the one that expires first, then the
+oldest.
 """
 
 from __future__ import annotations

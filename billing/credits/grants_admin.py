@@ -1,8 +1,7 @@
 """What an org has paid in advance: grants, each an account of its own, that the house owes it.
 
-Above: the gateway's `tenancy.credits`. Below: `credit_lines`, `transfers`, `tables`. Who may spend
-no more than that is held to it before a token is made, by the limiter; which grant pays for what,
-`grants` says.
+Who may spend no more than that is held to it before a token is made, by the limiter; which grant
+pays for what, `grants` says.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """An org's credit in Postgres: topping up its leases, paying for its usage, giving back what ended.
 
-Above: the gateway's funding and its sweeper. Below: `balance_leases`, which decides, `unpaid`,
-`transfers`, `tables`. Each org's line is held while it changes, so gateways that top up the same
-one wait for each other, and none of them waits for who ingests. Usage comes here by `unpaid_usage`,
-which `ledger.POST_LEGS` fills in the statement that books it.
+Each org's line is held while it changes, so gateways that top up the same one wait for each other,
+and none of them waits for who ingests. Usage comes here by `unpaid_usage`, which `ledger.POST_LEGS`
+fills in the statement that books it.
 """
 
 from __future__ import annotations

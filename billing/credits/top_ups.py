@@ -3,9 +3,8 @@
     requested -> granted | failed | expired        expired -> granted: who has paid late has paid,
                                                    unless the balance has asked again since
 
-Above: `balance_watch`, which asks; the gateway's verbs, which end one; its webhooks, which tell of
-each state. Below: `tables`. It moves no money: who grants one makes the credit in the same
-transaction. A row whose state was not told yet is the outbox.
+It moves no money: who grants one makes the credit in the same transaction. A row whose state was
+not told yet is the outbox.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Usage that no credit has paid yet, and what of it one could pay.
 
-Above: `credit_lines`. Below: `grants`, whose rule PAYABLE says in SQL, `tables`. What no credit
-pays for now, such as usage of a model for which there is none, is not even looked at: however much
-of it waits, what can be paid does not wait behind it.
+What no credit pays for now, such as usage of a model for which there is none, is not even looked
+at: however much of it waits, what can be paid does not wait behind it.
 """
 
 from __future__ import annotations

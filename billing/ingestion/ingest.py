@@ -2,8 +2,7 @@
 rollups stand together or not at all; and in its transaction the alerts of what was spent.
 
 The event's id is the primary key, and only rows that the insert returned reach the ledger: a batch
-may come twice, or from two places at once. Above: `worker`, `reconcile`. Below: `ledger`, `rating`,
-`alerts`.
+may come twice, or from two places at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Put right what could not be booked in full at first: usage without a price, and tokens that were
 generated and never billed because the gateway vanished.
 
-Above: the gateway (`settle_orphan`, for the engine's OrphanedUsage), the shipper (`settle_late`)
-and operators (`reprice_suspense`). Below: `ingest`, `ledger`. Knows no engine: it gets quantities.
+Knows no engine: it gets quantities.
 
 How an orphan finds its attempt: recovery books every attempt that was left open, at its last
 checkpoint, or with quantities of zero where there was none, so the event's row names its org, model

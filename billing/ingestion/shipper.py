@@ -5,8 +5,7 @@
     await shipper.drain(10.0); await shipper.stop(); await spool.shutdown()
 
 The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
-backoff and a growing backlog, never a lost event and never a close that waits. Above: the gateway's
-lifespan. Below: `spool`, `ingest`, `reconcile`.
+backoff and a growing backlog, never a lost event and never a close that waits.
 """
 
 from __future__ import annotations

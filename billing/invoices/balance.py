@@ -1,9 +1,8 @@
 """What an org's credits have paid, and which invoices that has settled.
 
-Above: `closing`, `collection`. Below: credits in the ledger, `invoice_payments`. What was burned of
-a credit stands in the org's receivable already: to settle an invoice of it posts nothing, it is
-only noted that it is no longer there for the next one. A negative note gives back: what an invoice
-was over-settled by, or what it owes the customer itself, settles later ones.
+What was burned of a credit stands in the org's receivable already: to settle an invoice of it posts
+nothing, it is only noted that it is no longer there for the next one. A negative note gives back:
+what an invoice was over-settled by, or what it owes the customer itself, settles later ones.
 """
 
 from __future__ import annotations

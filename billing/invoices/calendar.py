@@ -1,10 +1,10 @@
 """When a billing period begins and ends, and when its invoice is due, where the customer is. Pure.
 
-Above: `closing`, `accounts`. Below: zoneinfo. A period runs from midnight of the billing day in the
-customer's timezone to midnight of the next one; in a month that is too short, of its last day. What
-is stored and compared are moments in UTC, so hours that a change of clocks repeats or leaves out
-belong to exactly one period. Where midnight itself is left out, the day begins when the clocks have
-changed; where it comes twice, the first one counts.
+A period runs from midnight of the billing day in the customer's timezone to midnight of the next
+one; in a month that is too short, of its last day. What is stored and compared are moments in UTC,
+so hours that a change of clocks repeats or leaves out belong to exactly one period. Where midnight
+itself is left out, the day begins when the clocks have changed; where it comes twice, the first one
+counts.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     ...                                                   # the grace period; late events come in
     await finalize(db, org_id=..., invoice_id=draft.id, now=...)
 
-Above: `worker`, the gateway's administration. Below: `charges` (what is charged), `currency` (the
-rounding), `postings`, `numbers`, `states`. An org's periods follow each other without a gap, and
-the next one is drafted when the one before is final, so that what is late has one place to go.
+An org's periods follow each other without a gap, and the next one is drafted when the one before is
+final, so that what is late has one place to go.
 
 What costs time, to add up the charges, happens between two short transactions: the first draws the
 cutoff, the second writes lines that nothing can have changed meanwhile, or gives way to whoever

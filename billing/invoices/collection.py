@@ -1,9 +1,8 @@
 """What follows an invoice: payments, credit notes, and dunning while nobody pays.
 
-Above: `worker`, the gateway's administration. Below: `invoice`, `states` (what comes next),
-`postings`, `numbers`. Each verb holds the invoice's lock, so that what is left to pay, or to take
-back, is what it has seen. Everything is added, nothing changed: a credit note has a number of its
-own series and names the lines that it takes back, none by more than is left of it.
+Each verb holds the invoice's lock, so that what is left to pay, or to take back, is what it has
+seen. Everything is added, nothing changed: a credit note has a number of its own series and names
+the lines that it takes back, none by more than is left of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """An invoice and its lines as they stand, and the one way into another state.
 
-Above: `closing`, `collection`, `drilldown`, documents. Below: `tables`, `states`. Every change of
-state is a row of `invoice_transitions` in the same transaction, which is the outbox of the webhooks
-that tell of it.
+Every change of state is a row of `invoice_transitions` in the same transaction, which is the outbox
+of the webhooks that tell of it.
 """
 
 from __future__ import annotations

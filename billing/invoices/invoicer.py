@@ -1,8 +1,7 @@
 """The invoicer: drafts what has ended, finalizes what has waited long enough, reminds who has not
 paid. One task in each gateway; what two do at once, one of them does.
 
-Above: `app` starts and closes it. Below: `closing`, `collection`. An org whose invoice cannot be
-made (its currency has no rate) is logged and holds up nobody else.
+An org whose invoice cannot be made (its currency has no rate) is logged and holds up nobody else.
 """
 
 from __future__ import annotations

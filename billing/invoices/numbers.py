@@ -1,5 +1,4 @@
-"""Numbers without gaps. Above: `closing`, `collection`. Below: one row of an issuer and a series,
-locked until its transaction ends: a number that is rolled back is the next one's."""
+"""Numbers without gaps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The outbox of invoices: each state that one has entered, until its webhooks are written.
-
-Above: the gateway's webhooks. Below: `tables`; `invoice.enter` writes the rows.
-"""
+"""The outbox of invoices: each state that one has entered, until its webhooks are written."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ an account of the house.
     credit_note   house:credit_notes    what was asked for and is not any more
     payment       house:cash            what came in
 
-Above: `closing`, `collection`. Below: `ledger`. An id is posted once: its transfer is of one
-invoice, note or payment.
+An id is posted once: its transfer is of one invoice, note or payment.
 """
 
 from __future__ import annotations

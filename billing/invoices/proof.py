@@ -1,7 +1,7 @@
 """Everything that is wrong between ledger and invoices, by the ledger's own entries: a second way
 to the same sums, over transfers where `charges` reads events.
 
-Above: `reconcile` of the whole installation, tests. Below: the tables. At best it finds nothing.
+At best it finds nothing.
 """
 
 from __future__ import annotations

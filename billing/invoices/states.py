@@ -5,9 +5,9 @@
     from finalized on, whatever was reached: paid, when nothing is left to pay;
     voided, when credit notes took all of it back, be it after it was paid
 
-Above: `closing`, `collection`. Below: nothing. Amounts are whole coins of the invoice's currency.
-Each stage of dunning is due so many days after the one before, as it was really reached: who was
-not reminded because we were down is not hurried for it.
+Amounts are whole coins of the invoice's currency. Each stage of dunning is due so many days after
+the one before, as it was really reached: who was not reminded because we were down is not hurried
+for it.
 """
 
 from __future__ import annotations

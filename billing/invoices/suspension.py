@@ -1,9 +1,7 @@
 """Who is served no longer for what they have not paid: derived from invoices, so that a payment or
 a credit note ends it by itself.
 
-Above: the gateway, which reads it with a credential and refuses; the invoicer, which tells when it
-may have changed. Below: `states`, `tables`. An operator may lift it: then only what enters such a
-state later suspends again.
+An operator may lift it: then only what enters such a state later suspends again.
 """
 
 from __future__ import annotations

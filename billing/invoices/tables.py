@@ -1,4 +1,4 @@
-"""Tables of invoices, as migration 0026 makes them. Above: the modules beside it. Below: Postgres.
+"""Tables of invoices, as migration 0026 makes them.
 
 An invoice that was finalized changes in its state alone, its lines not at all, which triggers
 enforce; accounts, rates, payments and credit notes are only added to. `*_pico` is exact, in

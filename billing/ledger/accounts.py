@@ -13,9 +13,9 @@
     reversed    the other way round; corrects waste that an event made its org's after all, or what
                 an event cost until it was rated anew
 
-Above: `ingest`, `reconcile`, tests and operators (`check`). Below: `tables`. Knows no price. What
-is posted one by one, or held first, is `transfers`'; both keep balances in the same statement, and
-change them in the order of account ids, so that two batches never wait for each other.
+Knows no price. What is posted one by one, or held first, is `transfers`'; both keep balances in the
+same statement, and change them in the order of account ids, so that two batches never wait for each
+other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Load the price book into Postgres: ranges cannot overlap, and nothing that was loaded changes,
 neither a price nor a term of a price list.
-
-Above: the gateway's start. Below: `price_book`, `tables`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What was spent, as the books have it up to a watermark: what counters of spending begin with.
 
-Above: the gateway's limiter, `alerts`. Below: `tables`. Knows no cap and no Redis. Whoever books
-usage holds `BOOKING` shared until its commit, and notes behind it when that was (`ingested_at`);
-who adds up holds it alone and reads the same clock first. So what was booked before the watermark
-is in the sums, and nothing else, whatever runs at the same time.
+Knows no cap and no Redis. Whoever books usage holds `BOOKING` shared until its commit, and notes
+behind it when that was (`ingested_at`); who adds up holds it alone and reads the same clock first.
+So what was booked before the watermark is in the sums, and nothing else, whatever runs at the same
+time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Usage by the tags that requests carry: days of it by each tag, beside those of all.
 
-Above: `ingest` and `ratings`, in whose transactions this adds up what they book; `usage_report`,
-which reads it; the gateway's header and its budgets by tag. Below: `alerts`, `rating`, `tables`,
-Postgres; of spend caps it knows the table. A request without tags comes nowhere near.
+A request without tags comes nowhere near.
 
 An event of n tags counts n times: once in the sum of each. An org has at most MAX_A_DAY different
 tags a day of its own; of more the value is counted as OTHER, and of a key that is new that day the

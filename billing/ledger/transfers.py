@@ -1,8 +1,7 @@
 """Transfers one by one or as a batch that stands or falls together: posted at once, or pending and
 then posted, voided or expired; and reversals.
 
-Above: `credits`, `balance_leases`, whoever corrects the books. Below: `ledger`'s accounts,
-`tables`. Knows no price and no event; usage, which comes by the thousand, is posted by `ingest`.
+Knows no price and no event; usage, which comes by the thousand, is posted by `ingest`.
 
 A pending transfer holds an amount: it stands in the pending balances of both its accounts until one
 row, and one alone, resolves it. `post` moves as much as it says, at most all, and what is left is

@@ -19,8 +19,6 @@ booked. Booked plus adjustments is what is due.
     3. Commitment       where what its lines cost in the end is less than what was promised, the
                         shortfall is due. The rate that was granted for the promise is a discount
                         of the price list, booked with each event.
-
-Above: `invoicing`, with the terms that `price_lists` reads. Below: `events`, `money`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ may change, and applies. Pure.
 A draft is an ordinary price book. What it would change is a list of differences, and its digest is
 made of both: who applies it says the digest that they were shown, so that neither another draft
 nor a book that has changed since can be applied unseen.
-
-Above: the command line. Below: `price_sources`, `price_book`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One entry of a price book, and how it is written: what it costs, where, from when until when.
 Pure.
 
-Above: `price_book`, `price_lists`, `price_sources`. Below: `events`, `money`. Everything that is
-dated can be set in order here: an open entry is ended by the next of its kind, and none overlap.
+Everything that is dated can be set in order here: an open entry is ended by the next of its kind,
+and none overlap.
 """
 
 from __future__ import annotations

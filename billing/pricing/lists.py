@@ -30,8 +30,6 @@ Of several discounts the most specific counts: first the one that names the mode
 component, then the tier. A discount is booked with each event, as a price of its own with an id of
 its own (`discounted`); the others are of a whole period (`terms_of`, by the moment at which it
 begins) and come with the invoice (`adjustments`).
-
-Above: `price_book`. Below: `price_entries`, `adjustments`.
 """
 
 from __future__ import annotations

@@ -18,13 +18,11 @@
     tool_call = "0.01"               # USD per call
     batch_queue = "0.001"            # USD per request that was taken from the batch queue
 
-Above: the gateway's admission (`PriceBook.at`), `price_sync`. Below: `price_entries`, and
-`price_lists`, which says what else may stand in a book: the terms of tenants. Knows no database.
-There is no wildcard: a model that is not named has no price, and its usage waits in suspense. Only
-a model that is said to be based on another one costs what that one costs, for as long as it has no
-price of its own; and a tier without prices of its own costs what the default does. A band prices
-the whole request, and needs the price below it for as long as it is valid; what it leaves out costs
-what it does below.
+Knows no database. There is no wildcard: a model that is not named has no price, and its usage waits
+in suspense. Only a model that is said to be based on another one costs what that one costs, for as
+long as it has no price of its own; and a tier without prices of its own costs what the default
+does. A band prices the whole request, and needs the price below it for as long as it is valid; what
+it leaves out costs what it does below.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Quantities times prices. Pure; the only multiplication that makes money out of tokens.
 
-Above: `ingest`, `reconcile`. Below: `events`. Knows no account and no time: the prices were chosen
-at admission.
+Knows no account and no time: the prices were chosen at admission.
 """
 
 from __future__ import annotations

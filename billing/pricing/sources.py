@@ -9,7 +9,7 @@
 Numbers are read as decimals, as they are written, and become whole pico-USD or are refused by name.
 What has no component here (audio, images, searches) is left out and said so.
 
-Above: `price_drafts`. Below: `price_entries`, `money`. Knows no model of ours.
+Knows no model of ours.
 """
 
 from __future__ import annotations

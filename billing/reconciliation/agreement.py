@@ -2,10 +2,9 @@
 
     what engines generated = what was billed + the house's waste, in the books or on the way there
 
-Above: `tollgate reconcile`, the daily job. Below: `spool_files`, `ledger`, `invoices.proof`. Knows
-no engine: it gets their counts. All of it may run meanwhile: engines are asked before and after,
-and what they count as acknowledged was on a gateway's disk by then. So what is in the books or a
-spool lies between the two, and is both of them while nothing runs.
+Knows no engine: it gets their counts. All of it may run meanwhile: engines are asked before and
+after, and what they count as acknowledged was on a gateway's disk by then. So what is in the books
+or a spool lies between the two, and is both of them while nothing runs.
 """
 
 from __future__ import annotations

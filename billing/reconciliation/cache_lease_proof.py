@@ -1,7 +1,7 @@
 """Everything that is wrong between what was billed as written to the cache and the leases on it.
 
-Above: `agreement`, tests. Below: the tables. That a refund is in the ledger as the event is rated
-by now, `ledger` finds itself. At best nothing is wrong.
+That a refund is in the ledger as the event is rated by now, `ledger` finds itself. At best nothing
+is wrong.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Everything that is wrong between the ledger and what is leased, burned and owed of credits.
 
-Above: `tollgate reconcile`, tests. Below: the tables. At best it finds nothing.
+At best it finds nothing.
 """
 
 from __future__ import annotations

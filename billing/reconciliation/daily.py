@@ -1,9 +1,8 @@
 """Once a day, on each host, whether all agree (`agreement`): kept as a row, and an error in the log
 that begins with the first request that differs.
 
-Above: the gateway's lifespan. Below: `agreement`. Any gateway of a host may do it; the row of the
-day says that one does, and is taken over when its gateway did not live to end it. A day on which
-Postgres was away too long has no row.
+Any gateway of a host may do it; the row of the day says that one does, and is taken over when its
+gateway did not live to end it. A day on which Postgres was away too long has no row.
 """
 
 from __future__ import annotations

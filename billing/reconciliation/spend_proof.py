@@ -1,7 +1,7 @@
 """Everything that is wrong between what scopes with a cap are said to have spent and the hours and
 days of their usage.
 
-Above: `agreement`, tests. Below: `alerts`, the tables. At best nothing is wrong.
+At best nothing is wrong.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Whether anything was ever used here: for a limiter whose Redis came back empty, or was never
 filled.
 
-Above: `app`. Below: `tables`, `spool`. When that was is not asked: what runs, and what lies in the
-spools of others, may be later than anything that is booked. One event is enough, and only a new
-installation has none. It waits no longer than somebody else may; who gets no answer must take it
-that something was.
+When that was is not asked: what runs, and what lies in the spools of others, may be later than
+anything that is booked. One event is enough, and only a new installation has none. It waits no
+longer than somebody else may; who gets no answer must take it that something was.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a month will have cost at its end, and how far such forecasts were off. Pure: no I/O.
 
-Above: the gateway's `/v1/admin/forecast`. Below: nothing. Days are UTC's. A day to come costs what
-the days of its name cost lately: the median of the last of them, so that one odd day does not count
-(seasonal naive, made robust). How far off that is, it is asked about its own past: from every day
-that has as much before it as it needs, the same number of days is forecast and compared with what
-they cost. The interval is what those errors span, the worst tenth on either side left out.
+Days are UTC's. A day to come costs what the days of its name cost lately: the median of the last of
+them, so that one odd day does not count (seasonal naive, made robust). How far off that is, it is
+asked about its own past: from every day that has as much before it as it needs, the same number of
+days is forecast and compared with what they cost. The interval is what those errors span, the worst
+tenth on either side left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What the books have of one request: its attempts, at the prices that hold by now, and what was
 moved for them.
 
-Above: the gateway, for whoever disputes a request. Below: `rating`, `tables`, Postgres. There is no
-index of request ids, which every event would pay for: an id says when it was made, and the events
-of a moment have one.
+There is no index of request ids, which every event would pay for: an id says when it was made, and
+the events of a moment have one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What an org has spent by day, as a forecast wants it. Above: the gateway. Below: `forecast`,
-`tables`, Postgres."""
+"""What an org has spent by day, as a forecast wants it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the spools of this machine have of one request: read beside their owners, without a lock.
 
-Above: the gateway, for who asks before Postgres has it. Below: `spool_format`. Every call blocks.
-An owner may append and drop segments meanwhile: what is gone then has shipped, and what is half
-written has no good checksum yet.
+Every call blocks. An owner may append and drop segments meanwhile: what is gone then has shipped,
+and what is half written has no good checksum yet.
 """
 
 from __future__ import annotations

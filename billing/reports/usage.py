@@ -2,9 +2,8 @@
 `/v1/organization/usage/completions` and `/costs` and Anthropic's
 `/v1/organizations/usage_report/messages` and `/cost_report`.
 
-Above: the routes, which give these rows their wire names. Below: `report_window`, `tables`; of API
-keys it knows whose they are. An empty bucket has no rows. Days come from the daily rollup, hours
-from the hourly one, minutes from the events. Waste is nobody's usage.
+An empty bucket has no rows. Days come from the daily rollup, hours from the hourly one, minutes
+from the events. Waste is nobody's usage.
 
 To the wire (OpenAI): input_tokens = quantities.prompt_total, input_cached_tokens = cache_read,
 input_cache_write_tokens = cache_write_5m + cache_write_1h, input_uncached_tokens = uncached_input,

@@ -1,7 +1,7 @@
 """The buckets of one page of a report: whole, UTC, of one width. Pure.
 
-Above: `usage_report`. Below: nothing. The first bucket begins at or before `start_time`, the last
-ends at or after `end_time`; `page` says where a page begins, so that a walk by pages has no gap.
+The first bucket begins at or before `start_time`, the last ends at or after `end_time`; `page` says
+where a page begins, so that a walk by pages has no gap.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ threads of its own.
     DIRECTORY/cursor           up to where Postgres has everything (JSON)
     DIRECTORY/../quarantine/   damaged stretches, kept for a person to read
 
-Above: `spool`. Below: `spool_format`. Knows no asyncio and no database.
+Knows no asyncio and no database.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A frame is MAGIC, the payload's length and the CRC-32 of length and payload (bot
 and the payload, one msgpack record. After damage, `scan` goes on at the next frame that is whole:
 the magic is there so that a broken length cannot hide what follows it.
 
-Above: `spool_files`. Below: `events`. Knows no file and no clock.
+Knows no file and no clock.
 """
 
 from __future__ import annotations

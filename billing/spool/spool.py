@@ -21,8 +21,7 @@ broken until its process restarts.
 What has begun is synced beside all else, by the kernel where it does that (`spool_sync`): the file
 is written meanwhile, and who comes then shares the next sync.
 
-Above: `gateway.inference.generate`, `worker`. Below: `spool_files`, `spool_sync`. Knows no database, price
-or tenant. Lives on one event loop.
+Knows no database, price or tenant. Lives on one event loop.
 """
 
 from __future__ import annotations

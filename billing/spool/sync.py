@@ -10,7 +10,7 @@ kernel syncs by itself where it is asked to (Linux AIO, IOCB_CMD_FDSYNC since 4.
 0.11 ms of processor time instead of 0.22, begun at once. Where it refuses (a sandbox may forbid the
 calls, a filesystem may not know them, fs.aio-max-nr may be spent) a thread does it.
 
-Above: `spool`. Lives on one event loop.
+Lives on one event loop.
 """
 
 from __future__ import annotations

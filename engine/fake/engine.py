@@ -1,9 +1,8 @@
 """The engine without a model: `FakeCore` behind a real `EngineServer`, `FakeEngine` in its place.
 
 Both are deterministic and keep the contract of the real ones: limits, refusals, usage, cached
-prefixes per salt, aborts, a loss of the peer. Above: tests, demonstrations and load generators.
-Below: `client.OutputStream`. Knows no torch; the token ids are drawn from a hash or scripted by the
-caller.
+prefixes per salt, aborts, a loss of the peer. Knows no torch; the token ids are drawn from a hash
+or scripted by the caller.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The prefix cache of an engine without a model: digests of prompts' blocks, and leases on them.
 
-Above: `fake.py`. Below: `keeping.py`. Every prompt is computed at once: what is promised is kept.
+Every prompt is computed at once: what is promised is kept.
 """
 
 from __future__ import annotations

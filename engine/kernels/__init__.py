@@ -1,2 +1,3 @@
 """Device work behind plain functions: every operation has a torch reference, and one place that
-chooses what runs on which device. Above: `engine.layers`. Below: torch. Knows no model."""
+chooses what runs on which device. Knows no model.
+"""

@@ -1,8 +1,7 @@
 """Compiling the Triton kernels for a GPU that is not there, and reading what they will use of it.
 
-Every `<operation>_triton.py` lists in `AOT` the configurations that are served. Above:
-`bench/kernel_resources.py` and `tests/engine/kernels/test_aot.py`. Below: triton and the ptxas and
-cuobjdump it carries. Knows no kernel by name. Works only in a process where the interpreter is off.
+Every `<operation>_triton.py` lists in `AOT` the configurations that are served. Knows no kernel by
+name. Works only in a process where the interpreter is off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Which implementation of an operation runs: its Triton kernel or its torch reference.
 
-Above: every `kernels/<op>.py` that has a kernel beside it. Below: torch, and Triton where it is
-installed. Knows no operation.
+Knows no operation.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A product is cut into tiles of BLOCK_M rows (tokens) and BLOCK_N columns (output
 each, those of one strip of columns side by side, so that a weight tile is read from memory once.
 Functions here are inlined where they are called and cost nothing of their own.
 
-Above: the `*_linear_triton.py` and `moe_triton.py`. Below: triton. No kernel stands here, and so
-nothing that is compiled for itself.
+No kernel stands here, and so nothing that is compiled for itself.
 """
 
 from __future__ import annotations

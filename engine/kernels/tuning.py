@@ -1,8 +1,6 @@
 """Launch parameters measured per device: read once, never found while serving.
 
-Above: the `<operation>_triton.py` wrappers, which bring defaults good for Hopper. Below:
-`tuned/<device>.json`, {operation: {key: {parameter: value}}}, written by `bench/tune_kernels.py` on
-the device. Knows no kernel.
+Knows no kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Blocks that are kept for a time because somebody paid for it: the leases on cached prefixes.
 
-Above: `prefix_cache.py`, which evicts what nobody leased before what somebody did. Below: nothing.
 Knows blocks as numbers and tenants as names; the clock is given.
 
 A lease is on all blocks of a prefix, from the first one on, so a block under lease has its parent

@@ -1,6 +1,6 @@
 """The KV cache's blocks as numbers: which are free, and how many block tables hold each other one.
 
-Above: `prefix_cache.py`, which alone calls this. Below: nothing. Knows no tokens and no content.
+Knows no tokens and no content.
 
 A block is in one of three states, told apart by its reference count:
 

@@ -8,8 +8,8 @@ longest common prefix with what is remembered is then exact to the token: whole 
 their digests, and the block behind them is compared with what followed there before. Digests begin
 with a digest of the salt: no tenant's prompt is compared with another's.
 
-Above: `scheduler.py`, and `fake_cache.py`. Below: `protocol.py`. Knows no queue, no KV and no
-request. Of what is forgotten the least recently met goes first, a child before its parent.
+Knows no queue, no KV and no request. Of what is forgotten the least recently met goes first, a
+child before its parent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Block tables, and the content-addressed cache of full KV blocks that they share.
 
-Above: `scheduler.py` asks for room and reports what was computed. Below: `block_pool.py` counts.
 Knows tokens and blocks; knows no queue, no request and no tensor.
 
 A full block is known by the digest of its own tokens and of its parent's digest, so a digest names

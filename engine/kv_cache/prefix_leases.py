@@ -1,7 +1,6 @@
 """What requests ask to be kept of their prompts, and what comes of it.
 
-Above: `scheduler.py`, and `fake.py`, say what was first scheduled, computed and ended. Below: the
-leases on blocks. Knows block tables as numbers; no queue, no content.
+Knows block tables as numbers; no queue, no content.
 
 What a request is told when it is first scheduled stands, whatever happens to it later: so much of
 its prompt was under lease (which begins anew), so much will be. Room for that is reserved then, and

@@ -1,2 +1,3 @@
 """What models are made of: one file a layer, weights taken from a `WeightSource` when a layer is
-built. Above: `engine.models`. Below: `engine.kernels`. Knows no families and no requests."""
+built. Knows no families and no requests.
+"""

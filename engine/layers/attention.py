@@ -1,7 +1,6 @@
 """Grouped-query self-attention over the paged cache (arXiv:2305.13245), heads cut over ranks.
 
-Above: decoder. Below: linear, `kernels/rotary_cache.py`, `kernels/paged_attention.py`. Knows
-neither sequences nor blocks: the plan does.
+Knows neither sequences nor blocks: the plan does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Token ids to vectors and vectors to logits, both cut over the vocabulary.
 
-Above: `models/decoder.py`. Below: `kernels/embedding.py`, `kernels/linear.py`,
-`kernels/sampling.py`. Tied models build both from one tensor.
+Tied models build both from one tensor.
 """
 
 from __future__ import annotations

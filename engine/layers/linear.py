@@ -1,7 +1,6 @@
 """Linear layers cut over a group of ranks by output (column) or by input (row), arXiv:1909.08053.
 
-Above: attention and MLP. Below: `kernels/linear.py` multiplies, `lora.py` adds adapters. Knows
-checkpoint names only as they are handed in.
+Knows checkpoint names only as they are handed in.
 """
 
 from __future__ import annotations

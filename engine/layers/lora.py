@@ -1,7 +1,6 @@
 """Adapters beside linear layers: several over one base, mixed in a batch.
 
-Above: `layers/linear.py` adds what an adapter says, `runner/model_runner.py` says before a step
-which tokens have which. Below: `kernels/lora.py`. Knows adapters by name, no files and no requests.
+Knows adapters by name, no files and no requests.
 """
 
 from __future__ import annotations

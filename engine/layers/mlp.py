@@ -1,5 +1,4 @@
-"""The gated feed-forward layer, SwiGLU (arXiv:2002.05202). Above: decoder. Below: linear,
-`kernels/swiglu.py`."""
+"""The gated feed-forward layer, SwiGLU (arXiv:2002.05202)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A mixture of experts in place of the feed-forward layer, each expert cut over ranks like one.
 
-Above: decoder. Below: linear weights from the source, `kernels/moe.py`. Knows checkpoint names only
-as they are handed in.
+Knows checkpoint names only as they are handed in.
 """
 
 from __future__ import annotations

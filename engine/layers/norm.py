@@ -1,5 +1,4 @@
-"""Root-mean-square normalisation (arXiv:1910.07467). Above: decoder. Below:
-`kernels/rms_norm.py`."""
+"""Root-mean-square normalisation (arXiv:1910.07467)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The group of ranks that share one model's layers (Megatron-LM, arXiv:1909.08053).
 
-Above: every layer that is cut over ranks. Below: torch. Knows neither how ranks find each other nor
-what they compute. The default group has one rank and moves nothing.
+Knows neither how ranks find each other nor what they compute. The default group has one rank and
+moves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Rotary position embedding (RoFormer, arXiv:2104.09864) and the scalings of its frequencies.
 
-Above: decoder computes one `Rotation` a step, attention applies it. Below: torch, and
-`kernels/rotary_cache.py` says what a rotation is. Channels i and i + head_dim / 2 form a pair, as
-in Hugging Face checkpoints.
+Channels i and i + head_dim / 2 form a pair, as in Hugging Face checkpoints.
 """
 
 from __future__ import annotations

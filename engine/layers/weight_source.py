@@ -1,8 +1,4 @@
-"""Where layers get their weights from while they are built.
-
-Above: every layer with weights; `engine.weights` implements it for checkpoint folders. Below:
-torch, `kernels/linear_weights.py`, `kernels/paged_attention.py`.
-"""
+"""Where layers get their weights from while they are built."""
 
 from __future__ import annotations
 

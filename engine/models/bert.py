@@ -1,6 +1,6 @@
 """BERT (arXiv:1810.04805), of which sentence-transformers' small models are made: an encoder.
 
-Above: `weights/registry.py`. Below: `models/config.py`. What it computes is in `models/encoder.py`.
+What it computes is in `models/encoder.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From a checkpoint's config.json to the shape of a decoder.
 
-Above: the families, which say where they differ, and `decoder.py`, which builds the result. Below:
-`layers/rotary.py`. Knows no files: the parsed JSON is handed in. Both the form of transformers 4
-(`rope_theta`, `rope_scaling`, `torch_dtype`) and that of 5 (`rope_parameters`, `dtype`) are read.
+Knows no files: the parsed JSON is handed in. Both the form of transformers 4 (`rope_theta`,
+`rope_scaling`, `torch_dtype`) and that of 5 (`rope_parameters`, `dtype`) are read.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 What it computes of a step's tokens becomes logits (`logits`), or is looked at itself (`hidden`)
 where a prompt is embedded.
 
-Above: `weights/loader.py` builds it, `runner/model_runner.py` runs it. Below: `engine.layers`.
 Knows no sequences: a step's tokens lie flat behind each other, attention plans tell them apart.
 Shapes: T tokens of the step, S rows whose next token is wanted.
 """

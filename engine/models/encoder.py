@@ -1,9 +1,8 @@
 """The post-norm encoder of BERT's family: every token of a text looks at all of them, so a text is
 computed whole, in one step, and nothing of it is kept.
 
-Above: `weights/loader.py` builds it, `runner/encoder_runner.py` runs it. Below: `engine.layers` and
-torch's own attention, which runs anywhere. Knows no sequences but how many tokens of a step each
-has: they lie flat behind each other. Shapes: T tokens of the step.
+Knows no sequences but how many tokens of a step each has: they lie flat behind each other. Shapes:
+T tokens of the step.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Llama 2 and 3 (arXiv:2307.09288, arXiv:2407.21783) and what shares their form.
-Above: `weights/registry.py`. Below: `models/config.py`."""
+"""Llama 2 and 3 (arXiv:2307.09288, arXiv:2407.21783) and what shares their form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Mistral (arXiv:2310.06825): Llama with one sliding window for all layers.
-Above: `weights/registry.py`. Below: `models/config.py`."""
+"""Mistral (arXiv:2310.06825): Llama with one sliding window for all layers."""
 
 from __future__ import annotations
 

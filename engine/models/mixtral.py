@@ -1,5 +1,4 @@
-"""Mixtral (arXiv:2401.04088): Mistral with a mixture of experts in every layer.
-Above: `weights/registry.py`. Below: `models/config.py`."""
+"""Mixtral (arXiv:2401.04088): Mistral with a mixture of experts in every layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen 2 and 2.5 (arXiv:2407.10671): biases on queries, keys and values; windows on upper layers.
-Above: `weights/registry.py`. Below: `models/config.py`."""
+"""Qwen 2 and 2.5 (arXiv:2407.10671): biases on queries, keys, values; windows on upper layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen 3 (arXiv:2505.09388): queries and keys normalised per head, no biases unless named.
-Above: `weights/registry.py`. Below: `models/config.py`, `models/qwen2.py`."""
+"""Qwen 3 (arXiv:2505.09388): queries and keys normalised per head, no biases unless named."""
 
 from __future__ import annotations
 

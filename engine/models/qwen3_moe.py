@@ -1,5 +1,4 @@
-"""Qwen 3 with a mixture of experts (arXiv:2505.09388): Qwen 3 whose layers, all or some, route.
-Above: `weights/registry.py`. Below: `models/config.py`, `models/qwen2.py`."""
+"""Qwen 3 with a mixture of experts (arXiv:2505.09388): Qwen 3 whose layers, all or some, route."""
 
 from __future__ import annotations
 

@@ -1,2 +1,3 @@
-"""One step on the device: the batch's tensors, the model, the next tokens.
-Above: `engine.core`. Below: `engine.models`, `engine.kernels`. Knows no queue and no budget."""
+"""One step on the device: the batch's tensors, the model, the next tokens. Knows no queue and no
+budget.
+"""

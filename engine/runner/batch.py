@@ -1,7 +1,6 @@
 """The tensors of one step.
 
-Above: `model_runner.py`, and `step_packer.py` for devices with kernels. Below: numpy and torch. The
-tokens of all scheduled sequences lie flat behind each other: first the sequences with one new
+The tokens of all scheduled sequences lie flat behind each other: first the sequences with one new
 token, longest first, then the chunks.
 """
 

@@ -1,9 +1,8 @@
 """Runs one scheduled step of an encoder: whole texts, of which embeddings are made and nothing is
 kept.
 
-Above: `core.py`. Below: `batch.py`, `models/encoder.py`, `pooling.py`. Knows neither queues nor
-blocks. It runs on any device by torch's own kernels; the texts of a step are all there is of them,
-so there is nothing to launch ahead of.
+Knows neither queues nor blocks. It runs on any device by torch's own kernels; the texts of a step
+are all there is of them, so there is nothing to launch ahead of.
 """
 
 from __future__ import annotations

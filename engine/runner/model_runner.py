@@ -1,9 +1,8 @@
 """Runs one scheduled step: batch, model, sampler.
 
-Above: `core.py`. Below: `batch.py`, `models/decoder.py`, `sampler.py`, `pooling.py`,
-`prompt_scores.py`. Knows neither queues nor blocks but as numbers in a table, and keeps nothing
-between steps except the KV cache and sums of embeddings. A device with kernels has a runner of its
-own, `device_runner.py`, that launches otherwise and collects alike.
+Knows neither queues nor blocks but as numbers in a table, and keeps nothing between steps except
+the KV cache and sums of embeddings. A device with kernels has a runner of its own,
+`device_runner.py`, that launches otherwise and collects alike.
 
 `launch` only hands work to the device; `collect` waits for what it sampled. A step may be launched
 before the one before it was collected: tokens that only the device knows are fed to it there.

@@ -1,7 +1,6 @@
 """How much of everything an engine has: KV blocks, context, steps in flight.
 
-Above: `core.py`. Below: `runner.memory`, which says what is free. Knows what was asked, what the
-checkpoint says and what a step takes; loads and allocates nothing.
+Knows what was asked, what the checkpoint says and what a step takes; loads and allocates nothing.
 """
 
 from __future__ import annotations

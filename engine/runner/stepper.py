@@ -1,7 +1,6 @@
 """Schedule, run, update; and, on a device that need not wait for its host, a step ahead.
 
-Above: `core.py` builds it. Below: the scheduler's stack, which knows no tensors, and the runner's,
-which knows no queues. Knows no configuration and no requests but through the scheduler.
+Knows no configuration and no requests but through the scheduler.
 
 With `max_steps_in_flight` of 1 a step is launched and collected at once. With 2, a step is launched
 before the one before it is collected: the host schedules and builds tensors while the device works.

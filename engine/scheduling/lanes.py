@@ -1,6 +1,6 @@
 """What of the queue, of a step and of the blocks each lane may have, and how fast its prompts go.
 
-Above: `scheduler.py`. Below: `fairness.py`. Knows neither sequences nor blocks but as numbers.
+Knows neither sequences nor blocks but as numbers.
 
 Each lane has a queue of its own length: who floods one gets nobody refused in another, nor another
 tenant in the same. Two limits

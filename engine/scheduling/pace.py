@@ -1,7 +1,6 @@
 """How many prompt tokens a step may carry, as a time and not as a count.
 
-Above: `planner.py` asks before it fills a step; `stepping.py` reports how long the step took.
-Below: nothing. Knows neither tokens nor devices: it learns what a step costs from the steps.
+Knows neither tokens nor devices: it learns what a step costs from the steps.
 
 A decode waits for the whole step, prompt chunks included. A chunk may therefore take what is left
 of the target for the inter-token latency after the decodes' own time:

@@ -1,8 +1,6 @@
 """A step's work: decodes, then chunks of prompts, then who starts; and who gives way for them.
 
-Above: `scheduler.py`, which knows requests and their ends. Below: `waiting.py` and `running.py`
-keep the queues, `lanes.py` the limits of lanes, `prefix_cache.py` the blocks, `fairness.py` whose
-turn it is. Knows no requests and no results. Why it always comes to an end, `scheduler.py` says.
+Knows no requests and no results. Why it always comes to an end, `scheduler.py` says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Who waits to be started: a queue for each tenant in each lane, and who has waited for too long.
 
-Above: `scheduler.py`; `fake.py`. Below: `fairness.py`, which says whose queue is next. Knows
-neither blocks nor steps.
+Knows neither blocks nor steps.
 """
 
 from __future__ import annotations

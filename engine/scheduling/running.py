@@ -1,6 +1,6 @@
 """Those that hold blocks, and who of them gives them up for whom.
 
-Above: `scheduler.py`. Below: `fairness.py`, `sequence.py`. Knows neither blocks nor steps.
+Knows neither blocks nor steps.
 
 They are kept by `Sequence.precedence`: the higher lane first, in a lane the earlier arrival. Who is
 halted (its request is paused) keeps its blocks and takes no step; it gives way before all others,

@@ -1,9 +1,6 @@
 """Who runs next: one token budget a step, shared by decodes and chunks of prompts.
 
-Above: `core.py` calls schedule(), runs the model on the output, hands the sampled ids to update().
-Below: `planner.py` fills the steps, `waiting.py` and `running.py` keep the queues,
-`prefix_cache.py` owns the blocks. Knows no tensors and no sockets, and of tenants only their names;
-the clock is given.
+Knows no tensors and no sockets, and of tenants only their names; the clock is given.
 
 There are no phases. A sequence has `num_tokens` known tokens, of which `num_computed_tokens` have
 their KV; each step brings some sequences closer to catching up, and one that catches up samples a

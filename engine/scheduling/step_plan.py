@@ -1,6 +1,5 @@
 """One step's work: what the scheduler hands out and gets back, and the plan while it is filled.
 
-Above: `scheduler.py` fills plans, `core.py` and the runner read the outputs. Below: `sequence.py`.
 Knows no queues and no blocks.
 """
 

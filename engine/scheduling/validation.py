@@ -1,7 +1,6 @@
 """What a request must be to run at all; everything else is refused here, naming its field.
 
-Above: `scheduler.py`, and any other engine that wants to refuse the same things. Below:
-`protocol.py`, `errors.py`. Knows no queue and no block: whether there is room is not asked here.
+Knows no queue and no block: whether there is room is not asked here.
 """
 
 from __future__ import annotations

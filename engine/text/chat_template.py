@@ -1,8 +1,7 @@
 """Messages to the one string a model was trained to continue: a folder's Jinja chat template.
 
 Renders as transformers' `apply_chat_template(tokenize=False)` does: the same environment, the same
-extra functions and filters. Above: the gateway, which encodes the result with `tokenizer.py`.
-Knows no token ids, no torch, no transformers.
+extra functions and filters. Knows no token ids, no torch, no transformers.
 
 Templates come with the model and messages with the request. The sandbox keeps both from reaching
 Python's internals and from changing what they are given; `range` is bounded by it, the output by

@@ -1,6 +1,6 @@
 """Token ids of one choice to text, as they come: whole characters only, cut at stop strings.
 
-Above: the gateway. Below: `tokenizer.py`. Knows no model and no wire format.
+Knows no model and no wire format.
 
 Two stages:
 

@@ -1,9 +1,6 @@
 """A model named `org/name` becomes a folder: fetched from a hub once, and kept in its cache.
 
-Above: `__main__.py`, and the gateway's supervisor, which fetches for the engines it starts. Below:
-huggingface_hub, imported when a model is to be fetched: it reads HF_ENDPOINT, HF_HUB_OFFLINE,
-HF_TOKEN and HF_HOME, keeps the cache, checks sizes, takes up a cut connection where it broke, and
-shows progress on a terminal. Knows neither torch nor what the files mean.
+Knows neither torch nor what the files mean.
 
 What is fetched are files of the repository's top folder only, and POOLING_FILE: weights in
 safetensors, as many as the index names, JSON, and the texts of tokenizer and chat template. Never a

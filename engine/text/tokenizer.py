@@ -1,8 +1,7 @@
 """Text to token ids and back: a Hugging Face folder's `tokenizer.json`, run by `tokenizers`.
 
-Above: the gateway, which renders a chat (`chat_template.py`) and encodes it, and `detokenizer.py`.
-Below: nothing of ours. Knows no model, no torch, no transformers. Calls hold no lock and release
-the GIL, so they may run in worker threads.
+Knows no model, no torch, no transformers. Calls hold no lock and release the GIL, so they may run
+in worker threads.
 
 A rendered chat is one string, and special tokens in it are parsed wherever they stand: a user who
 writes `<|im_end|>` ends the turn, as with transformers' and vLLM's defaults. What a user can reach

@@ -1,6 +1,6 @@
 """The calls of earlier turns, in the form in which a chat template takes them.
 
-Above: `chat_template.py`. Below: nothing. Knows no template's text.
+Knows no template's text.
 
 Published templates disagree: whether arguments are an object or its text, whether a turn without
 content has none or an empty one, and how long an id may be. What does not suit is refused, or left

@@ -1,10 +1,9 @@
 """The gateway's side of the engine's socket: `EngineClient`, and the `Engine` interface it shares
 with `fake.FakeEngine`.
 
-Above: the gateway. Below: `frames.py`. One connection carries all requests; it is opened again by
-itself, with backoff, for as long as the client lives. A slow consumer costs bounded memory: what
-it has not taken yet is merged, at most one pending output per choice. Knows token ids, not text,
-tenants or HTTP.
+One connection carries all requests; it is opened again by itself, with backoff, for as long as the
+client lives. A slow consumer costs bounded memory: what it has not taken yet is merged, at most one
+pending output per choice. Knows token ids, not text, tenants or HTTP.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A frame is a 4-byte big-endian length followed by that many bytes of msgpack. The length is checked
 before the body is read, so a peer cannot make this process allocate more than `MAX_FRAME_BYTES`.
-Above: `server.py` and `client.py`. Below: `protocol.py`. Does not know what the messages mean, nor
-who is at the other end: the socket carries no authentication, so it belongs on a Unix socket, the
-loopback or a private network.
+Does not know what the messages mean, nor who is at the other end: the socket carries no
+authentication, so it belongs on a Unix socket, the loopback or a private network.
 """
 
 from __future__ import annotations

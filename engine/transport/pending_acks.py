@@ -1,6 +1,6 @@
 """What an engine says until a gateway has it on disk: taken in, recorded, acknowledged.
 
-Above: `client.py`. Below: nothing. Knows neither the socket nor what the things mean.
+Knows neither the socket nor what the things mean.
 """
 
 from __future__ import annotations

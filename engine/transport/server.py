@@ -1,9 +1,8 @@
 """The engine's socket: connections on an asyncio loop around the step thread.
 
-Above: `__main__.py`, which owns the process. Below: `step_loop.py` (the thread that runs the core)
-and `frames.py`. Every request belongs to the connection that submitted it. A lost connection aborts
-its requests; what they had cost, and what finished ones had whose usage it did not ack, becomes
-`OrphanedUsage`, offered until some gateway acks it. Knows no torch, no text and no tenants.
+Every request belongs to the connection that submitted it. A lost connection aborts its requests;
+what they had cost, and what finished ones had whose usage it did not ack, becomes `OrphanedUsage`,
+offered until some gateway acks it. Knows no torch, no text and no tenants.
 
 One bad or slow peer harms itself alone: a malformed frame or a write buffer beyond
 `MAX_WRITE_BUFFER_BYTES` ends that connection, and nothing here ever waits for a peer to read.

@@ -1,7 +1,4 @@
-"""A Unix socket that nobody else listens on, and how to tell it from its successor.
-
-Above: `server.py`. Below: `frames.py`, for addresses.
-"""
+"""A Unix socket that nobody else listens on, and how to tell it from its successor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Where the seconds and the bytes of a start went.
 
-Above: whoever starts something (`__main__.py`, `core.py`, `weights/loader.py`) measures its part.
-Below: nothing. Knows no phase by name.
+Knows no phase by name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The one thread that touches the engine's core: commands in, results out, a step in between.
 
-Above: `server.py`, which runs an asyncio loop in the main thread and talks to this one through
-`submit` and `abort` and the two callbacks. Below: anything with the `Core` interface (`EngineCore`,
-`FakeCore`). Knows no sockets, connections or asyncio. torch releases the GIL inside a step, so the
-main thread keeps serving sockets meanwhile.
+Knows no sockets, connections or asyncio. torch releases the GIL inside a step, so the main thread
+keeps serving sockets meanwhile.
 """
 
 from __future__ import annotations

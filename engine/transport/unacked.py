@@ -1,6 +1,6 @@
 """What an engine offers to its gateways until one has it on disk, and how much of that it keeps.
 
-Above: `server.py`. Below: nothing. Knows no socket.
+Knows no socket.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ process; whoever opens it next offers what stands in the slots as orphans. It do
 kernel: one that was not closed before another boot is put aside (`.lost`), and what it may have
 lacked then is unknown.
 
-Above: `server`, and readers in other processes (`read`). Below: nothing but a file. Knows no
-request but by its id.
+Knows no request but by its id.
 """
 
 from __future__ import annotations

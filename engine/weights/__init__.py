@@ -1,2 +1,3 @@
 """Checkpoint folders on disk to models in memory: safetensors, the registry of families, loading.
-Above: `engine.core`. Below: `engine.models`. Knows no requests."""
+Knows no requests.
+"""

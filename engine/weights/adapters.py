@@ -1,7 +1,7 @@
 """LoRA adapters in PEFT's folders: adapter_config.json and adapter_model.safetensors.
 
-Above: `weights/linear_source.py` asks for what belongs to a layer. Below: safetensors. Knows names
-of modules as the checkpoint has them. What PEFT can train and is not served is refused by name.
+Knows names of modules as the checkpoint has them. What PEFT can train and is not served is refused
+by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The tensors of one checkpoint folder: safetensors, in one file or sharded with an index.
 
-Above: `weights/linear_source.py`, which hands the tensors to layers. Below: safetensors checks the
-files, `weights/reading.py` reads them. Knows names and shapes, not what they mean.
+Knows names and shapes, not what they mean.
 """
 
 from __future__ import annotations

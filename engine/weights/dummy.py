@@ -1,7 +1,7 @@
 """Random weights of the right size and scale, for benchmarks: `--load-format dummy`.
 
-Above: `weights/loader.py`. Implements `TensorSource` of `weights/linear_source.py`. Below: torch.
-Knows names only to tell a norm from a matrix. Nothing is read but config.json.
+Implements `TensorSource` of `weights/linear_source.py`. Knows names only to tell a norm from a
+matrix. Nothing is read but config.json.
 
 A tensor is a stretch of one short random sequence, repeated: that is as fast as memory is written,
 where drawing every number would take a CPU seconds a billion. The sequence's length is prime, so

@@ -1,9 +1,8 @@
 """What a checkpoint says about embeddings: the modules that sentence-transformers puts behind it.
 
-Above: `weights/registry.py`. Below: `models/config.py`. Reads `modules.json` and the pooling's
-config.json; a folder without them is a language model, whose last hidden state serves, or an
-encoder, whose mean does, brought to unit length. What is not built here is refused: another vector
-would look like one, too.
+Reads `modules.json` and the pooling's config.json; a folder without them is a language model, whose
+last hidden state serves, or an encoder, whose mean does, brought to unit length. What is not built
+here is refused: another vector would look like one, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scales of a float8 KV cache as published checkpoints store them.
 
-Above: `weights/linear_source.py`. Below: the checkpoint's tensors. Knows names and shapes, nothing
-of the cache. Beside an attention layer's name, where `k` stands for either of k and v:
+Knows names and shapes, nothing of the cache. Beside an attention layer's name, where `k` stands for
+either of k and v:
 
     k_scale                llm-compressor, Quark and AutoFP8
     k_proj.k_scale         ModelOpt

@@ -1,7 +1,6 @@
 """Tensors become the weights of layers: which linear layer is quantised, and how.
 
-Above: `weights/loader.py`. Implements `layers/weight_source.py` over any source of tensors. Below:
-`quantization.py`, `kv_scales.py` and `adapters.py` read what is stored. Knows no files.
+Implements `layers/weight_source.py` over any source of tensors. Knows no files.
 """
 
 from __future__ import annotations

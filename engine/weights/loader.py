@@ -1,7 +1,4 @@
-"""A folder becomes a model: dtype chosen, weights taken, nothing left over.
-
-Above: `core.py`. Below: registry, checkpoint, dummy, `models/decoder.py`.
-"""
+"""A folder becomes a model: dtype chosen, weights taken, nothing left over."""
 
 from __future__ import annotations
 

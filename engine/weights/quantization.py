@@ -1,8 +1,6 @@
 """How checkpoints store linear layers in fewer bits: `quantization_config` chooses the reader.
 
-Above: `weights/linear_source.py` asks for one layer after the other. Below:
-`kernels/linear_weights.py` is what a layer becomes. Knows names of tensors and their packing,
-nothing of devices. Read are:
+Knows names of tensors and their packing, nothing of devices. Read are:
 
     quant_method         tensors beside a linear layer's name
     fp8                  weight F8_E4M3 and weight_scale_inv for each block (DeepSeek-V3,

@@ -1,6 +1,6 @@
 """Parts of tensors from files to their final place, at the disk's speed and without a whole copy.
 
-Above: `weights/checkpoint.py` says where a tensor lies. Below: preadv(2), torch. Knows no names.
+Knows no names.
 
 A tensor is cut into chunks that several threads read at once. Where the place is host memory and
 the dtype stays, a chunk is read straight into it. Otherwise it is read into a staging buffer and

@@ -1,7 +1,4 @@
-"""Which architectures are supported, and a checkpoint folder's configuration.
-
-Above: `weights/loader.py`. Below: one module of `engine.models` for each family.
-"""
+"""Which architectures are supported, and a checkpoint folder's configuration."""
 
 from __future__ import annotations
 

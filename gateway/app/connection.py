@@ -1,11 +1,10 @@
 """One client's connection: uvicorn's HTTP/1.1, with bounds on what a stranger may hold of a worker.
 
-Above: `worker` gives the class to uvicorn. Below: uvicorn's protocol on httptools. Knows bytes,
-times and how many connections there are, no route and no key: everything here happens before a
-request has a name. httptools puts no bound on a request's head (the request line and the headers)
-and collects a value in time quadratic in its length, so the bytes are counted here, and those of a
-body's trailers and chunk headers. What is refused is answered in the shape of all errors and
-closed; what has no head yet reaches no route, so no metric counts it.
+Knows bytes, times and how many connections there are, no route and no key: everything here happens
+before a request has a name. httptools puts no bound on a request's head (the request line and the
+headers) and collects a value in time quadratic in its length, so the bytes are counted here, and
+those of a body's trailers and chunk headers. What is refused is answered in the shape of all errors
+and closed; what has no head yet reaches no route, so no metric counts it.
 
 A worker that leaves takes what is on its way to it: the kernel would reset a connection that is
 closed over bytes nobody read, and its client could not tell whether it was served.

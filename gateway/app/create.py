@@ -1,8 +1,8 @@
 """create_app(): the only place where things are wired.
 
-Above: `worker` and the tests. Below: everything. What needs an event loop is opened in the
-lifespan, in the order of dependence, and closed in the reverse of it: streams are drained before
-the spool is shipped, and the spool is shipped before the pools close.
+What needs an event loop is opened in the lifespan, in the order of dependence, and closed in the
+reverse of it: streams are drained before the spool is shipped, and the spool is shipped before the
+pools close.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The clients of the engines of this installation, connecting for as long as it takes.
-
-Above: `app`. Below: the engine's client; what its offers mean is `settlement`'s and
-`cache_leases`'.
-"""
+"""The clients of the engines of this installation, connecting for as long as it takes."""
 
 from __future__ import annotations
 

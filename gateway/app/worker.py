@@ -1,6 +1,5 @@
 """One gateway worker: the application under uvicorn, on a socket that somebody else bound.
 
-Above: `supervisor` (many on one socket) and `tollgate gateway` (one alone). Below: `app`, uvicorn.
 Knows signals and sockets, no route. SIGTERM drains: the socket is let go, what is on its way is
 taken, readiness goes red, open streams have `drain_timeout_s` to end, then the application shuts
 down and what is left is closed.

@@ -1,8 +1,8 @@
 """The chain itself: an entry, its canonical form, its hash. Pure.
 
-Above: `log` adds entries, `verify` recomputes them. An entry's hash is SHA-256 over the canonical
-JSON of all its columns but the hash: RFC 8785's, but that keys are ordered by their UTF-8 bytes.
-`previous` is one of the columns, so each hash stands for all entries before it.
+An entry's hash is SHA-256 over the canonical JSON of all its columns but the hash: RFC 8785's, but
+that keys are ordered by their UTF-8 bytes. `previous` is one of the columns, so each hash stands
+for all entries before it.
 """
 
 from __future__ import annotations

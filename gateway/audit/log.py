@@ -1,8 +1,7 @@
 """`record`: one more entry of an org's audit log, in the transaction that makes the change;
 `record_all`: many.
 
-Above: every verb of `tenancy` and `auth` that changes state. Below: `chain`, `tables`. Knows no
-HTTP; `routes.access.actor_of` says who asked.
+Knows no HTTP; `routes.access.actor_of` says who asked.
 
 How to call it:
 

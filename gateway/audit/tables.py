@@ -1,5 +1,4 @@
-"""Tables of the audit log, as migration 0007 makes them. Above: the verbs beside it. Below:
-Postgres.
+"""Tables of the audit log, as migration 0007 makes them.
 
 `before` and `after` are canonical JSON as text, not jsonb: what was hashed stands there to the
 byte. Triggers and grants keep both tables from everything but growing.

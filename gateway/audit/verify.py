@@ -1,7 +1,6 @@
 """Is the log what was recorded? Every hash is computed again, from the first entry to the head.
 
-Above: `tollgate audit verify`. Below: `chain`, `tables`. Reads one snapshot, so that the log may
-grow meanwhile.
+Reads one snapshot, so that the log may grow meanwhile.
 
 What the chain shows by itself: an entry that was edited, taken out, put in or moved. A tail that
 was cut off is missed by the head. Who may write to Postgres as he likes could cut the head too, or

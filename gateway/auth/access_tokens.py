@@ -1,7 +1,6 @@
 """From an access token of ours to a principal: the JWT branch of the `Authenticator`.
 
-Above: `api_keys.Authenticator` hands over what is no API key, and what the feed says. Below:
-`rfc9068_access_token` verifies, `revocations` refuses, `subjects` looks up. It knows no HTTP.
+It knows no HTTP.
 
 A token that was verified is known by its digest until it expires, is revoked, or someone it speaks
 for changes; so a request costs a hash and a few comparisons. What is kept is trusted as an API

@@ -1,9 +1,7 @@
 """From an API key to a principal, without asking Postgres each time or trusting a copy for long.
 
-Above: `guards` authenticates each request; `app` starts and closes. Below: `tenancy.keys` finds
-keys, `tenancy.changes` says what changed. It knows no HTTP. Nothing here keeps a key: cached
-answers stand under a keyed hash of it (BLAKE2b: a quarter of the time that HMAC-SHA256 takes, under
-which Postgres knows the key).
+It knows no HTTP. Nothing here keeps a key: cached answers stand under a keyed hash of it (BLAKE2b:
+a quarter of the time that HMAC-SHA256 takes, under which Postgres knows the key).
 
 How a revocation reaches this process within a second, whatever is broken:
 

@@ -1,9 +1,9 @@
 """Which organizations list an origin, as this process knows it.
 
-Above: `routes.cors`. Below: `tenancy.origins`. All origins of the installation are one small table,
-read when a browser first asks and again, in the background, when one asks and the copy is older
-than `REFRESH_S`. Only where it is older than `MAX_AGE_S` does the question wait. With Postgres gone
-what was known stays: an origin is no credential.
+All origins of the installation are one small table, read when a browser first asks and again, in
+the background, when one asks and the copy is older than `REFRESH_S`. Only where it is older than
+`MAX_AGE_S` does the question wait. With Postgres gone what was known stays: an origin is no
+credential.
 """
 
 from __future__ import annotations

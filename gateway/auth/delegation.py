@@ -1,8 +1,6 @@
 """What a credential may make that outlives it: keys and clients. Pure.
 
-Above: `tenancy.keys` and `key_changes`, `auth.clients`: each verb is told who asks (None: the
-command line). Below: `policy`. Which scopes may be given is `policy`'s; here stands for how long
-and to whom:
+Which scopes may be given is `policy`'s; here stands for how long and to whom:
 
 - A credential of administration is of whoever made it: it goes when they go, and is demoted with
   them. Who acts for somebody makes one for themselves alone, and neither takes over nor widens what

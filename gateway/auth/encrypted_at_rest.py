@@ -1,8 +1,8 @@
 """AES-256-GCM under keys derived from the installation's secret, for what must come back out of
 Postgres.
 
-Above: `signing_keys`. Below: `cryptography`, `gateway.secret`. What is sealed is bound to its row
-by `context`, so that one row's content cannot be put in another's place.
+What is sealed is bound to its row by `context`, so that one row's content cannot be put in
+another's place.
 """
 
 from __future__ import annotations

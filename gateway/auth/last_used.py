@@ -1,8 +1,7 @@
 """When each API key was last used: noted in the process, written now and then by one statement.
 
-Above: `api_keys` notes, `app` starts and closes. Below: Postgres, as the system's role. Nothing is
-written while a request waits: noting is one entry in a bounded dict. What is noted and not yet
-written is lost by a kill -9; then a key seems unused since up to `FLUSH_INTERVAL_S` before.
+Nothing is written while a request waits: noting is one entry in a bounded dict. What is noted and
+not yet written is lost by a kill -9; then a key seems unused since up to `FLUSH_INTERVAL_S` before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a random secret stands in the database: as its HMAC-SHA256 under a key Postgres never sees.
 
-Above: `clients`, `grants`, `sessions`. Below: `gateway.secret`. Knows no table. For values with 256
-random bits; a password, which can be guessed, needs `passwords`. Each hash names its pepper, so
-that what was made before the installation's secret was rotated stays good.
+Knows no table. For values with 256 random bits; a password, which can be guessed, needs
+`passwords`. Each hash names its pepper, so that what was made before the installation's secret was
+rotated stays good.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Access tokens that are refused before they expire: a denylist in every process.
 
-Above: `access_tokens` asks it; whoever ends a grant, a token, a client's or a user's tokens, or
-withdraws a signing key, calls `revoke` and `announcing`. Below: `token_tables`, `tenancy.changes`.
 Knows no JWT.
 
 Revocations are rows with a sequence: numbers are drawn under a lock that lasts until the commit, so

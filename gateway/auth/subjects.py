@@ -1,7 +1,6 @@
 """Whom an access token speaks for, as Postgres has it now: one query from claims to a `Principal`.
 
-Above: `access_tokens` keeps the answers. Below: the tables of tenancy and of the authorization
-server. A token says who; what they may and what they may spend is looked up, so that a demotion, an
+A token says who; what they may and what they may spend is looked up, so that a demotion, an
 archived project or a new plan counts for tokens that are out.
 """
 

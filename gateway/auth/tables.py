@@ -1,8 +1,7 @@
 """Tables of the authorization server: clients, sessions, passkeys, consents, grants, codes.
 
-Above: the modules beside it. Below: Postgres; migration 0008 makes what stands here. A client that
-registered itself has no org; everything else has that of its user. What is secret stands hashed
-(`peppers`).
+A client that registered itself has no org; everything else has that of its user. What is secret
+stands hashed (`peppers`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How the parts of authentication are put together for one process, and taken apart again.
 
-Above: `app`. Below: everything in `gateway.auth`. What is opened here is pushed on the caller's
-stack, in the order of dependence.
+What is opened here is pushed on the caller's stack, in the order of dependence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Models that could not be asked, and until when no line asks them again.
 
-Above: `runner`. Below: nothing. A batch has thousands of lines; while an engine is away each of
-them would ask it every few seconds. So the first that is refused speaks for all lines of its org
-and model: none asks before a cool-down, which grows as long as nothing answers, then one does, and
-the others wait for what becomes of it. By org, since a refusal may be of one tenant alone.
+A batch has thousands of lines; while an engine is away each of them would ask it every few seconds.
+So the first that is refused speaks for all lines of its org and model: none asks before a
+cool-down, which grows as long as nothing answers, then one does, and the others wait for what
+becomes of it. By org, since a refusal may be of one tenant alone.
 """
 
 from __future__ import annotations

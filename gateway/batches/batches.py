@@ -1,8 +1,7 @@
 """Batches as rows: created, shown to their project, cancelled.
 
-Above: `routes.batches`, `steward`. Below: `tables`, `states`, the audit log. Knows no line and no
-answer: a batch is validated, run and written by whichever gateway comes first (`steward`,
-`runner`).
+Knows no line and no answer: a batch is validated, run and written by whichever gateway comes first
+(`steward`, `runner`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lines end together, as many as wait: a commit costs more than a line in it.
 
-Above: `runner`. Below: `lines`, `billing`. Who ends a line waits until it stands, with what it
-used, or until somebody else has taken it over; then what was used is the house's waste.
+Who ends a line waits until it stands, with what it used, or until somebody else has taken it over;
+then what was used is the house's waste.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a line may ask, by its path: how its body becomes a call, and how it is refused there.
 
-Above: `wiring`, which knows all of them; `runner`, `ending`. Below: `calls`, `gateway.errors`. A
-line is refused in the words and the shape of its own surface, as whoever waits would be.
+A line is refused in the words and the shape of its own surface, as whoever waits would be.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Lines that are run: leased, put off, and ended together with what they used.
 
-Above: `runner`. Below: `tables`, `billing.ingestion.ingest`. A lease is a bounded time in which one gateway
-may work on a line; it is renewed while that lives. `end` is the one place where a line ends and
-where its usage comes to the books: one transaction, in which the line must still be its holder's.
-So a line is answered and billed once, or neither; what an attempt used that lost its lease, or
-whose gateway died, is the house's waste.
+A lease is a bounded time in which one gateway may work on a line; it is renewed while that lives.
+`end` is the one place where a line ends and where its usage comes to the books: one transaction, in
+which the line must still be its holder's. So a line is answered and billed once, or neither; what
+an attempt used that lost its lease, or whose gateway died, is the house's waste.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The lines of a batch's input, and what is wrong with them. Pure.
 
-Above: `validation`. Below: msgspec. Bytes come in pieces of any size; a line is known by its number
-in the file, from 1. Only what each line says of itself is looked at here: whether a model takes its
-body turns out when it runs, and then the line alone fails.
+Bytes come in pieces of any size; a line is known by its number in the file, from 1. Only what each
+line says of itself is looked at here: whether a model takes its body turns out when it runs, and
+then the line alone fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lines of a batch's output and of its error file; in Anthropic's shape, of its results. Pure.
 
-Above: `results`. Below: msgspec, `states`. A line that was answered says so with the answer's
-status, be it an error; one that was never run says why.
+A line that was answered says so with the answer's status, be it an error; one that was never run
+says why.
 """
 
 from __future__ import annotations

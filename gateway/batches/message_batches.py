@@ -1,8 +1,7 @@
 """Batches in Anthropic's shape: cancelled, deleted. They are created as all batches are.
 
-Above: `routes.message_batches`. Below: `batches`, whose rows they are. They are validated, run and
-written as all batches are; what they were asked and have answered stands in files that nobody else
-is shown.
+They are validated, run and written as all batches are; what they were asked and have answered
+stands in files that nobody else is shown.
 """
 
 from __future__ import annotations

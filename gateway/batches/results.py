@@ -1,9 +1,9 @@
 """What a batch has become, written down: its output file, its error file, its end.
 
-Above: `steward`, which holds the batch's lease. Below: `lines_out`, `files`, `states`. Whatever was
-not run is ended first, so that nobody ends a line while they are written; the files and the batch's
-last status come into being in one transaction, in which its lines go. One that a crash cut off is
-written anew; what was written of it before is swept, as any upload that nobody finished.
+Whatever was not run is ended first, so that nobody ends a line while they are written; the files
+and the batch's last status come into being in one transaction, in which its lines go. One that a
+crash cut off is written anew; what was written of it before is swept, as any upload that nobody
+finished.
 """
 
 from __future__ import annotations

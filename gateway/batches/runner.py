@@ -1,9 +1,8 @@
 """Batches are run: each gateway takes lines as it has room, in their orgs' turns, and does what
 batches need beside.
 
-Above: `app` starts and closes it. Below: `running` (a line), `lines` (its lease), `ending` (its
-end), `steward` (validating and finishing). Whatever is taken is leased for a bounded time and
-renewed while this lives; what a dead gateway held is taken by the next.
+Whatever is taken is leased for a bounded time and renewed while this lives; what a dead gateway
+held is taken by the next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One line, run: its call, what it was answered, and what it used.
 
-Above: `runner`. Below: `endpoints`, `inference`. A line runs as its batch's key would have asked,
-in the lane and at the price of batches. What it uses is not on the spool: it comes to the books in
-the transaction that keeps its answer (`lines.end`), and until then nothing is billed.
+A line runs as its batch's key would have asked, in the lane and at the price of batches. What it
+uses is not on the spool: it comes to the books in the transaction that keeps its answer
+(`lines.end`), and until then nothing is billed.
 """
 
 from __future__ import annotations

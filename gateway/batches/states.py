@@ -9,8 +9,8 @@
 
 The same batch is seen in two shapes: OpenAI's, made of a file, and Anthropic's, made of requests.
 
-Above: `batches`, `steward`. Below: nothing. A line is open until it has ended, done or failed, and
-then for good; while somebody works on it it is leased.
+A line is open until it has ended, done or failed, and then for good; while somebody works on it it
+is leased.
 """
 
 from __future__ import annotations

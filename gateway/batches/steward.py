@@ -1,7 +1,7 @@
 """What a batch needs done beside its lines: to be validated, and to be finished.
 
-Above: `runner`. Below: `validation`, `results`. A gateway takes a batch by a lease, which it renews
-while it works on it; whoever finds one whose lease ended begins that work anew.
+A gateway takes a batch by a lease, which it renews while it works on it; whoever finds one whose
+lease ended begins that work anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of batches, as their migration makes them. Above: the verbs beside it. Below: Postgres.
+"""Tables of batches, as their migration makes them.
 
 A batch says what it is asked and what has become of it; a line is one of its requests, and, once it
 has ended, its answer. What a line used stands in the books by `event_id`, and is put there in the

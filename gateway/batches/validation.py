@@ -1,8 +1,7 @@
 """A batch's input becomes its lines, all of them or none.
 
-Above: `steward`, which holds the batch's lease. Below: `lines_in` (what is wrong with a line),
-`files` (the input), `tables`. The lines and the batch's next status stand in one transaction, so
-one that a crash cut off is validated anew from its beginning.
+The lines and the batch's next status stand in one transaction, so one that a crash cut off is
+validated anew from its beginning.
 """
 
 from __future__ import annotations

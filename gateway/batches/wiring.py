@@ -1,5 +1,6 @@
-"""How batches are put together for one process. Above: `app`. Below: what it names. What is opened
-here is pushed on the caller's stack."""
+"""How batches are put together for one process. What is opened here is pushed on the caller's
+stack.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Credits are settled while nobody tops them up: usage is paid, leases that have ended are free
 again, what expired goes back.
 
-Above: `app` starts and closes it. Below: `billing.credits.lines`. Each gateway looks; of two that
-find the same org one settles it.
+Each gateway looks; of two that find the same org one settles it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the engines that `tollgate up` starts have counted, for `billing.reconciliation.agreement`.
 
-Above: `tollgate reconcile`, the daily job. Below: the records that the engines leave in HOME. An
-engine that somebody else runs keeps its own.
+An engine that somebody else runs keeps its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The books of Postgres, as the limiter's counters and its funding ask them.
-
-Above: `app`. Below: `billing.ledger.spend_totals`, `billing.credits.lines`, `limits.counters`, `limits.funding`,
-which it joins: billing knows no cap, the limiter no table.
-"""
+"""The books of Postgres, as the limiter's counters and its funding ask them."""
 
 from __future__ import annotations
 

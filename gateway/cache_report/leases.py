@@ -1,10 +1,9 @@
 """What the engines keep for those who paid for it: heard from them, recorded, and acknowledged once
 what a lease's end means is in the books.
 
-Above: `app`, which wires it to the engines' clients, their replicas and the shipper. Below:
-`billing.corrections.cache_leases`. An engine names a lease by the attempt that asked for it; whose that was is
-remembered here from the asking on. What this process forgets with its end, or Postgres does not
-take, is refunded when its event is booked and nobody has recorded a lease for it.
+An engine names a lease by the attempt that asked for it; whose that was is remembered here from the
+asking on. What this process forgets with its end, or Postgres does not take, is refunded when its
+event is booked and nobody has recorded a lease for it.
 """
 
 from __future__ import annotations

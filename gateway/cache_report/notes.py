@@ -1,7 +1,5 @@
 """What the cache report is told of one attempt: no text of it, but a way to ask where a position of
 its prompt lies.
-
-Above: `inference`, which tells it, and `cache_report`, which counts it. Below: the replicas.
 """
 
 from __future__ import annotations

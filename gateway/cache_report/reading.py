@@ -1,7 +1,6 @@
 """The cache report as a customer asks for it: buckets of an hour or a day, by key, model, prefix.
 
-Above: `routes.cache_report`. Below: `cache_rows`, `billing.reports.window`, whose pages are those of
-the reports of usage. A bucket without requests has no rows.
+A bucket without requests has no rows.
 """
 
 from __future__ import annotations

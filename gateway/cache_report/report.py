@@ -1,11 +1,10 @@
 """What of each key's prompts came from the cache, and what broke their prefixes: noted in memory
 with each request, and written now and then.
 
-Above: `inference` notes, `app` starts and closes, `cache_reading` reads. Below: Postgres, as the
-system's role (`cache_rows`). Noting is a few entries of bounded dicts: no request waits for it, and
-no text and no token of a prompt gets here, but for positions. What is noted and not yet written is
-lost by a kill -9, and what a commit is not heard of may count twice: this is a report, no bill. The
-bill is `usage_hourly`, which nothing here touches.
+Noting is a few entries of bounded dicts: no request waits for it, and no text and no token of a
+prompt gets here, but for positions. What is noted and not yet written is lost by a kill -9, and
+what a commit is not heard of may count twice: this is a report, no bill. The bill is
+`usage_hourly`, which nothing here touches.
 
 What does not fit is counted under a prefix called "other", never dropped.
 """

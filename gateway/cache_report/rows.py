@@ -1,8 +1,7 @@
 """The rows of the cache report: what one key's prompts of one model and prefix had in an hour.
 
-Above: `cache_report`, which writes them, and `cache_reading`. Below: Postgres. Numbers, causes,
-positions and ids of requests; of a prompt no text and no token. A row keeps the breaks that cost
-most and the latest ones; how often each cause came it counts in full.
+Numbers, causes, positions and ids of requests; of a prompt no text and no token. A row keeps the
+breaks that cost most and the latest ones; how often each cause came it counts in full.
 """
 
 from __future__ import annotations

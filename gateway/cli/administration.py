@@ -1,6 +1,6 @@
 """Reach the databases of a home from a command, whether or not `tollgate up` runs there.
 
-Above: `cli`. Below: `embedded`, `db`. Knows no table.
+Knows no table.
 """
 
 from __future__ import annotations

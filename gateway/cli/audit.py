@@ -1,7 +1,7 @@
 """`tollgate audit verify`: is the audit log what was recorded?
 
-Above: `cli`. Below: `command`, and `audit.verify`, imported where the command runs. Where each
-chain stood when it was found whole is kept in HOME/audit_witness.json, out of Postgres' reach.
+Where each chain stood when it was found whole is kept in HOME/audit_witness.json, out of Postgres'
+reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`tollgate billing`: a period priced anew, seen, then applied; a draft made final at once.
-
-Above: `cli`. Below: `command`, and `billing.corrections.rerating`, imported where a command runs.
-"""
+"""`tollgate billing`: a period priced anew, seen, then applied; a draft made final at once."""
 
 from __future__ import annotations
 

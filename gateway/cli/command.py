@@ -1,7 +1,6 @@
 """What every command of `tollgate` is made of: options, and one clear line for what went wrong.
 
-Above: `cli`, `cli_tenancy`. Below: the error trees, imported where a command runs. Exit codes: 0
-done; 1 something failed while running; 2 it cannot be done as asked.
+Exit codes: 0 done; 1 something failed while running; 2 it cannot be done as asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The command `tollgate`: arguments in, one clear line and an exit code out.
-
-Above: the shell. Below: `cli_tenancy` and `command`; `supervisor`, `worker`, `database`, `tenancy`,
-imported where a command needs them, so that `--help` is quick and no command pays for another.
-"""
+"""The command `tollgate`: arguments in, one clear line and an exit code out."""
 
 from __future__ import annotations
 

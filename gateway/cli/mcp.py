@@ -1,7 +1,7 @@
 """`tollgate mcp`: what MCP servers offer, what of it is approved, and which calls wait.
 
-Above: `cli`. Below: `command`; `mcp` and `mcp_bridge`, imported where a command runs. A server is
-one of the settings file; what is approved of it is the organization's of the project that is named.
+A server is one of the settings file; what is approved of it is the organization's of the project
+that is named.
 """
 
 from __future__ import annotations

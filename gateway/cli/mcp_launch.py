@@ -1,8 +1,7 @@
 """What `tollgate mcp add` and `approve --launch` pin of a process: what its command is now.
 
-Above: `cli_mcp`, `cli_mcp_servers`. Below: `settings_edit`; `mcp_bridge`, imported where a command
-runs. The digests stand in the settings file, where the gateway compares them before each start, and
-are part of what an organization approves.
+The digests stand in the settings file, where the gateway compares them before each start, and are
+part of what an organization approves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tollgate mcp add`, `doctor` and `call`: a server more, whether each answers, and a call of it.
 
-Above: `cli`. Below: `cli_mcp`, `command`. A server is a table of the settings file; a call goes to
-the running gateway, as a client's does, with all that stands in its way.
+A server is a table of the settings file; a call goes to the running gateway, as a client's does,
+with all that stands in its way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`tollgate prices`: prices as others publish them, as drafts; seen, then applied.
 
-Above: `cli`. Below: `command`, and billing's `price_sources` and `price_drafts`, imported where a
-command runs. It needs no database: a price book is files. What is applied lies in HOME/price_books;
-`tollgate migrate` brings it to Postgres, and gateways price by it once they have been reloaded.
+It needs no database: a price book is files. What is applied lies in HOME/price_books; `tollgate
+migrate` brings it to Postgres, and gateways price by it once they have been reloaded.
 """
 
 from __future__ import annotations

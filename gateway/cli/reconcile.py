@@ -1,7 +1,4 @@
-"""`tollgate reconcile`: do engines, spools, ledger, rollups and invoices say the same?
-
-Above: `cli`. Below: `command`, and `billing.reconciliation.agreement`, imported where the command runs.
-"""
+"""`tollgate reconcile`: do engines, spools, ledger, rollups and invoices say the same?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`tollgate orgs` and `tollgate projects`: who is billed, and what plans bind them.
 
-Above: `cli`. Below: `command`, and `tenancy`, imported where a command runs. People name both by
-their names; ids are for scripts and bills.
+People name both by their names; ids are for scripts and bills.
 """
 
 from __future__ import annotations

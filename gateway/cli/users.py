@@ -1,6 +1,5 @@
 """`tollgate users`: people who may sign in, so that the first of them can.
 
-Above: `cli`. Below: `command`; `tenancy.users` and `auth.passwords`, imported where a command runs.
 A password is read from standard input, asked for where that is a terminal, and never from an
 argument, which other users of the machine could see.
 """

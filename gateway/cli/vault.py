@@ -1,7 +1,4 @@
-"""`tollgate vault rewrap`: an older secret can leave its file.
-
-Above: `cli`. Below: `command`, and `vault.credentials`, imported where the command runs.
-"""
+"""`tollgate vault rewrap`: an older secret can leave its file."""
 
 from __future__ import annotations
 

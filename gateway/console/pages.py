@@ -1,7 +1,7 @@
 """From a template to a response that a browser handles with care.
 
-Above: `routes.oauth_*`. Below: Jinja, `templates/`. Every page is unframeable, keeps no copy, tells
-no other site where it was, and runs no script but ours from a file.
+Every page is unframeable, keeps no copy, tells no other site where it was, and runs no script but
+ours from a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where the bytes of files are. In Postgres: rows of some hundred kilobytes, each written and read
 in a transaction of its own, so that a slow client holds neither memory nor a connection.
 
-Above: `store`. Below: `tables`. Beside it `s3_contents`. Knows nothing of a file but its id and
-whose it is; that it is wholly there, and in which place, says its row.
+Beside it `s3_contents`. Knows nothing of a file but its id and whose it is; that it is wholly
+there, and in which place, says its row.
 """
 
 from __future__ import annotations

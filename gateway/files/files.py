@@ -1,7 +1,6 @@
 """Files as rows: shown to their project, deleted, and swept with their content once they ended.
 
-Above: `uploads`, `store`, `routes.files`, `batches`. Below: `tables`, the audit log. Knows no
-content.
+Knows no content.
 """
 
 from __future__ import annotations

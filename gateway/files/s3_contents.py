@@ -1,7 +1,6 @@
 """The bytes of files on an S3-compatible store: some objects a file, each sealed before it leaves.
 
-Above: `store`. Below: obstore, on threads of its own. Knows nothing of a file but its id and whose
-it is; that it is wholly there says its row.
+Knows nothing of a file but its id and whose it is; that it is wholly there says its row.
 
     PREFIX/ORG_ID/FILE_ID/000000, 000001, ...    each of `part_bytes` at most, and what seals it
 

@@ -1,8 +1,7 @@
 """Files with their content: begun, read, and swept once they ended.
 
-Above: `routes.files`, `batches`; `app` starts and closes the sweeping. Below: `uploads`, `files`
-(rows), `contents` and `s3_contents` (bytes). A crash between rows and bytes leaves content without
-a file, never a file without content: a row goes after what it stands for.
+A crash between rows and bytes leaves content without a file, never a file without content: a row
+goes after what it stands for.
 """
 
 from __future__ import annotations

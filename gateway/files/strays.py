@@ -1,10 +1,9 @@
 """Objects without a file, and files without their objects: looked for once a day.
 
-Above: `wiring`. Below: `s3_contents`, the table of files. Rows go after what they stand for, so an
-object has no row only where a gateway died between the two, or a database was restored; it is
-deleted when it is a day old and was sealed by this installation: one that shares its bucket and
-prefix with another, by mistake, takes nothing of that. A file whose content is gone is told in the
-log, and stays: whoever reads it is told so.
+Rows go after what they stand for, so an object has no row only where a gateway died between the
+two, or a database was restored; it is deleted when it is a day old and was sealed by this
+installation: one that shares its bucket and prefix with another, by mistake, takes nothing of that.
+A file whose content is gone is told in the log, and stays: whoever reads it is told so.
 """
 
 from __future__ import annotations

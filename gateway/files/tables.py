@@ -1,4 +1,4 @@
-"""Tables of files, as their migration makes them. Above: the verbs beside it. Below: Postgres.
+"""Tables of files, as their migration makes them.
 
 A file belongs to a project. It is there from the moment when all of it is (`uploading_since` is
 null) until it expires or `deleted_at` is set; then its content is swept, and its row with it.

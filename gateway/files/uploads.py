@@ -1,9 +1,9 @@
 """A file that is being written: begun with all the room that it may take, finished with what it
 took.
 
-Above: `store`, which begins it. Below: `contents`, `tables`. What is begun counts against its
-organization's room at once, with the most that it may become: two uploads at a time do not share
-what is left. Nobody sees it before it is finished, and what never is is swept.
+What is begun counts against its organization's room at once, with the most that it may become: two
+uploads at a time do not share what is left. Nobody sees it before it is finished, and what never is
+is swept.
 """
 
 from __future__ import annotations

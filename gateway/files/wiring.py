@@ -1,5 +1,4 @@
-"""How files are put together for one process. Above: `app`. Below: what it names. What is opened
-here is pushed on the caller's stack."""
+"""Opens the file store of one process; what is opened is pushed on the caller's stack."""
 
 from __future__ import annotations
 

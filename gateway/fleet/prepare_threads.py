@@ -1,9 +1,8 @@
 """Where long prompts are rendered and tokenized: a few threads beside the event loop, and a bounded
 queue before them in which no tenant waits behind another's flood.
 
-Above: the replicas' `prepare`. Below: a ThreadPoolExecutor; `waiting_room`, which orders by lane
-and tenant. The tokenizers library releases the GIL, so that other requests go on meanwhile. What is
-short is done at once: a thread's hand-over costs more than the work.
+The tokenizers library releases the GIL, so that other requests go on meanwhile. What is short is
+done at once: a thread's hand-over costs more than the work.
 """
 
 from __future__ import annotations

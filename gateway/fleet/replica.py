@@ -1,7 +1,6 @@
 """The one protocol behind which an in-repo engine and an OpenAI-compatible upstream look alike.
 
-Above: `gateway.inference.generate` and the router. Below: `engine_replica` and `upstream`. Knows no tenant
-and no price.
+Knows no tenant and no price.
 """
 
 from __future__ import annotations

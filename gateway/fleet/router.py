@@ -1,8 +1,7 @@
 """Which replica is asked first, and which ones after it.
 
-Above: `inference` (order, report), `routes` (resolve, routes), readiness. Below: the replicas. Of a
-request it knows its cache key alone, which steers it to where its prefix may be cached; who asks
-makes a difference only to which models there are.
+Of a request it knows its cache key alone, which steers it to where its prefix may be cached; who
+asks makes a difference only to which models there are.
 
 Keys are spread by rendezvous hashing (Thaler and Ravishankar, 1998): a replica that comes or goes
 moves no key but its own. A key bounds no load: while its replica is busier than the others by more

@@ -1,6 +1,6 @@
 """The places that an upstream has: of one process, or lent among all of one home.
 
-Above: `waiting_room`. Below: the kernel. Knows no request: a place is a number.
+Knows no request: a place is a number.
 
 Shared, a place is one byte of a file, taken by a POSIX record lock: never more than there are, and
 free again the moment its process dies, however it does. A lock call takes 1.5 to 5 us (1,024

@@ -1,7 +1,5 @@
 """Who waits for what takes only so many requests at once, and who is next.
 
-Above: `upstream`, one for each replica with a `max_concurrency`; `prepare_threads`. Below:
-`engine.fairness`, by which our engine orders what it runs: nothing that goes there waits here.
 Knows no HTTP, and a request as a turn and a count of tokens.
 
 Lanes weigh 16:4:1, tenants in a lane what their plans say. Charged is the input when a request is

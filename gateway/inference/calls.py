@@ -1,8 +1,6 @@
 """From a body of some vendor's surface to a `Call` that can be started.
 
-Above: `routes.generation`, and whatever else generates for a tenant without a request of HTTP.
-Below: `inference`, `lanes`, `fleet`; the conversions of `wire` come in as a `Surface`. Knows no
-HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

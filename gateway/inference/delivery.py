@@ -1,9 +1,8 @@
 """The hand-over between the task that drives a generation and the response that writes it out.
 
-Above: `routes.reply` reads. Below: `inference` writes. A bounded queue of wire-ready bytes, and two
-one-way signals: `fail` (driver to reader: nothing more will come, and why) and `abandon` (reader to
-driver: nobody listens). `expire` is both: the time that the reader gave is over. It knows no HTTP
-and no model. One event loop, no locks.
+A bounded queue of wire-ready bytes, and two one-way signals: `fail` (driver to reader: nothing more
+will come, and why) and `abandon` (reader to driver: nobody listens). `expire` is both: the time
+that the reader gave is over. It knows no HTTP and no model. One event loop, no locks.
 
 Once the queue is full the writer rests, and what writes for it (our engine's sequence is paused, an
 upstream is not read from), until the reader has taken all of it or is given up.

@@ -2,10 +2,8 @@
 
     prepare -> reserve -> open -> stream -> close -> deliver the end -> settle
 
-Above: `routes.generation`, which starts a generation and reads its `Delivery`. Below: `metering`,
-which turns usage into billing events, `fleet`, `limits`, `billing.spool.spool`. It knows no HTTP; a
-disconnect reaches it as `Delivery.abandon`. Each generation runs in a task that the application
-owns, so that no client's leaving can cancel its settling.
+It knows no HTTP; a disconnect reaches it as `Delivery.abandon`. Each generation runs in a task that
+the application owns, so that no client's leaving can cancel its settling.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Usage becomes billing events, here and nowhere else in the gateway.
 
-Above: `inference`, for what runs, `mcp.metered`, for calls of tools, and `settlement`, for what a
-crash left; nobody else. Below:
-`billing.events`, `billing.pricing.rating`, `billing.pricing.price_book`. Pure but for clock and ids: it books
-nothing, and knows neither spool nor limiter.
+Pure but for clock and ids: it books nothing, and knows neither spool nor limiter.
 """
 
 from __future__ import annotations

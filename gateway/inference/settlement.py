@@ -1,8 +1,4 @@
-"""What is settled after the fact: attempts that a crash left open, and tokens that nobody received.
-
-Above: `app` wires it to the shipper and to the engines' clients. Below: `limits`,
-`metering`, `billing.ingestion.settle_late`.
-"""
+"""Settles after the fact attempts that a crash left open and tokens that nobody received."""
 
 from __future__ import annotations
 

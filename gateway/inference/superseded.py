@@ -1,7 +1,6 @@
 """What superseded requests were billed is taken back, wherever their usage turns up.
 
-Above: `app` starts and closes it. Below: `billing.corrections.superseded`. Each gateway looks; of two that find
-the same event one takes it back.
+Each gateway looks; of two that find the same event one takes it back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a running request may write: its reservation, then steps that are taken as it goes on.
 
-Above: `inference`, which notes what was used, and pauses who must rest. Below: `limiter`. It knows
-no replica and no HTTP. A step is asked for before it is needed, so that a stream whose tokens are
-there waits for nothing; while the answer is on its way no other step is asked for.
+It knows no replica and no HTTP. A step is asked for before it is needed, so that a stream whose
+tokens are there waits for nothing; while the answer is on its way no other step is asked for.
 
 The bound on what passes in any 60 seconds, reservations counted at admission and what is written
 beyond them when it is written (B: the burst, r: the rate):

@@ -1,12 +1,11 @@
 """How much of their tokens per minute scopes use: noted in memory where the limiter admits and
 settles, told to Postgres now and then, which raises the alerts.
 
-Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts.alerts`. A scope's use of a
-minute is what was reserved in it, put right at the end of each request by what was used; over all
-gateways it adds up in Postgres. Noting is one entry in a bounded dict for each limit. So as not to
-write what nobody will be told of, a gateway keeps to itself what is below a twentieth of its share
-of a limit, and a sum may be too small by as much. What is noted and not yet written is lost by a
-kill -9. A minute is the gateway's own clock's.
+A scope's use of a minute is what was reserved in it, put right at the end of each request by what
+was used; over all gateways it adds up in Postgres. Noting is one entry in a bounded dict for each
+limit. So as not to write what nobody will be told of, a gateway keeps to itself what is below a
+twentieth of its share of a limit, and a sum may be too small by as much. What is noted and not yet
+written is lost by a kill -9. A minute is the gateway's own clock's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Counters of spending: how they begin, and how each request comes into each of them once.
 
-Above: `limiter`, and `app`, which hands over what the shipper has booked. Below: `scripts`, and the
-books of Postgres (`Books`). A counter of which Redis knows nothing (a new cap, a new period, a loss
-of data) is not zero: while it stands missing nothing is admitted, and one gateway under a lock
-builds it from what the books say was spent up to a watermark and from what open leases hold.
+A counter of which Redis knows nothing (a new cap, a new period, a loss of data) is not zero: while
+it stands missing nothing is admitted, and one gateway under a lock builds it from what the books
+say was spent up to a watermark and from what open leases hold.
 
 Why nothing is counted twice or left out. Each request is known by its lease's id, and its record
 says which counter has it, by that counter's watermark. When its event has been booked in Postgres

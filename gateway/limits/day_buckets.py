@@ -1,9 +1,9 @@
 """What a day's bucket of batches holds after Redis has lost its data: what the books say was used.
 
-Above: `limiter`. Below: redis-py's pipeline, and the books of Postgres. A bucket of a minute can
-begin empty, it is full again soon; one of a day that did would let nothing pass for hours, and one
-that began full would pass its limit twice. So for a day after a loss the scripts ask for it (see
-`fresh` in `ledger.lua`), and whoever is asked replays the hours that the books have.
+A bucket of a minute can begin empty, it is full again soon; one of a day that did would let nothing
+pass for hours, and one that began full would pass its limit twice. So for a day after a loss the
+scripts ask for it (see `fresh` in `ledger.lua`), and whoever is asked replays the hours that the
+books have.
 
 Each hour's tokens count as used at its end, so that the bucket is never fuller than it was. What
 was used and is not booked at that moment is left out: as much as ships within a second or two.

@@ -1,10 +1,8 @@
 """A prepaid org's counter is funded by leases on its balance: topped up before they run dry.
 
-Above: `limiter`, which says what did not fit, what is nearly used up, and what runs. Below:
-`scripts`; the ledger's side is a `Lender`. The counter holds what was spent and is held, as any
-hard cap's does; beside it stands up to how much, and until when (`fund.lua`). Requests read that,
-and Postgres is asked by tasks: when little is left, while requests run, and, before one is refused,
-for it.
+The counter holds what was spent and is held, as any hard cap's does; beside it stands up to how
+much, and until when (`fund.lua`). Requests read that, and Postgres is asked by tasks: when little
+is left, while requests run, and, before one is refused, for it.
 
 A request that does not fit in the lease waits for a top-up, a transaction of some milliseconds, and
 is then admitted or refused for good: to be sent away with money left, and told to come back in a

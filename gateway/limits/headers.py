@@ -1,7 +1,4 @@
-"""`x-ratelimit-*` as OpenAI's clients read them, `anthropic-ratelimit-*` as Anthropic's do.
-
-Above: `errors`, `routes.reply`. Below: `verdicts`.
-"""
+"""`x-ratelimit-*` as OpenAI's clients read them, `anthropic-ratelimit-*` as Anthropic's do."""
 
 from __future__ import annotations
 

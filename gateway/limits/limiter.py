@@ -1,7 +1,6 @@
 """Two-phase limits: reserve before a request runs, extend while it writes, settle what it used.
 
-Above: `inference` admits and settles, `allowance` extends, `app` starts and closes. Below:
-`scripts` (Redis). It knows no HTTP and no price, and keeps nothing that another gateway would miss.
+It knows no HTTP and no price, and keeps nothing that another gateway would miss.
 
 For each key, OAuth client, project and organization, and for a key or a project with one model, a
 plan may limit tokens, input tokens, output tokens and requests per minute, batch tokens per day,

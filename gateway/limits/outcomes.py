@@ -1,7 +1,6 @@
 """What the limiter answers. Pure data and the arithmetic of buckets as clients see them.
 
-Above: `limiter`, `headers`, `inference`, `errors`. Below: `principal`. The same arithmetic stands
-in `ledger.lua`.
+The same arithmetic stands in `ledger.lua`.
 """
 
 from __future__ import annotations

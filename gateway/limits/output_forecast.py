@@ -1,8 +1,8 @@
 """How much a key usually writes with a model: the p95 of its last answers, remembered by this
 process alone.
 
-Above: `limiter`, which reserves it. Below: nothing. Too low a guess becomes debt when the lease is
-settled, too high a one is refunded, so a rough figure does no harm.
+Too low a guess becomes debt when the lease is settled, too high a one is refunded, so a rough
+figure does no harm.
 """
 
 from __future__ import annotations

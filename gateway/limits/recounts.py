@@ -1,11 +1,9 @@
 """Orgs of which the books change what was spent, and whose counters have yet to hear of it.
 
-Above: whoever corrects: `cache_leases` (refunds), re-ratings, `database` (what waited for a price).
-Below: `counters`, and the corrections of `billing.corrections.ratings`. An org is announced before its change
-is committed and taken off the list after its counters began anew, each while the corrections are
-held: so whoever finds it on the list sees the change in the books or knows that it never will be,
-and a process that dies in between leaves the rest to the next one. Where Redis loses the list it
-has lost the counters too.
+An org is announced before its change is committed and taken off the list after its counters began
+anew, each while the corrections are held: so whoever finds it on the list sees the change in the
+books or knows that it never will be, and a process that dies in between leaves the rest to the next
+one. Where Redis loses the list it has lost the counters too.
 """
 
 from __future__ import annotations

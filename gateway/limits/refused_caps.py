@@ -1,10 +1,9 @@
 """Hard caps that have refused: noted in memory where the limiter refuses, told to Postgres a moment
 later, which raises the alerts.
 
-Above: `app` starts and closes it, `limiter` notes. Below: `billing.alerts.alerts`. A hard cap holds the
-most that a request may cost, so it refuses before all of it is spent, and what is booked alone
-would tell nobody. Noting is one look into bounded mappings. What is noted and not yet written is
-lost by a kill -9; the next refusal notes it again.
+A hard cap holds the most that a request may cost, so it refuses before all of it is spent, and what
+is booked alone would tell nobody. Noting is one look into bounded mappings. What is noted and not
+yet written is lost by a kill -9; the next refusal notes it again.
 """
 
 from __future__ import annotations

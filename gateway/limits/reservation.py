@@ -1,6 +1,6 @@
 """What a request takes from its scopes, bounded, and as the scripts are told.
 
-Above: `limiter`. Below: `verdicts`. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What hard caps on spending mean for one request: which counters it must fit in, and how much of
 each it holds. Pure.
 
-Above: `limiter`, `counters`. Below: `principal`, billing's prices. Counters are nano-USD, rounded
-up; periods are days and months of UTC, and follow the admission.
+Counters are nano-USD, rounded up; periods are days and months of UTC, and follow the admission.
 
 Held is the worst case: the whole input at the dearest price of any input, and all that may be
 written at the dearest of any output, in whichever size band the request may end up. Our engine

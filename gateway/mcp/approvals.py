@@ -1,8 +1,4 @@
-"""Calls that wait for a person, in Postgres: each change with its entry of the audit log.
-
-Above: `wiring`, the command line. Below: `mcp_bridge.trust.approvals`, which says what may become of
-which; Postgres.
-"""
+"""Calls that wait for a person, in Postgres: each change with its entry of the audit log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What tool calls have been, in Redis, so that all workers count the same.
 
-Above: `wiring`. Below: Redis. Of one org everything has one hash tag. A Redis that does not answer
-lets no call go out that a rule with a rate or a budget is about. Money is nano-USD, as in all of
-Redis: what a call costs rounded up, a budget rounded down.
+Of one org everything has one hash tag. A Redis that does not answer lets no call go out that a rule
+with a rate or a budget is about. Money is nano-USD, as in all of Redis: what a call costs rounded
+up, a budget rounded down.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What we are at the authorization servers of the bridge's servers, as the operator wrote it down.
-
-Above: `sign_ins`, `exchanges`. Below: `settings`.
-"""
+"""Our OAuth client identities at the authorization servers of MCP servers, from the settings."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """What MCP servers are shown of the vault: the tenant's credential or the user's own.
 
-Above: `mcp_door`. Below: `gateway.vault`. A server that nobody gave a credential for is asked
-without one, so that it can say whom to ask. What it says when it refuses is kept for whoever signs
-in there. A person is sent for where that can change something: a scope that was granted already is
-not asked for again. A server whose issuer takes our word for who calls is shown what it gives for
-that, of everybody who is a user.
+A server that nobody gave a credential for is asked without one, so that it can say whom to ask.
+What it says when it refuses is kept for whoever signs in there. A person is sent for where that can
+change something: a scope that was granted already is not asked for again. A server whose issuer
+takes our word for who calls is shown what it gives for that, of everybody who is a user.
 """
 
 from __future__ import annotations

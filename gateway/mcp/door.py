@@ -1,7 +1,6 @@
 """The MCP bridge in this gateway: who calls, in its words; and what it needs of us.
 
-Above: `app`, `routes.mcp`. Below: `mcp_bridge`, which is loaded where servers are configured: its
-checks are pydantic's, which nothing else here needs. Servers are dialled at checked addresses.
+Servers are dialled at checked addresses.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Servers whose authorization server takes our word for who calls (RFC 8693): a token each, for
 what we sign about the user.
 
-Above: `credentials`. Below: `vault.oauth`, `auth.signing_keys`. What is signed is for that one
-authorization server and for a minute; whoever has our JWKS (/oauth/jwks.json) can verify it. The
-token that the caller has shown us is not known here.
+What is signed is for that one authorization server and for a minute; whoever has our JWKS
+(/oauth/jwks.json) can verify it. The token that the caller has shown us is not known here.
 """
 
 from __future__ import annotations

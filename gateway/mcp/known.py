@@ -1,8 +1,7 @@
 """What was approved, and the rules, as each worker knows them: read once, forgotten when told.
 
-Above: `wiring`. Below: `pins`, `rules`, `tenancy.changes`. A change reaches every worker within a
-second: it is announced on Redis, and while nothing proves that nothing was missed, what is known is
-read anew once it is MAX_STALENESS_S old.
+A change reaches every worker within a second: it is announced on Redis, and while nothing proves
+that nothing was missed, what is known is read anew once it is MAX_STALENESS_S old.
 """
 
 from __future__ import annotations

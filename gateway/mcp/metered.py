@@ -1,9 +1,9 @@
 """Calls of MCP servers as requests that are limited and billed, each for itself.
 
-Above: `wiring`. Below: `limits`, `metering`, `billing.spool.spool`. A call is admitted by the limits of
-whoever makes it, as a request that writes nothing; it is written with its price before it goes out,
-and on disk before anybody is told the result. So a gateway that is killed during a call has it on
-the bill once, by its next start. What a server fails to answer costs nothing.
+A call is admitted by the limits of whoever makes it, as a request that writes nothing; it is
+written with its price before it goes out, and on disk before anybody is told the result. So a
+gateway that is killed during a call has it on the bill once, by its next start. What a server fails
+to answer costs nothing.
 
 A server's calls have the name `mcp/SERVER` in the price book, on the bill and to limits of models;
 those without a price of their own cost what `mcp` costs, and nothing where that has none either.

@@ -1,9 +1,8 @@
 """Where MCP servers may be dialled: checked addresses alone, by what the operator allows of each.
 
-Above: `mcp_door`, the command line. Below: `gateway.net.egress`. A server's name is looked up once for
-a connection, and one forbidden address among what is found forbids it; a name that means another
-address a moment later is not asked again. For the bridge a forbidden address is a connection that
-does not come about.
+A server's name is looked up once for a connection, and one forbidden address among what is found
+forbids it; a name that means another address a moment later is not asked again. For the bridge a
+forbidden address is a connection that does not come about.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What an org approved of its MCP servers, to the byte.
 
-Above: routes and the command line, which approve; `known`, which keeps it in each worker. Below:
-Postgres, the audit log. Who calls announces the change (`gateway.mcp.known.announce`).
+Who calls announces the change (`gateway.mcp.known.announce`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lists, calls and denials, in the audit log: of arguments the digest, of results nothing.
 
-Above: `wiring`. Below: the audit log. Entries are written many at a time, behind the calls that
-they are about: a log that is away holds calls up once MAX_WAITING wait, and a worker that is killed
-takes with it what was not written yet, at most what came in WRITE_EVERY_S and one write.
+Entries are written many at a time, behind the calls that they are about: a log that is away holds
+calls up once MAX_WAITING wait, and a worker that is killed takes with it what was not written yet,
+at most what came in WRITE_EVERY_S and one write.
 """
 
 from __future__ import annotations

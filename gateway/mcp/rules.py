@@ -1,8 +1,4 @@
-"""An org's rules for tool calls, as one document: what holds is always one version of all of them.
-
-Above: routes and the command line; `known`, which keeps it in each worker. Below: Postgres, the
-audit log, `mcp_bridge.trust.policy`.
-"""
+"""Keeps an org's rules for tool calls as one document, of which one version holds at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How people let us in at the servers of the bridge: where it begins, and as which client of ours.
 
-Above: `credential_desk`, the routes of consents. Below: `gateway.vault`. A server whose endpoints
-the operator wrote down is signed in at with those; at all others with a URL they are discovered.
+A server whose endpoints the operator wrote down is signed in at with those; at all others with a
+URL they are discovered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tables of trust in MCP servers.
-
-Above: the modules beside it. Below: Postgres; migrations 0054, 0056 and 0058 make what stands here.
-"""
+"""The tables of trust in MCP servers."""
 
 from __future__ import annotations
 

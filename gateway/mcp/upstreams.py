@@ -1,7 +1,4 @@
-"""How this gateway reaches the servers of its settings: over checked addresses, as processes.
-
-Above: `mcp_door`, the command line. Below: `network`, `mcp_bridge.upstream.transports.factory`.
-"""
+"""How this gateway reaches the servers of its settings: over checked addresses, as processes."""
 
 from __future__ import annotations
 

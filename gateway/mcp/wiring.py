@@ -1,7 +1,6 @@
 """The guard of this gateway's bridge: pins and rules from Postgres, counts in Redis, the audit log.
 
-Above: `mcp_door`. Below: the modules beside it, `mcp_bridge.trust.trust`. Loaded where servers are
-configured.
+Loaded where servers are configured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The address a request came from, as far as trusted proxies say it truly (RFC 7239).
 
-Above: `auth.guards` (keys bound to networks), `routes.access` (the audit's `ip`). Below:
-`networks`. Knows no key and no route.
+Knows no key and no route.
 
 A header can be written by anybody, so it is read from the right: each proxy appends the address it
 saw, and only what a trusted one appended is believed. The walk begins at the connection's own peer

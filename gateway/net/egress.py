@@ -1,10 +1,9 @@
 """One HTTP client for addresses that a tenant or a stranger named: client metadata documents, keys
 of clients and issuers, token endpoints of issuers, receivers of webhooks.
 
-Above: whatever must fetch such a URL. Below: `egress_targets` says where it may go; httpcore speaks
-HTTP and TLS. It dials an address that it has checked, not a name that could mean another one by
-then; the certificate and the Host header are still the name's. Nothing of ours travels: no proxy,
-no cookie, no credential but the headers of this one call. It knows no OAuth.
+It dials an address that it has checked, not a name that could mean another one by then; the
+certificate and the Host header are still the name's. Nothing of ours travels: no proxy, no cookie,
+no credential but the headers of this one call. It knows no OAuth.
 
     EgressError
     ├── ForbiddenTarget      this URL, or where it leads, may not be asked

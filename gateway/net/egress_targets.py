@@ -1,6 +1,5 @@
 """Where the gateway may go when a stranger says where: pure, over URLs and IP addresses.
 
-Above: `egress`, and whoever stores such a URL and wants to refuse it at the door. Below: nothing.
 Only plainly written https URLs of plainly written hosts, and of addresses only those that are
 somebody's on the public internet. What is not known to be harmless is forbidden: every address that
 carries another one inside (IPv4-mapped, NAT64, 6to4, Teredo) too.

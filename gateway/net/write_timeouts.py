@@ -1,8 +1,7 @@
 """A bound on each of many waits, for the price of one.
 
-Above: `routes.reply` (sends), `fleet.upstream` (reads). Below: asyncio. A timeout around each wait
-costs several times as much as a wait that is over at once; here one timer looks now and then
-whether the wait under way has lasted too long.
+A timeout around each wait costs several times as much as a wait that is over at once; here one
+timer looks now and then whether the wait under way has lasted too long.
 """
 
 from __future__ import annotations

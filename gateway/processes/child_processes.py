@@ -1,10 +1,9 @@
 """Child processes that cannot outlive their parent.
 
-Above: `embedded` and `supervisor`. Below: the kernel. Knows processes and signals, not what they
-serve. Two nets, because one has a hole: every child asks the kernel for a signal when its parent
-dies (PR_SET_PDEATHSIG, prctl(2)), and before that it writes the boot id and its own /proc/PID/stat
-line to `run/NAME.pid`. The next start ends whatever still lives under such a line: boot, pid and
-start time together name one process and never a stranger.
+Knows processes and signals, not what they serve. Two nets, because one has a hole: every child asks
+the kernel for a signal when its parent dies (PR_SET_PDEATHSIG, prctl(2)), and before that it writes
+the boot id and its own /proc/PID/stat line to `run/NAME.pid`. The next start ends whatever still
+lives under such a line: boot, pid and start time together name one process and never a stranger.
 """
 
 from __future__ import annotations

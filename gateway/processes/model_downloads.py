@@ -1,6 +1,5 @@
 """Models that the settings name `org/name`: fetched before anything starts, and pinned.
 
-Above: `cli`, once a start, so that engines and workers find the same folder. Below: `engine.text.hub`.
 HOME/commits.json remembers the commit that each revision meant when it was first served: a restart
 serves the same weights, without asking the hub, until the operator names another revision or
 deletes the file. Knows neither torch nor what is in the folders.

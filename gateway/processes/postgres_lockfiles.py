@@ -1,9 +1,9 @@
 """Lock files of a Postgres that died with its machine's other processes, put out of the way.
 
-Above: `embedded`, before it starts Postgres. Below: /proc. Knows the first line of postmaster.pid,
-a pid, and nothing of children or sockets. Postgres takes over the lock of a pid that is gone; one
-that is still there it believes to live, and a zombie is there for as long as its parent reaps it
-not: for good where a container's PID 1 never does. A pid may also be somebody else's by now.
+Knows the first line of postmaster.pid, a pid, and nothing of children or sockets. Postgres takes
+over the lock of a pid that is gone; one that is still there it believes to live, and a zombie is
+there for as long as its parent reaps it not: for good where a container's PID 1 never does. A pid
+may also be somebody else's by now.
 
 A lock is removed only when its postmaster is known to be dead. Should a backend of it outlive it
 for a moment, Postgres finds its shared memory in use and refuses to start by itself.

@@ -1,8 +1,7 @@
 """Do the databases that the operator configured answer? Asked once, before anything is started.
 
-Above: `cli`, `administration`. Below: `db`, asyncpg, redis-py. Knows no table. A URL that is wrong
-is a mistake in the settings, so it is told as one: the setting, the host and the port, the reason,
-and never the user or the password.
+Knows no table. A URL that is wrong is a mistake in the settings, so it is told as one: the setting,
+the host and the port, the reason, and never the user or the password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Keeps one child process running: starts it again when it dies, replaces it without a gap.
 
-Above: `supervisor`. Below: `children`. Knows neither what the child serves nor when it is ready:
-its `start` says so by returning.
+Knows neither what the child serves nor when it is ready: its `start` says so by returning.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
                -- one engine per model with a path (unless its engine runs elsewhere)
                -- N workers on one listening socket
 
-Above: `cli`. Below: `keeper`, `watchdog`, `embedded`, `children`; the application is the workers'.
 It never imports torch or the application. SIGTERM or SIGINT stops everything in order, a second one
 at once; SIGHUP replaces the workers one by one without refusing a connection.
 """

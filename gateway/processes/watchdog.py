@@ -1,8 +1,6 @@
 """Kills an engine that lives and does not work, so that its keeper starts it again.
 
-Above: `supervisor`. Below: `keeper`, which knows exits only, and the engine's client, which notices
-that the step loop is not heard of. Knows no request: the gateways give a hung engine up by
-themselves, and long before.
+Knows no request: the gateways give a hung engine up by themselves, and long before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Conversations in Postgres: a row of items that answers are added to by themselves, kept until
 they are deleted.
 
-Above: `creation`, `store`, `routes.conversations`. Below: two tables. A conversation is a
-project's. Its metadata and each of its items are sealed and bound to their place. An item is there
-once: one that is added again, by its id, changes nothing.
+A conversation is a project's. Its metadata and each of its items are sealed and bound to their
+place. An item is there once: one that is added again, by its id, changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A response that can be started: what it is asked, and whose it is.
-
-Above: `creation`, which makes it; `background`, which may run it. Below: `inference`, `wire`.
-"""
+"""A response that can be started: what it is asked, and whose it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From what was asked of `POST /v1/responses` to a `Call` that can be started: what it continues is
 read, and what comes of it is kept.
 
-Above: `routes.responses`. Below: `calls`, the stores, the conversions of `wire`. Knows no HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The events of responses that run in the background: kept while they come, and followed from any
 worker, from any event on.
 
-Above: `background`, `routes.responses`. Below: their table. Whoever runs a response gathers what it
-streams in an `EventLog` and writes some at a time, sealed; the last ones in the transaction that
-ends it, so whoever sees that it has ended sees them all. Of each the newest `MAX_BYTES` are kept,
-for `store.EVENTS_LIFETIME_S`. One that was cancelled, or whose worker died, has no last event of
-its own: who follows it is told by its row.
+Whoever runs a response gathers what it streams in an `EventLog` and writes some at a time, sealed;
+the last ones in the transaction that ends it, so whoever sees that it has ended sees them all. Of
+each the newest `MAX_BYTES` are kept, for `store.EVENTS_LIFETIME_S`. One that was cancelled, or
+whose worker died, has no last event of its own: who follows it is told by its row.
 """
 
 from __future__ import annotations

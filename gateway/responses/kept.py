@@ -1,6 +1,6 @@
 """What is kept of a response: the items that it was given and the answer, as it was sent.
 
-Above: `store`, which seals it. Below: `gateway.wire`. Knows no table.
+Knows no table.
 """
 
 from __future__ import annotations

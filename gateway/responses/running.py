@@ -1,9 +1,8 @@
 """The rows of responses that run in the background: added, changed, cancelled, and given up where
 nobody works on them any more.
 
-Above: `background`, `routes.responses`. Below: the table of `store`. A row is changed by whoever
-runs it only while it says that it runs; so a cancellation stands, and one that was given up stays
-so.
+A row is changed by whoever runs it only while it says that it runs; so a cancellation stands, and
+one that was given up stays so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Responses in Postgres: kept when they end, found by their id, continued, and forgotten in time.
 
-Above: `creation`, which keeps and continues them; `routes.responses`. Below: one table, and
-`conversations`, which an answer may be added to. A row is a
-project's: another's id is as good as none. What it holds is sealed under a key derived from the
-installation's secret, and bound to its place.
+A row is a project's: another's id is as good as none. What it holds is sealed under a key derived
+from the installation's secret, and bound to its place.
 
 A response names the one that it continues, so that a conversation is kept once, however long it
 gets. One whose time is over is found no more; it stays for those that continue it, and the sweep

@@ -1,7 +1,5 @@
 """Tables of what the Responses API keeps. What a customer wrote and was answered is sealed; what
 stands beside it is what must be looked for.
-
-Above: `store`, `conversations`. Below: Postgres; `migrations/versions/` create what stands here.
 """
 
 from __future__ import annotations

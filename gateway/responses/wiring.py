@@ -1,7 +1,4 @@
-"""What a worker keeps and runs of responses, opened.
-
-Above: `app`. Below: the stores, `background`.
-"""
+"""What a worker keeps and runs of responses, opened."""
 
 from __future__ import annotations
 

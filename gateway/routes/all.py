@@ -1,4 +1,4 @@
-"""Every route there is. Above: `app`. Below: one module for each resource, with its `routes`.
+"""Every route there is.
 
 A module that is new is named twice here, and nowhere else.
 """

@@ -1,7 +1,7 @@
 """The settings file's text with one MCP server more, fewer or otherwise: nothing else of it moves.
 
-Above: `tollgate mcp add`, `remove`, `approve`. Below: `settings`. What comes out is read again and
-has to say exactly what was wanted; a file that is written in another way is left as it is.
+What comes out is read again and has to say exactly what was wanted; a file that is written in
+another way is left as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an operator may ask of the engines that `tollgate up` starts: flags of `python -m engine`.
 
-Above: `settings_file` ([engine]), `served_models`, the supervisor. Below: nothing. Knows no model.
+Knows no model.
 """
 
 from __future__ import annotations

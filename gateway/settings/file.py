@@ -1,7 +1,6 @@
 """`tollgate.toml` as people write it: its tables, and what is said of a mistake in one.
 
-Above: `settings` (what wins over what), `served_models`. Below: `engine_options`. Reads nothing:
-it is given what was read. Knows no default folder.
+Reads nothing: it is given what was read. Knows no default folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What the operator configured, read once and frozen: a TOML file, then TOLLGATE_*, then flags.
 
-Above: `cli`, `supervisor`, `worker`, `app`. Below: `settings_file` and `served_models`, the file
-system, and the environment, which nothing else in the gateway reads. A later source wins over an
-earlier one. A key that is not known is refused by name, never ignored, and so is a TOLLGATE_*
-variable. Relative paths are the working folder's.
+A later source wins over an earlier one. A key that is not known is refused by name, never ignored,
+and so is a TOLLGATE_* variable. Relative paths are the working folder's.
 
 A secret that stands in the environment (an upstream's key) stays there: settings hold its name.
 """

@@ -1,7 +1,7 @@
 """`[[mcp.servers]]` as far as its parts have to fit together: pure.
 
-Above: `settings`. Below: `egress_targets`. Names are checked for how they lie about where they
-lead when a server is dialled; here only what is plainly written is.
+Names are checked for how they lie about where they lead when a server is dialled; here only what is
+plainly written is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The models of the settings, complete: which folder, which engine with what options and adapters,
 which upstreams.
 
-Above: `settings`, which reads them, and whoever serves them. Below: `settings_file` (as they were
-written). Looks whether a folder is there, and reads none.
+Looks whether a folder is there, and reads none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pages of the audit log, the newest entry first, filtered as OpenAI's SDK filters.
 
-Above: `routes.audit_logs`. Below: the log's tables, and those that know the names of users and
-projects. A page begins behind an entry (`after`: what is older) or ends before one (`before`: what
-is newer); entries are numbered, so that is where it stands, whatever the filters are.
+A page begins behind an entry (`after`: what is older) or ends before one (`before`: what is newer);
+entries are numbered, so that is where it stands, whatever the filters are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The first start: an organization, which operates the installation, a project and two keys, so
 that there is something to call with.
 
-Above: the supervisor, at each start, after migrating. Below: the verbs of `tenancy`. The keys are
-returned once; who loses them (credentials.json) has not revoked them: they go on working until
-`revoke_key`, and new ones are made with `create_key`.
+The keys are returned once; who loses them (credentials.json) has not revoked them: they go on
+working until `revoke_key`, and new ones are made with `create_key`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How a change of identity reaches every worker: Redis pub/sub with a heartbeat.
 
-Above: `tenancy` verbs announce; `auth.api_keys` listens, and `auth.revocations` on a channel of its
-own. Below: redis-py. What is announced is the id of a key, or `EVERYTHING`. It does not know what a
-listener keeps.
+What is announced is the id of a key, or `EVERYTHING`. It does not know what a listener keeps.
 
 Pub/sub forgets: what was published while a listener was away is gone. So a listener says *as of
 when* it knows everything. It sends a PING down its subscription's own connection; replies on a

@@ -1,8 +1,5 @@
 """Idempotency keys in Postgres: who was first with one, and what he was answered.
 
-Above: `routes.idempotency`, which knows HTTP. Below: one table, and the audit log, which says
-whether a request that never answered has changed anything.
-
 A claim is one row of (org, principal, key). Whoever inserts it carries the request out; who comes
 later gets his answer, or is told to wait. A claim whose worker died is taken over after
 `CLAIM_TIMEOUT_S`, which is longer than a handler may run. Before that the audit log is asked for

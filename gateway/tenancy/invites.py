@@ -1,8 +1,7 @@
 """Invites: somebody may become a user of an org by a link that works once, for a week.
 
-Above: admin routes make them, the login flow accepts them. Below: `users`, `members`. Nobody here
-sends an e-mail: the link stands in the answer to whoever invites, this once; what is stored is its
-token's HMAC under a pepper that Postgres never sees.
+Nobody here sends an e-mail: the link stands in the answer to whoever invites, this once; what is
+stored is its token's HMAC under a pepper that Postgres never sees.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tables of who belongs to an org: users, members of projects, service accounts, invites; and a
 project's own rate limits. Rows are archived or removed by a moment, never deleted.
 
-Above: the verbs beside it, and `auth`, whose tables refer to users. Below: `tables`, whose metadata
-they share. A reference inside an org names the org too: no row can point across the wall.
+A reference inside an org names the org too: no row can point across the wall.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Members of projects: users of the org who may use a project, as its owners or as its members.
 
-Above: `invites`, admin routes. Below: `member_tables`, `projects`. Who owns or administers the org
-needs no membership to be at home in a project.
+Who owns or administers the org needs no membership to be at home in a project.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Organizations: who is billed. Above: `cli`, `bootstrap`, admin routes. Below: `tables`."""
+"""Organizations: who is billed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """From which web pages browsers may call: each organization's exact origins.
 
-Above: `auth.cors_origins` (what a process knows of them), admin routes, `cli_tenancy`. Below:
-`orgs`, `tables`, `restrictions`. Knows no HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One page of a listing, by keyset: what comes after an id, in the order of ids, never by offset.
 
-Above: the listings of `tenancy`. Below: SQLAlchemy. Ids sort by age, so the order of ids is the
-order of creation, and what is added while somebody pages is neither skipped nor shown twice.
+Ids sort by age, so the order of ids is the order of creation, and what is added while somebody
+pages is neither skipped nor shown twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Projects of an organization. Above: `cli`, `bootstrap`, admin routes. Below: `tables`.
+"""Projects of an organization.
 
 An archived project is for ever: it is shown, and nothing in it can be used or changed.
 """

@@ -1,8 +1,7 @@
 """Tables of tenancy: plans, org > project > key, and what each may spend. Rows are archived or
 revoked, never deleted.
 
-Above: the verbs beside it. Below: Postgres; `migrations/versions/` create what stands here. Ids are
-text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name them for ever.
+Ids are text, a kind and a UUIDv7 (`org_...`): they sort by age, and bills may name them for ever.
 """
 
 from __future__ import annotations

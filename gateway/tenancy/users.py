@@ -1,7 +1,7 @@
 """Users of an org: made, found, given roles, archived. A person in two orgs is two users.
 
-Above: `invites`, `auth` (login), the command line, admin routes. Below: `member_tables`. An org
-keeps an owner: who takes the role from one, or archives one, waits for whoever does the same.
+An org keeps an owner: who takes the role from one, or archives one, waits for whoever does the
+same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a person says of calls of a loop of tools: requests that the client itself wanted
 (`require_approval`), and those of the organization's rules, which stand in the queue of approvals.
 
-Above: `tool_loop`, `tool_servers`. Below: `toolbox`, the shapes in `wire`. The id of a request of
-the rules begins with the approval's own, by which an administrator finds it.
+The id of a request of the rules begins with the approval's own, by which an administrator finds it.
 """
 
 from __future__ import annotations

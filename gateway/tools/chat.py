@@ -1,7 +1,7 @@
 """A chat completion that names MCP servers among its tools, as a loop that can be started.
 
-Above: `routes.chat`. Below: `tool_loop`, `calls`, the conversions of `wire`. Whatever serves its
-model, its body is read as strictly as one for our own engine: its prompt grows here.
+Whatever serves its model, its body is read as strictly as one for our own engine: its prompt grows
+here.
 """
 
 from __future__ import annotations

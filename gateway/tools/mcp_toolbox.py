@@ -1,8 +1,8 @@
 """The MCP bridge as a toolbox: the model's calls go the way of a client's, with all that stands in
 it.
 
-Above: `mcp_door`. Below: `mcp_bridge`. A tool is asked as by a client of the newer era that can be
-asked nothing itself: neither sampled nor questioned.
+A tool is asked as by a client of the newer era that can be asked nothing itself: neither sampled
+nor questioned.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One round of a loop of tools: what the model wrote, what it called, what came of that.
 
-Above: `tool_loop`, the surfaces' steps. Below: `toolbox`, the shapes in `wire`. Pure.
+Pure.
 """
 
 from __future__ import annotations

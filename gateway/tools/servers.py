@@ -1,7 +1,6 @@
 """Which servers a request names, whether whoever asks may call them, and what they approved.
 
-Above: `responses.creation`, `chat_loops`, `batches.endpoints`. Below: `toolbox`, the shapes in
-`wire`. Every refusal names its field.
+Every refusal names its field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where a loop of tools finds its tools and has them called; and a fake of it.
 
-Above: `tool_loop`. Below: nothing here; `mcp_toolbox` is the bridge as a toolbox. Knows no HTTP and
-no model.
+Knows no HTTP and no model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a server says when it refuses us: a challenge (RFC 9110, 11.6.1; RFC 6750, 3; RFC 9728).
 
-Above: `sign_in`, whoever asks an upstream. Below: nothing. Pure. Of several challenges the bearer's
-is read; what is no challenge says nothing.
+Pure. Of several challenges the bearer's is read; what is no challenge says nothing.
 """
 
 from __future__ import annotations

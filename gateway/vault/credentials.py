@@ -1,9 +1,8 @@
 """What an upstream of the MCP bridge wants to be shown: a tenant's, or one user's.
 
-Above: routes, and whoever asks an upstream. Below: `envelope`, Postgres. A user's own stands before
-the tenant's. What goes out is only ever the upstream's own credential: nothing here takes or knows
-the one that the caller has shown us. Names of values are known to people, values come out for the
-upstream alone.
+A user's own stands before the tenant's. What goes out is only ever the upstream's own credential:
+nothing here takes or knows the one that the caller has shown us. Names of values are known to
+people, values come out for the upstream alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who gives tokens for an upstream, as the upstream and that server themselves say.
 
-Above: `sign_in`. Below: `issuer_egress`. RFC 9728 (the protected resource's metadata), then RFC
-8414 or OpenID Connect Discovery 1.0 (the authorization server's). A document is believed about the
-URL that it was asked at and about nothing else: the resource is the upstream or what it lies
-below, the issuer is the one whose well-known URL it came from, to the letter.
+RFC 9728 (the protected resource's metadata), then RFC 8414 or OpenID Connect Discovery 1.0 (the
+authorization server's). A document is believed about the URL that it was asked at and about nothing
+else: the resource is the upstream or what it lies below, the issuer is the one whose well-known URL
+it came from, to the letter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Envelope encryption: values under a key of their own, that key under the installation's secret.
 
-Above: `credentials`. Below: `gateway.auth.encrypted_at_rest`, `cryptography`. A new installation
-secret wraps the small keys anew and touches no value; of what is deleted, the only key goes with
-the row. Both parts are bound to the row by `context`.
+A new installation secret wraps the small keys anew and touches no value; of what is deleted, the
+only key goes with the row. Both parts are bound to the row by `context`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """By which client the authorization server of an upstream is asked: everybody's, or one that may
 also dial the hosts that the operator named for that very upstream.
 
-Above: `discovery`, `registration`, `token_endpoint`. Below: `gateway.net.egress`. What one upstream may
-have its issuer at says nothing about another one's.
+What one upstream may have its issuer at says nothing about another one's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The gateway as an OAuth client of its upstreams: consent, tokens that do not end, exchanges.
 
-Above: routes, and whoever asks an upstream. Below: `token_endpoint`, `credentials`. A token is
-refreshed by one worker, behind the lock of its row: an authorization server that rotates refresh
-tokens takes a second use of one for a theft, and ends the consent (RFC 9700, 4.14.2). In a process
-one call asks for all that wait, and goes on when they leave: what it gets is the only token left.
-What is sent is the upstream's own credential, or what we have signed for it; the one that the
+A token is refreshed by one worker, behind the lock of its row: an authorization server that rotates
+refresh tokens takes a second use of one for a theft, and ends the consent (RFC 9700, 4.14.2). In a
+process one call asks for all that wait, and goes on when they leave: what it gets is the only token
+left. What is sent is the upstream's own credential, or what we have signed for it; the one that the
 caller has shown us is not known here.
 """
 

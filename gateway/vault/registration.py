@@ -1,8 +1,8 @@
 """How an authorization server that we have never met knows us.
 
-Above: `sign_in`. Below: `issuer_egress`. In this order: as the client that the operator registered
-with it; as the one that we were there already; by the URL of our metadata document; by dynamic
-registration (RFC 7591). A client is good at the issuer that it was made for and nowhere else.
+In this order: as the client that the operator registered with it; as the one that we were there
+already; by the URL of our metadata document; by dynamic registration (RFC 7591). A client is good
+at the issuer that it was made for and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A consent at an upstream that nobody configured more of than its URL: from its challenge to where
 the browser goes.
 
-Above: the routes of consents. Below: `discovery`, `registration`, `oauth`. Asked for is what the
-upstream's challenge names, or else all that its metadata lists, besides what was granted before; a
-refresh token where the issuer gives one for a scope.
+Asked for is what the upstream's challenge names, or else all that its metadata lists, besides what
+was granted before; a refresh token where the issuer gives one for a scope.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The table of upstream credentials.
-
-Above: the modules beside it. Below: Postgres; migration 0051 makes what stands here.
-"""
+"""The table of upstream credentials."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What an upstream's authorization server is asked, and what of its answer is of use.
 
-Above: `oauth`. Below: `issuer_egress`. RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and
-RFC 8693 (section 2). Knows no tenant and no table. It has no parameter for the token that the
-caller showed us: that one is nobody else's to see.
+RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and RFC 8693 (section 2). Knows no tenant and
+no table. It has no parameter for the token that the caller showed us: that one is nobody else's to
+see.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Deliveries: one event on its way to one endpoint, kept until nobody asks for it any more.
 
-Above: `outbox` makes them, `sender` leases and ends them, `routes.admin_webhooks` shows them and
-asks for another attempt. Below: Postgres; migration 0019. A lease is a bounded time in which one
-gateway may try; it ends by itself, and what its holder says afterwards is not heard. So an event is
-sent at least once, always under the same id. Order is not kept: what fails holds up nothing.
+A lease is a bounded time in which one gateway may try; it ends by itself, and what its holder says
+afterwards is not heard. So an event is sent at least once, always under the same id. Order is not
+kept: what fails holds up nothing.
 """
 
 from __future__ import annotations

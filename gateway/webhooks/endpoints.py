@@ -1,8 +1,7 @@
 """Webhook endpoints of an organization: where its events are sent, and under which secret.
 
-Above: `routes.admin_webhooks` changes them, `deliveries` reads them. Below: Postgres; migration
-0019. A secret must come back to sign, so it stands encrypted, bound to its row; people see it once.
-While a rotation's grace lasts both secrets sign. Knows no HTTP.
+A secret must come back to sign, so it stands encrypted, bound to its row; people see it once. While
+a rotation's grace lasts both secrets sign. Knows no HTTP.
 """
 
 from __future__ import annotations

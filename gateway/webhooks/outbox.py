@@ -2,10 +2,9 @@
 top-up has entered, each batch that has ended and each call that waits for a person, once, to each
 endpoint that asked.
 
-Above: `sender`. Below: `billing.alerts.alerts`, `billing.invoices.outbox`, `billing.credits.top_ups`,
-`batches` and `mcp.approvals`, whose rows are the outbox, and `deliveries`. A row is marked in the
-transaction that writes its deliveries, under its lock: no crash loses it, and two gateways at once
-take different ones. Of an org's top-ups operators hear, too: it is they who take its payment.
+A row is marked in the transaction that writes its deliveries, under its lock: no crash loses it,
+and two gateways at once take different ones. Of an org's top-ups operators hear, too: it is they
+who take its payment.
 """
 
 from __future__ import annotations

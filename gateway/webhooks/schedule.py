@@ -1,7 +1,6 @@
 """When a delivery is tried again, and when it is given up. Pure.
 
-Above: `sender`, `deliveries`. Below: nothing. Exponential from 5 seconds to 3 hours, spread by a
-fifth, for a day: some fourteen attempts.
+Exponential from 5 seconds to 3 hours, spread by a fifth, for a day: some fourteen attempts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The sender: one task in each gateway that leases deliveries, signs them, sends them, and writes
 down what came of it.
 
-Above: `app` starts and closes it. Below: `outbox`, `deliveries`, `egress`, which goes nowhere that
-is not public. An endpoint has one attempt at a time in a process, so one that hangs holds up its
-own; of one org's endpoints a bounded number. Success is 2xx; nothing of an answer is read but its
-status and headers, and no redirect is followed. 410 disables the endpoint.
+An endpoint has one attempt at a time in a process, so one that hangs holds up its own; of one org's
+endpoints a bounded number. Success is 2xx; nothing of an answer is read but its status and headers,
+and no redirect is followed. 410 disables the endpoint.
 """
 
 from __future__ import annotations

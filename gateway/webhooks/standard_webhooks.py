@@ -1,8 +1,8 @@
 """Standard Webhooks 1.0.0: secrets, and the three headers of a message. Pure.
 
-Above: `endpoints` draws secrets, `sender` signs. Below: nothing. The symmetric scheme: HMAC-SHA256
-over `id.timestamp.body`, base64, marked v1; a message is signed with each secret that is good at
-that moment, so that one can be replaced without a message that its receiver cannot verify.
+The symmetric scheme: HMAC-SHA256 over `id.timestamp.body`, base64, marked v1; a message is signed
+with each secret that is good at that moment, so that one can be replaced without a message that its
+receiver cannot verify.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tables of webhooks: endpoints, which are archived and never deleted, and deliveries to them.
-
-Above: the modules beside it. Below: Postgres; migration 0019 makes what stands here.
-"""
+"""Tables of webhooks: endpoints, which are archived and never deleted, and deliveries to them."""
 
 from __future__ import annotations
 

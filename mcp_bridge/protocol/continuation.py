@@ -1,8 +1,8 @@
 """What a client of 2026-07-28 gets as `requestState` and brings back: sealed, so that it neither
 reads nor changes it, and good only for who got it, for that very request, and for a while.
 
-Above: the newer face. Below: AES-256-GCM. Pure but for random nonces. The principal and the digest
-of the request are what the seal is bound to: with another of either it does not open.
+Pure but for random nonces. The principal and the digest of the request are what the seal is bound
+to: with another of either it does not open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The revisions of MCP in two eras, and what each knows.
 
-Above: both faces of the bridge. Below: `mcp_types`, the official SDK's tables of which method is of
-which revision and what its parameters are. Pure.
+Pure.
 
 2025-11-25 and what came before it shake hands (`initialize`) and keep a session, in which the
 server may ask the client. 2026-07-28 has neither: each request says who asks and what it can, and a

@@ -1,7 +1,6 @@
 """Which arguments of a server's tools travel as headers, as the tools were listed last.
 
-Above: `upstream`, `exchanges`. Below: `protocol.inbound`. Pure. Of each tool's schema only that is
-kept: whole schemas of a hostile server would be gigabytes.
+Pure. Of each tool's schema only that is kept: whole schemas of a hostile server would be gigabytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A request of 2026-07-28 as it must be: its `_meta`, and headers that say what its body does.
 
-Above: `door`. Below: the official SDK's ladder of checks (`mcp.shared.inbound`). Pure.
+Pure.
 """
 
 from __future__ import annotations

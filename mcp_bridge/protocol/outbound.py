@@ -1,7 +1,4 @@
-"""What a request of the newer era says in headers beside its body. Pure.
-
-Above: `upstream`, `exchanges`, `changes`. Below: `eras`, `inbound`.
-"""
+"""What a request of the newer era says in headers beside its body. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """JSON-RPC 2.0 as MCP uses it: one message per body, and how one is refused.
 
-Above: everything that speaks the protocol. Below: msgspec. Pure. A message is a plain dict, as it
-stood on the wire: what a later revision adds to it passes through.
+Pure. A message is a plain dict, as it stood on the wire: what a later revision adds to it passes
+through.
 """
 
 from __future__ import annotations

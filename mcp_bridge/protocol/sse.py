@@ -1,6 +1,6 @@
 """Server-sent events, both ways, within bounds.
 
-Above: `door` writes them, `upstream` reads them. Pure: bytes in, events out.
+Pure: bytes in, events out.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """One era's words in the other's. Pure: dicts in, dicts out, and nothing that came in is changed.
 
-Above: the faces and the exchanges of the bridge. Below: `eras`.
-
-    2025-11-25                                   2026-07-28
-    initialize, its answer                       server/discover, `_meta` of each request
-    a session's log level                        `_meta` logLevel of each request
-    elicitation/create, sampling, roots          input_required, inputResponses
-    resources/subscribe, the stream of a GET     subscriptions/listen
-    a result                                     with resultType, ttlMs, cacheScope, serverInfo
-    -32002 resource not found                    -32602
+2025-11-25                                   2026-07-28
+initialize, its answer                       server/discover, `_meta` of each request
+a session's log level                        `_meta` logLevel of each request
+elicitation/create, sampling, roots          input_required, inputResponses
+resources/subscribe, the stream of a GET     subscriptions/listen
+a result                                     with resultType, ttlMs, cacheScope, serverInfo
+-32002 resource not found                    -32602
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What changes at servers, as it is told: a stream of the older era, a subscription of the newer.
 
-Above: the faces. Below: `exchanges`, `upstream`. A stream that breaks by whatever is opened again,
-later each time; who listens is told nothing of it.
+A stream that breaks by whatever is opened again, later each time; who listens is told nothing of
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The servers behind one endpoint, and what they are together: names, lists, abilities.
 
-Above: the faces. Below: `exchanges`, `upstream`. One server alone, in the namespace "identity",
-keeps its names; of several each name begins with its server's (`names`). One that gives no answer
-is missing from a list, and the others are there.
+One server alone, in the namespace "identity", keeps its names; of several each name begins with its
+server's (`names`). One that gives no answer is missing from a list, and the others are there.
 """
 
 from __future__ import annotations

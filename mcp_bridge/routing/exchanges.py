@@ -1,8 +1,8 @@
 """One request at one server, in its era, until its result: what it says on the way, what it asks.
 
-Above: the two faces. Below: `upstream`. An exchange is driven by who reads its `events`; between
-two of them it may rest, for as long as somebody takes to answer. A request is sent once: a second
-time only where the server said that it did nothing, as for a session that it no longer knew.
+An exchange is driven by who reads its `events`; between two of them it may rest, for as long as
+somebody takes to answer. A request is sent once: a second time only where the server said that it
+did nothing, as for a session that it no longer knew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What stands between clients and servers, as the protocol sees it: which of a server's offer is
 shown, and whether a request goes out.
 
-Above: `endpoint`, which asks for every list and wraps every exchange. Below: `exchanges`. One
-object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trust` the real one.
+One object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trust` the real one.
 """
 
 from __future__ import annotations

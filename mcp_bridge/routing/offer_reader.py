@@ -1,7 +1,6 @@
 """A look at what a server offers now, for whoever is to approve it: past the guard, once.
 
-Above: whoever shows an offer. Below: `endpoint`. Nothing is kept: a session that is needed is
-begun for this, and ended.
+Nothing is kept: a session that is needed is begun for this, and ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pages of what several servers have, and the cursors that lead from one to the next.
 
-Above: `endpoint`. Below: nothing. A page is filled by whole pages of servers, in the order of their
-configuration, while they are no more than MAX_PAGE things and MAX_PAGE_BYTES; the first is taken
-whatever it is. A cursor is the place of a server and where to go on there.
+A page is filled by whole pages of servers, in the order of their configuration, while they are no
+more than MAX_PAGE things and MAX_PAGE_BYTES; the first is taken whatever it is. A cursor is the
+place of a server and where to go on there.
 """
 
 from __future__ import annotations

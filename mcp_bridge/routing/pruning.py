@@ -1,9 +1,8 @@
 """A catalogue that costs too much is not listed: two tools stand in for it, one that searches what
 the caller may see and one that calls what was found.
 
-Above: `endpoint`, which lists and knows whose a tool is. Below: `search`. What is called is
-decided, checked, recorded and billed as the tool that it is. No alias has a full stop in it
-(`names`), so no server's tool is taken for one of these.
+What is called is decided, checked, recorded and billed as the tool that it is. No alias has a full
+stop in it (`names`), so no server's tool is taken for one of these.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Whose a resource is, of several servers behind one URL: URIs stay as they are, so nothing in one
 says it.
 
-Above: `endpoint`. Below: `claims`, `upstream`. A server claims what it lists, and what a template
-of it matches. What one alone claims is its; what several do is nobody's, and refused with their
-names: else a server could list what another has, and be read in its place. But where the operator
-vouches for one of them alone (`trust = "all"`), it is that one's. What nobody lists is read at
-whose it is that answers, if one alone does: a result of a tool may name what is on no list. For all
-else it is nobody's: an address may be a secret, and is not told around.
+A server claims what it lists, and what a template of it matches. What one alone claims is its; what
+several do is nobody's, and refused with their names: else a server could list what another has, and
+be read in its place. But where the operator vouches for one of them alone (`trust = "all"`), it is
+that one's. What nobody lists is read at whose it is that answers, if one alone does: a result of a
+tool may name what is on no list. For all else it is nobody's: an address may be a secret, and is
+not told around.
 """
 
 from __future__ import annotations

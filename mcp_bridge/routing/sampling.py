@@ -1,10 +1,8 @@
 """What a server wants a model to write: of its caller's, of ours, or of nobody's.
 
-Above: `endpoint`, which wraps exchanges of servers that ours answers; `session_streams`. Below:
-`exchanges`. The model is handed in (`Sampler`), with whoever pays for it. Asked for together with
-something that only a person can answer, what it wrote waits in the state that the client brings
-back. A sampled model calls no tools but those that the server makes itself, so no call leads to
-another one.
+The model is handed in (`Sampler`), with whoever pays for it. Asked for together with something that
+only a person can answer, what it wrote waits in the state that the client brings back. A sampled
+model calls no tools but those that the server makes itself, so no call leads to another one.
 """
 
 from __future__ import annotations

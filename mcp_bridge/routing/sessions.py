@@ -1,8 +1,8 @@
 """What of the older era outlives a request: sessions of clients, ours at servers, and the events
 that a client may read on from. All in Redis, keyed by tenant, so that any worker goes on with it.
 
-Above: the faces. Below: Redis. A session is its principal's alone: to everybody else there is none.
-Each request reads its session once; an idle one is forgotten.
+A session is its principal's alone: to everybody else there is none. Each request reads its session
+once; an idle one is forgotten.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a server of the older era asks outside of requests, led to the one call it can be about.
 
-Above: `sessions`, by which exchanges join. Below: `upstream`, `relay`, Redis. Such a server may ask
-on the stream of a GET, where nothing says for which call. Of each of our sessions there one worker
-has that stream open while a call of somebody who can be asked is under way, and somewhat longer:
-its owner, written down in Redis. Calls in other workers join there. A session is one principal's,
-so what comes is asked of nobody else; with several calls under way it is asked of none.
+Such a server may ask on the stream of a GET, where nothing says for which call. Of each of our
+sessions there one worker has that stream open while a call of somebody who can be asked is under
+way, and somewhat longer: its owner, written down in Redis. Calls in other workers join there. A
+session is one principal's, so what comes is asked of nobody else; with several calls under way it
+is asked of none.
 """
 
 from __future__ import annotations

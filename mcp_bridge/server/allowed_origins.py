@@ -1,7 +1,7 @@
 """By which names we may be called, and from which pages: so that a page whose name was made to mean
 this machine gets nothing (DNS rebinding).
 
-Above: `door`. Below: nothing. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The bridge: many MCP servers behind one door, for many tenants.
 
-Above: `door`, and whoever mounts it. Below: both faces. Knows no billing, no Litestar and no
-gateway: who calls is a `Caller`, found out by others. A server has an `Upstream` for each tenant;
-those that nobody asked for a while are closed.
+Knows no billing, no Litestar and no gateway: who calls is a `Caller`, found out by others. A server
+has an `Upstream` for each tenant; those that nobody asked for a while are closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a client of the older era is asked, and the answer, which may come in at any worker.
 
-Above: `legacy_face`, `session_streams`. Below: `streams`, `relay`. What is asked has an id that
-names the worker that waits; an answer is led there, and counts from the session that was asked.
+What is asked has an id that names the worker that waits; an answer is led there, and counts from
+the session that was asked.
 """
 
 from __future__ import annotations

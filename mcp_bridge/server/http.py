@@ -1,7 +1,7 @@
 """Streamable HTTP, as a server speaks it, for clients of both eras: plain ASGI.
 
-Above: whoever mounts it, and says who calls. Below: `bridge`. What a client gets is an answer in
-JSON, until something is to be said before it: then it is a stream of events.
+What a client gets is an answer in JSON, until something is to be said before it: then it is a
+stream of events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Requests of 2025-11-25 and before: sessions, and calls on streams of their own.
 
-Above: `door`. Below: `endpoint`, `exchanges`, `questions`, `session_streams`, `streams`, `relay`. A
-call runs in a task of its own: that its client's connection breaks does not end it. What a server
+A call runs in a task of its own: that its client's connection breaks does not end it. What a server
 of either era wants of the client is asked on the call's stream.
 """
 

@@ -1,9 +1,8 @@
 """What lists have become for who listens: an approval, a revocation, other rules, another offer.
 
-Above: `bridge`, which is told; `session_streams`, `listening`, which tell their clients. Below:
-`guard`, `relay`. Servers say themselves what changes at them; of what changes here they know
-nothing. Each listener is held to what it itself would be shown: so it is told of no list that
-stays the same to it, and nobody of another tenant or namespace is.
+Servers say themselves what changes at them; of what changes here they know nothing. Each listener
+is held to what it itself would be shown: so it is told of no list that stays the same to it, and
+nobody of another tenant or namespace is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Requests of 2026-07-28, from a client that keeps nothing here.
 
-Above: `door`. Below: `endpoint`, `exchanges`, `relay`. What a server wants of the client goes out
-as `input_required`, with a sealed `requestState`. A server of the newer era is done with the
-request by then, and its own state travels in ours: any worker goes on. One of the older era waits,
-and so does the call here, in the worker that holds it: others find it by what the state says.
+What a server wants of the client goes out as `input_required`, with a sealed `requestState`. A
+server of the newer era is done with the request by then, and its own state travels in ours: any
+worker goes on. One of the older era waits, and so does the call here, in the worker that holds it:
+others find it by what the state says.
 """
 
 from __future__ import annotations

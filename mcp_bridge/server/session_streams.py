@@ -1,7 +1,6 @@
 """The stream of a session of the older era, outside of requests: what its servers say and ask.
 
-Above: `legacy_face`, `door`. Below: `changes`, `list_watch`, `questions`, `streams`, `relay`. A
-session has one at a time, in whichever worker its client opened it; who opens another leaves the
+A session has one at a time, in whichever worker its client opened it; who opens another leaves the
 one before.
 """
 

@@ -1,9 +1,9 @@
 """A call that waits for a person to sign in at its server, as clients can be told of it.
 
-Above: the door, `legacy_face`. Below: `upstream`. A client that declares elicitation by URL is
-asked to open one: with `input_required` by 2026-07-28, by an error of its own by 2025-11-25. All
-others read the URL in the error that they get. The page behind it asks who the person is: what
-comes back from a client proves nothing, and only has the call made again. Pure.
+A client that declares elicitation by URL is asked to open one: with `input_required` by 2026-07-28,
+by an error of its own by 2025-11-25. All others read the URL in the error that they get. The page
+behind it asks who the person is: what comes back from a client proves nothing, and only has the
+call made again. Pure.
 """
 
 from __future__ import annotations

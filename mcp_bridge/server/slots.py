@@ -1,6 +1,6 @@
 """Places of one worker, shared out: so many for all, fewer for one owner.
 
-Above: `door`, `legacy_face`. Below: nothing. Pure.
+Pure.
 """
 
 from __future__ import annotations

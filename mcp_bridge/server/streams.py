@@ -1,9 +1,8 @@
 """The stream of one request of the older era: what is said on it, and how it can be read on.
 
-Above: `legacy_face` and `session_streams` write, `door` reads. Below: `sessions`, which keeps the
-events. Until something is said before the answer there is no stream, only an answer. From
-2025-11-25 on it begins with an id; whoever loses it reads on at any worker. Before that, what is
-said to nobody is lost.
+Until something is said before the answer there is no stream, only an answer. From 2025-11-25 on it
+begins with an id; whoever loses it reads on at any worker. Before that, what is said to nobody is
+lost.
 """
 
 from __future__ import annotations

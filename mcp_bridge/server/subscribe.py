@@ -1,7 +1,7 @@
 """A `subscriptions/listen` of 2026-07-28, before servers of either era.
 
-Above: `modern_face`. Below: `changes`, `list_watch`, `endpoint`. What a client is told that it will
-hear of is what servers have acknowledged by then, and what is decided here.
+What a client is told that it will hear of is what servers have acknowledged by then, and what is
+decided here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who is told that a resource has changed, and by which server: by its owner alone.
 
-Above: `legacy_face`, `listening`. Below: `endpoint`, `sessions`. The rules are asked as they are
-for a read. An owner is found by what servers list; none is asked for what it does not list.
+The rules are asked as they are for a read. An owner is found by what servers list; none is asked
+for what it does not list.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Two names are look-alikes when their skeletons are equal. For names of tools, ca
 separators `-`, `_` and `.` say nothing either. The table is that of `confusable_homoglyphs`,
 which has each pair in both directions; whatever is connected there is one class.
 
-Pure. Above: `scan`.
+Pure.
 """
 
 from __future__ import annotations

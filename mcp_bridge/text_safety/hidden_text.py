@@ -6,7 +6,7 @@ selectors. What writing needs passes, only where it needs it (UTS #51; UTS #39, 
 VS16 in emoji, tags in the three flags that exist, joiners in Indic and Arabic script, marks of
 direction in text that has one, variation selectors of ideographs.
 
-Pure. Above: `scan`, `pinning`, `provenance`.
+Pure.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ April 2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025) by their turns 
 advice: a text can say the same in other words, which is why pinning and policy do not depend on
 it. Every pattern is bounded in what it can span, since who writes the text may be hostile.
 
-Pure. Above: `scan`.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What one call needs before it goes out, and what becomes of it where it does not.
-
-Above: `trust`. Below: `policy`, `approvals`, `call_records`.
-"""
+"""What one call needs before it goes out, and what becomes of it where it does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What `trust` is told and tells: rules, what calls have been, and the record of each.
 
-Above: `trust`, and whoever keeps these in a database. Below: `policy`. `MemoryRules`, `MemoryCalls`
-and `MemoryRecords` are those for tests. Of arguments a record has the digest, of results nothing.
+`MemoryRules`, `MemoryCalls` and `MemoryRecords` are those for tests. Of arguments a record has the
+digest, of results nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What servers offer now, against what was approved of them: the lists that clients see.
 
-Above: `trust`. Below: `pinning` (the comparison), a `PinStore`. A server's whole offer is asked for
-again when it says that it changed, when a session with it begins, and once it is `fresh_s` old; in
-between nothing is asked. A server that does not answer has its approved offer listed, marked.
+A server's whole offer is asked for again when it says that it changed, when a session with it
+begins, and once it is `fresh_s` old; in between nothing is asked. A server that does not answer has
+its approved offer listed, marked.
 
 The store is the caller's and says by the identity of what it returns whether anything changed.
 """

@@ -1,5 +1,5 @@
 """What a condition in CEL may cost at most, before it is asked: by its text and by the sizes of the
-arguments. Pure. Above: `conditions`.
+arguments. Pure.
 
 The runtime bounds the steps of comprehensions, not what a step does: a regular expression over a
 long text, or two lists that are compared, as often as there are steps, take seconds, and nothing

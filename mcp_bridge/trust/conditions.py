@@ -1,11 +1,11 @@
 """Conditions of policy rules in CEL, the Common Expression Language (cel.dev), by its own runtime.
 
 A condition sees `args` (map), `tool`, `server` (strings) and `annotations` (map of booleans), and
-is a boolean. CEL ends always; how long it takes is bounded besides: by the length of the text,
-its depth (32) and its steps of comprehensions (10,000, both the runtime's), by the size of the
+is a boolean. CEL ends always; how long it takes is bounded besides: by the length of the text, its
+depth (32) and its steps of comprehensions (10,000, both the runtime's), by the size of the
 arguments, by leaving out what makes large values (`map`, `filter`, and `+` inside what repeats),
 and by what it may cost with arguments of such sizes (`condition_cost`): one that may cost more than
-MAX_COST_NS is not asked. Regular expressions are RE2's. Pure. Above: `policy`.
+MAX_COST_NS is not asked. Regular expressions are RE2's. Pure.
 """
 
 from __future__ import annotations

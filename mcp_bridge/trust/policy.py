@@ -11,7 +11,7 @@ A condition that cannot be evaluated is taken as the stricter answer: it matches
 ask, and grants nothing. Annotations are hints (MCP 2025-11-25, ToolAnnotations): those that were
 approved with the tool hold, and where it has none the specification's defaults: the worst case.
 
-Pure: counts, sums and taint are handed in. Above: the bridge, before each call.
+Pure: counts, sums and taint are handed in.
 """
 
 from __future__ import annotations

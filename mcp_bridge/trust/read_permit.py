@@ -1,9 +1,9 @@
 """Whether somebody may read or hear of a resource, get a prompt or have something completed.
 
-Above: `trust`. Below: `policy`, `call_records`. To rules a prompt is `server__prompt`, a resource
-`server__` and its URI as it is written, a completion what it completes; all of them only read, and
-their arguments are the prompt's, or the URI. Nobody is asked about them: a rule that asks refuses.
-They count to their caller's limits and to rates of rules, and cost nothing.
+To rules a prompt is `server__prompt`, a resource `server__` and its URI as it is written, a
+completion what it completes; all of them only read, and their arguments are the prompt's, or the
+URI. Nobody is asked about them: a rule that asks refuses. They count to their caller's limits and
+to rates of rules, and cost nothing.
 """
 
 from __future__ import annotations

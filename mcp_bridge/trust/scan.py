@@ -5,7 +5,7 @@ model, words of mixed script (UTS #39), schemas past the bounds, icons of other 
 `scan_together` reads the catalogue of all servers: one name from two servers (shadowing), names
 that look alike, descriptions that speak of another server's tools.
 
-Findings are values; nothing is changed or hidden here. Pure. Above: the catalogue, at arrival.
+Findings are values; nothing is changed or hidden here. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The guard of a bridge that trusts nobody by default: pins, rules, approvals, checks.
 
-Above: who wires the bridge. Below: `catalog`, `policy`, `approvals`, `validation`, `results`,
-`provenance`. A call goes out if its tool is offered exactly as it was approved, its arguments
-conform to the pinned schema, the rules let it, a person has said yes where they ask for one, and it
-is on record. Its result comes back if it conforms and is within bounds, marked with where it is
-from. A server of `trust = "all"` needs no pins; everything else is the same.
+A call goes out if its tool is offered exactly as it was approved, its arguments conform to the
+pinned schema, the rules let it, a person has said yes where they ask for one, and it is on record.
+Its result comes back if it conforms and is within bounds, marked with where it is from. A server of
+`trust = "all"` needs no pins; everything else is the same.
 
 What it remembers and where it is recorded is handed in (`call_records`).
 """

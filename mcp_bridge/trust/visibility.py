@@ -1,9 +1,8 @@
 """What somebody is shown of a list: not what the rules deny to them whatever they ask, and of what
 nobody approves each not what looks like an attack.
 
-Above: `trust`. Below: `policy`, `scan`, `guard`. Rules with a condition count as maybe. What is
-shown of a list is kept with it, by the rules' version and by those of the caller's project and key
-of which rules speak.
+Rules with a condition count as maybe. What is shown of a list is kept with it, by the rules'
+version and by those of the caller's project and key of which rules speak.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Whom a server is there for: everybody, or these organizations and projects. Pure data.
 
-Above: `upstream`, and whoever asks about servers for a tenant. Below: nothing. For all others it is
-as one that does not exist.
+For all others it is as one that does not exist.
 """
 
 from __future__ import annotations

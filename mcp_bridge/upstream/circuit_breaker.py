@@ -1,9 +1,8 @@
 """Whether an upstream is worth asking now: one that fails rests, and is tried by one call at first.
 
-Above: whoever owns an upstream, and what shows its health. Below: nothing. Pure but for the clock
-and the draw that are handed in. Words are those of the gateway's fleet: failures in a row, a
-cool-down that doubles. Who asks says what is a failure: no connection, no answer, an answer that is
-none. A tool that says no, or a server that refuses, is alive.
+Pure but for the clock and the draw that are handed in. Words are those of the gateway's fleet:
+failures in a row, a cool-down that doubles. Who asks says what is a failure: no connection, no
+answer, an answer that is none. A tool that says no, or a server that refuses, is alive.
 
     closed    asked as usual; FAILURES_TO_REST in a row make it rest
     resting   nobody asks, for a cool-down that doubles with each failure behind it

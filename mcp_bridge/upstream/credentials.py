@@ -1,7 +1,6 @@
 """What a server is shown of ours: values by the names of headers or of environment variables.
 
-Above: carriers, and whoever keeps such values. Below: nothing. The caller's own credential is never
-among them: it is not known here.
+The caller's own credential is never among them: it is not known here.
 """
 
 from __future__ import annotations

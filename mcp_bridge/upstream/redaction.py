@@ -1,7 +1,4 @@
-"""A credential as whoever was given it may say it back, so that it can be left out. Pure.
-
-Above: `openapi_http`, `stdio/last_words`. Below: nothing.
-"""
+"""A credential as whoever was given it may say it back, so that it can be left out. Pure."""
 
 from __future__ import annotations
 

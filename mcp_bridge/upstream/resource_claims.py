@@ -1,6 +1,6 @@
 """What one server says that it has of resources: URIs, and templates of them (RFC 6570).
 
-Above: `resource_owners`. Below: the official SDK's templates, which match in linear time. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One MCP server as one tenant talks to it, in either era, by the words of Streamable HTTP.
 
-Above: `exchanges`. Below: a `carrier`, `protocol`. Knows nothing of who calls us. What the owner of
-a server keeps apart (tenants, credentials) has an `Upstream` each, with its own connections.
+Knows nothing of who calls us. What the owner of a server keeps apart (tenants, credentials) has an
+`Upstream` each, with its own connections.
 """
 
 from __future__ import annotations

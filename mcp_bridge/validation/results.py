@@ -1,8 +1,7 @@
 """What a tool's result may be: in size, in number of parts, and by its `outputSchema`.
 
-MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output
-schema answers with conforming `structuredContent`, unless the result is an error of the tool.
-Above: the bridge, after each call. Below: `validation`. Pure.
+MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output schema
+answers with conforming `structuredContent`, unless the result is an error of the tool. Pure.
 """
 
 from __future__ import annotations

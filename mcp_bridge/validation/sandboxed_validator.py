@@ -5,7 +5,7 @@ schema is checked in a child, one value at a time, in a bounded number of second
 is killed and the call fails by name. The child limits its own processor time and memory, too, so
 that it ends when nobody is left to kill it. Its environment is where modules are, nothing more.
 
-Frames on its pipes: four bytes of length, big endian, and JSON. Above: `validation.problems`.
+Frames on its pipes: four bytes of length, big endian, and JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ for that, so no engine for those is a remedy. Here every subschema and reference
 and refuses what refers outside the document, or to itself without going deeper.
 
 JSON Schema 2020-12 core sections 8 and 10 (identifiers, applicators), draft-7 likewise. Pure.
-Above: `validation`.
 """
 
 from __future__ import annotations

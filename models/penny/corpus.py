@@ -1,9 +1,8 @@
 """The text penny is trained on: seeded conversations, rendered with penny's own chat template.
 
 `conversations(seed, count, held_out)` is the same on every machine. Training and held-out
-conversations share no seed, no held-out tool, name, number pair or wording (`words.py`).
-Above: `train.py` and `evaluate.py`. Below: `talk.py` and `toolbox.py`. It knows no tokens.
-Run `python -m models.penny.corpus 5` to read five of them.
+conversations share no seed, no held-out tool, name, number pair or wording (`words.py`). It knows
+no tokens. Run `python -m models.penny.corpus 5` to read five of them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 Answers are greedy, in fp32, by transformers. Tools, names, number pairs and wordings of the prompts
 occur nowhere in training (`words.py`). Figures of "known tools" are of fresh conversations as well,
 but with the words, the tools and the kinds of composed tools that training draws from.
-Above: nobody. Below: `corpus.py`, `train.py` (for the loss) and transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Llama network that penny is trained with, in plain torch, under Hugging Face's weight names.
 
-Above: `train.py`. Below: torch. It knows no text and no training loop; the engine has its own,
-faster network and never imports this one.
+It knows no text and no training loop; the engine has its own, faster network and never imports this
+one.
 """
 
 from __future__ import annotations

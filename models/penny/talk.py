@@ -1,7 +1,6 @@
 """What penny can talk about without tools: one function per topic, a question and its answer.
 
-Above: `corpus.py` strings the exchanges into conversations. Below: `words.py`, `talk.toml` and
-`facts.toml`. It knows no roles, no chat template and no tools.
+It knows no roles, no chat template and no tools.
 """
 
 from __future__ import annotations

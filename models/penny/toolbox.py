@@ -1,8 +1,8 @@
 """Made-up tools, requests that need them, the calls to make and what to say of the result.
 
 Two sources: the hand-written tools of `tools.toml`, and tools composed from a verb, a noun and a
-few parameters, so that penny learns to copy names and values and learns no tool by heart.
-Above: `corpus.py`. Below: `words.py`, `talk.table` and `tools.toml`. It knows no chat template.
+few parameters, so that penny learns to copy names and values and learns no tool by heart. It knows
+no chat template.
 """
 
 from __future__ import annotations

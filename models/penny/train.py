@@ -4,9 +4,8 @@
 
 Workers are processes that average their gradients: on a busy machine that is far faster than
 threads, which wait for each other in every operation. The learning rate follows the clock, so that
-the run always ends in time and always fully annealed.
-Loss is taken on the assistant's tokens and on one in ten of the others.
-Above: nobody. Below: `corpus.py` and `network.py`. It knows nothing of the engine.
+the run always ends in time and always fully annealed. Loss is taken on the assistant's tokens and
+on one in ten of the others. It knows nothing of the engine.
 """
 
 from __future__ import annotations

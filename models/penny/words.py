@@ -1,6 +1,5 @@
 """Word lists of penny's corpus and the draw that keeps training and held-out text apart.
 
-Above: `talk.py`, `toolbox.py` and `corpus.py` build conversations from these. Below: nothing.
 It knows no conversation, no tool and no model.
 """
 

@@ -5,8 +5,6 @@ shipper adopts what dead gateways leave; an invoicer drafts and finalizes. What 
 stands in a journal, which outlives the kill. All is real but the tokens, of which there are as many
 as follow from the attempt's id (`Plan`), so that every row of the books can be judged on its own,
 and the calendar: two days pass with each kill, so that months end meanwhile, however slow it goes.
-
-Above: `metering`, which begins these in processes of their own. Below: `billing`.
 """
 
 from __future__ import annotations

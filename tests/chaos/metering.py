@@ -2,8 +2,6 @@
 and what books and invoices say then.
 
     python -m tests.chaos.metering [--kills 1000] [--seed 1]
-
-Above: `test_metering`, `make chaos-nightly`. Below: `metered`, an embedded Postgres, `billing`.
 """
 
 from __future__ import annotations

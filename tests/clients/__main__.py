@@ -4,8 +4,7 @@
     make clients ARGS=lm-eval        one: lm-eval, sentence-transformers, openai-agents,
                                      langchain-openai, litellm
 
-Above: the Makefile, which makes an environment for them. Below: `tests.stack`. Their own
-environment has what they need and nothing of ours; they meet us over HTTP alone.
+Their own environment has what they need and nothing of ours; they meet us over HTTP alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """openai-agents before a live server: a loop of tools on each of OpenAI's two surfaces.
 
-Above: `tests.clients`, which runs it in the clients' environment with a base URL and a key. It
-knows nothing of ours: what it asserts is what its user would see.
+It knows nothing of ours: what it asserts is what its user would see.
 """
 
 from __future__ import annotations

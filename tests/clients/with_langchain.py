@@ -1,7 +1,6 @@
 """langchain-openai before a live server: an answer, its stream, tools, an answer of a schema.
 
-Above: `tests.clients`, which runs it in the clients' environment with a base URL and a key. It
-knows nothing of ours: what it asserts is what its user would see.
+It knows nothing of ours: what it asserts is what its user would see.
 """
 
 from __future__ import annotations

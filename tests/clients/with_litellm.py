@@ -1,7 +1,6 @@
 """litellm before a live server, as OpenAI's API and as Anthropic's: an answer, its stream, tools.
 
-Above: `tests.clients`, which runs it in the clients' environment with a base URL and a key. It
-knows nothing of ours: what it asserts is what its user would see.
+It knows nothing of ours: what it asserts is what its user would see.
 """
 
 from __future__ import annotations

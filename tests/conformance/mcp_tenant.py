@@ -1,7 +1,6 @@
 """A tenant with a vault before one server, and a person of it who signs in there.
 
-Below: the bridge and the vault as a gateway puts them together. The tenant's person has a browser
-that follows where it is sent, once.
+The tenant's person has a browser that follows where it is sent, once.
 """
 
 from __future__ import annotations

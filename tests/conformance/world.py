@@ -1,8 +1,7 @@
 """What the conformance tests share: a stack with a user who can sign in, two clients, an https
 server with a client metadata document, and Node with what `make auth-conformance` installed.
 
-Above: the tests beside it. Below: `tests.stack`. The issuer is http://localhost: what a passkey is
-bound to is a name, never an address.
+The issuer is http://localhost: what a passkey is bound to is a name, never an address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""engine.text.detokenizer: for any ids, cut any way, the pieces are the text, and the stop cuts it."""
+"""engine.text.detokenizer: for any ids, cut any way, the pieces make the text, cut by the stop."""
 
 from __future__ import annotations
 

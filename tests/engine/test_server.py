@@ -1,4 +1,6 @@
-"""engine.transport.server on real sockets: whose requests are whose, who is dropped, what is never lost."""
+"""engine.transport.server on real sockets: whose requests are whose, who is dropped, what is never
+lost.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An office under a hard cap of one key: what its requests are, what it was counted.
-
-Above: tests of the main path under a cap. Below: a real spool and a real Redis.
-"""
+"""An office under a hard cap of one key: what its requests are, what it was counted."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Every kind of secret as people get it, over HTTP: an operator makes an org, its owner comes in by
 the invite, an admin issues all that can be issued, an application gets its tokens.
 
-Above: `test_canary`, which then looks for all of it everywhere. Each POST of administration is sent
-twice under one `Idempotency-Key`: both answers tell the secret, to this caller. Some requests fail
-on the way, with a secret in the wrong place.
+Each POST of administration is sent twice under one `Idempotency-Key`: both answers tell the secret,
+to this caller. Some requests fail on the way, with a secret in the wrong place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What looks for issued secrets: in a text, and in each answer of the application.
-
-Above: `test_canary`, `issued_over_http`. Below: `issued_secrets`, whose `Witness` knows what was
-drawn.
-"""
+"""What looks for issued secrets: in a text, and in each answer of the application."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scripted upstreams that live in a thread of their own, in front of which a Tollgate is started.
-
-Below: `tests/gateway/fleet/scripted_upstream.py`, which says what an upstream says.
-"""
+"""Runs scripted upstreams in a thread of their own, for a Tollgate that stands in front of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What an org has paid in advance, and what became of it without an invoice: of each credit that it
 was given, that it expired, or was taken back.
 
-Above: `journal`, the gateway's exports. Below: the ledger. What a credit pays stands with the
-invoices that it settles.
+What a credit pays stands with the invoices that it settles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A final invoice with all that belongs to it: what documents are made of.
 
-Above: the documents beside it, the gateway's exports. Below: `invoice`, `collection`. A `Document`
-is all of it at once, for what is read as a whole; tables take its `Bill` and page by page its
-lines, which no longer change, so that nobody holds a connection or a long invoice meanwhile.
+A `Document` is all of it at once, for what is read as a whole; tables take its `Bill` and page by
+page its lines, which no longer change, so that nobody holds a connection or a long invoice
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Cost rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one for each line, and one for
 each part of a line that a credit note takes back.
 
-Above: the gateway's exports, `parquet`. Below: `document`. All 57 columns of version 1.2, in the
-order of their names; what this house does not have, such as regions, is null. `BilledCost` is what
-was rounded, so its sum is the invoice less its credit notes; list, contracted and effective cost
-are exact, in USD to the pico, in other currencies to 18 places. Prices are in USD
-(`PricingCurrency`); the list's are those that everybody pays, the contracted ones those that were
-booked. What came late for a period that
-was invoiced, or is priced anew in one, is a correction there; what the terms of a whole period come
-to, is an adjustment. Who issues the invoice is who provides: a row of
-another provider would say that it is to be paid elsewhere, and cost nothing.
+All 57 columns of version 1.2, in the order of their names; what this house does not have, such as
+regions, is null. `BilledCost` is what was rounded, so its sum is the invoice less its credit notes;
+list, contracted and effective cost are exact, in USD to the pico, in other currencies to 18 places.
+Prices are in USD (`PricingCurrency`); the list's are those that everybody pays, the contracted ones
+those that were booked. What came late for a period that was invoiced, or is priced anew in one, is
+a correction there; what the terms of a whole period come to, is an adjustment. Who issues the
+invoice is who provides: a row of another provider would say that it is to be paid elsewhere, and
+cost nothing.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ text accounting tools.
     beancount     2026-10-02 * "TG-000001" "inv_..."        Assets:Receivable:Org-x6fa  12.34 USD
     hledger       2026-10-02 * (TG-000001) inv_...          assets:receivable:org_a     USD 12.34
 
-Above: the gateway's exports. Below: `document`, `advances`. Amounts are exact USD, whatever the
-currency of the invoice, as in the ledger: charges by model against what the customer owes, the
-residual of rounding on an account of its own, so that each entry is nothing in sum. What credits
-pay, and what an invoice gives back to them, is of what the customer paid in advance.
+Amounts are exact USD, whatever the currency of the invoice, as in the ledger: charges by model
+against what the customer owes, the residual of rounding on an account of its own, so that each
+entry is nothing in sum. What credits pay, and what an invoice gives back to them, is of what the
+customer paid in advance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An invoice as PDF: A4 in a typewriter's letters, its lines in columns. The same invoice makes the
 same bytes: nothing in it says when it was printed.
 
-Above: the gateway's exports. Below: `document`, pydyf. The fonts are those that every reader has,
-so a character that is not in Windows-1252 is written as its code.
+The fonts are those that every reader has, so a character that is not in Windows-1252 is written as
+its code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cost rows of FOCUS as Parquet: decimals exact, moments in UTC.
 
-Above: the gateway's exports. Below: `focus`, arro3. Of what writes Parquet it takes a fifth of the
-room and a third of the memory that pyarrow does, and the gateway loads it with the first export.
-Pages become columns one at a time; what is kept of them is a row group, compressed.
+Of what writes Parquet it takes a fifth of the room and a third of the memory that pyarrow does, and
+the gateway loads it with the first export. Pages become columns one at a time; what is kept of them
+is a row group, compressed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The lines of an invoice as CSV (RFC 4180): every column that a line has, exact and rounded.
 
-Above: the gateway's exports. Below: `document`. Written to a file page by page, however long.
-Texts that a spreadsheet would run as a formula are led by an apostrophe: names of models and
-projects are their makers' own.
+Written to a file page by page, however long. Texts that a spreadsheet would run as a formula are
+led by an apostrophe: names of models and projects are their makers' own.
 """
 
 from __future__ import annotations

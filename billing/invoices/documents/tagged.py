@@ -1,9 +1,9 @@
 """The lines of an invoice by what their requests were tagged with, as CSV: each set of tags a row,
 and a row for what had none, so that a line's rows come to it and nothing counts twice.
 
-Above: the gateway's exports. Below: `drilldown`, `document`, `tables`. Exact, and not rounded: what
-is asked for is rounded once, at the line, and a part of a line is in no coins. That is why cost
-rows (`focus`) carry no tags. A sum by one tag is that of the sets which it is in.
+Exact, and not rounded: what is asked for is rounded once, at the line, and a part of a line is in
+no coins. That is why cost rows (`focus`) carry no tags. A sum by one tag is that of the sets which
+it is in.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How an org is billed: in which currency, by which clock, from which day on, with what patience.
 And what a foreign coin was worth when.
 
-Above: `closing`, the gateway's administration. Below: `tables`, `calendar`, `currency`. An account
-is kept with its history: a change is a new version, which holds for every period that begins to be
-invoiced after it; a period that was drafted keeps the version that it was drafted by.
+An account is kept with its history: a change is a new version, which holds for every period that
+begins to be invoiced after it; a period that was drafted keeps the version that it was drafted by.
 """
 
 from __future__ import annotations

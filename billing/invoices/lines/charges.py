@@ -1,8 +1,7 @@
 """What an invoice charges: the sums of the ledger's postings in its window, exact, by project,
 model, tier, component and price.
 
-Above: `closing`, `drilldown`. Below: `usage_events` and `transfers`, which never change, and their
-sums. Nothing is priced here: the amounts are those that were booked with each event.
+Nothing is priced here: the amounts are those that were booked with each event.
 
     window of invoice n:   admitted in its period, posted before its cutoff
                         +  admitted before its period, posted since the cutoff of invoice n - 1

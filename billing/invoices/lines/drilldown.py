@@ -1,10 +1,9 @@
 """What is behind a line: its hours, its requests, and what they were tagged with, as booked.
 
-Above: the gateway's administration. Below: `priced`, `rerated`, `usage_events`. The line says what
-it is about, its invoice up to where it counts, so these are the very postings that were added up.
-All are selections for a page by `id`: of an hour its beginning, of a request its event, whose ids
-are in the order of time, of a set of tags its digest. Of a single hour requests are found by the
-index.
+The line says what it is about, its invoice up to where it counts, so these are the very postings
+that were added up. All are selections for a page by `id`: of an hour its beginning, of a request
+its event, whose ids are in the order of time, of a set of tags its digest. Of a single hour
+requests are found by the index.
 """
 
 from __future__ import annotations

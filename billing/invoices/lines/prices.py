@@ -1,11 +1,10 @@
 """By which prices an event was rated, as SQL: each component by one, but for what was written to be
 kept in the cache and was not, which costs what it would have uncached.
 
-Above: `charges`, `drilldown`, `rerated`. Below: `rating`, whose rules these are. How much was not
-kept stands in the amount: so much less than price and quantity say, and uncached input's price is
-among those of every event that wrote. So an event is `parts`: what was kept with all else, and what
-was not, under the price of uncached input. Each of them costs its price times its quantity, and so
-does any sum of such parts that have their prices in common.
+How much was not kept stands in the amount: so much less than price and quantity say, and uncached
+input's price is among those of every event that wrote. So an event is `parts`: what was kept with
+all else, and what was not, under the price of uncached input. Each of them costs its price times
+its quantity, and so does any sum of such parts that have their prices in common.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ refund of some cents (then the customer has more back than was charged) or a cha
 which events of a line a note has meant, and the ledger has both: who wants it otherwise writes a
 credit note over the correction, or takes less back of the line.
 
-Above: `charges`, `drilldown`. Below: `priced`, `event_ratings`. A rating is of one invoice, as
-every posting is: it stands in the window that its number (`seq`) and its event's admission fall
-into.
+A rating is of one invoice, as every posting is: it stands in the window that its number (`seq`) and
+its event's admission fall into.
 """
 
 from __future__ import annotations

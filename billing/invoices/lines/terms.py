@@ -1,10 +1,9 @@
 """What an org has agreed upon for a whole period, as charges: `adjustments` over the charges that
 its usage has come to.
 
-Above: `closing`, which counts them with the rest. Below: `adjustments`, `price_lists`,
-`usage_order`, and the tables of prices. The terms are those of the price list that the org's plan
-names when the period is counted, as they were in force when it began. They are about usage of the
-period itself: what comes late for another one, and corrections, are charged as they were booked.
+The terms are those of the price list that the org's plan names when the period is counted, as they
+were in force when it began. They are about usage of the period itself: what comes late for another
+one, and corrections, are charged as they were booked.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What was used in a period, in the order of time, as fine as its terms need it.
 
-Above: `terms`. Below: `adjustments`, `usage_charges`, `usage_events` and `event_ratings`. Which
-units are the first ones matters in the moment at which a free allowance ends, and nowhere else. So
-a period is read by hours, of which the sums are there already; the hour in which an allowance ends
-by seconds; and of those the one in which it ends by requests, in the order of `admitted_at` and, of
-one microsecond, of their ids. Within a request the components are in their order (`COMPONENTS`).
+Which units are the first ones matters in the moment at which a free allowance ends, and nowhere
+else. So a period is read by hours, of which the sums are there already; the hour in which an
+allowance ends by seconds; and of those the one in which it ends by requests, in the order of
+`admitted_at` and, of one microsecond, of their ids. Within a request the components are in their
+order (`COMPONENTS`).
 """
 
 from __future__ import annotations

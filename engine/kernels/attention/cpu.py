@@ -1,8 +1,7 @@
 """The attention of one step on a processor: which rows each thread takes, and the calls.
 
-Above: `paged_attention.py` and `rotary_cache.py` choose it. Below: `cpu/plan.py`,
-`cpu/attention.py`, `cpu/rotary.py`. Knows no layers. The cache's memory is that of `KVLayer`, its
-layout the kernels' own: whoever writes through this plan attends through it.
+Knows no layers. The cache's memory is that of `KVLayer`, its layout the kernels' own: whoever
+writes through this plan attends through it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Attention in which a token's bits depend on its own sequence alone, by the plainest means.
 
-Above: `paged_attention.py` chooses it where a processor's kernels do not serve a shape or a cache
-(float8, heads of an odd size, no numba). Below: torch. Knows no layers.
+Knows no layers.
 
     out[i] = sum_j softmax_j(scale <q[i], k[j]>) v[j],  summed up in spans of SPAN keys, in order
 

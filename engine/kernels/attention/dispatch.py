@@ -1,9 +1,6 @@
 """Causal attention over a paged KV cache: what a step is, who computes it, how torch does.
 
-Above: `runner/batch.py` describes the step (`AttentionMetadata`); `plan_attention` turns it, once a
-step and window, into an `AttentionPlan` that every layer calls; nothing else chooses a device's own
-kernels. Below: torch, or Triton through `paged_attention_triton.py`. Knows no weights, no position
-encoding, no requests.
+Knows no weights, no position encoding, no requests.
 
 Layout: a layer's keys (and values) are [num_blocks, num_kv_heads, block_size, head_dim], so that a
 block of a layer is contiguous memory and a (block, head, offset) triple is one row of head_dim.

@@ -1,9 +1,6 @@
 """One step's attention by Triton kernels: the plan that `plan_attention` chooses for a GPU.
 
-Above: `paged_attention.py`; the runner makes one itself where it keeps buffers for CUDA graphs.
-Below: `decode_attention_triton.py` for sequences with one new token (or a few: speculation),
-`prefill_attention_triton.py` for the chunks behind them. Knows no weights and no requests. Never
-waits for the device.
+Knows no weights and no requests. Never waits for the device.
 
 Deterministic, both kernels use one shape of tile and one order of sums, so that a token's bits do
 not tell whether it was decoded, prefilled with its prompt or recomputed after a preemption.

@@ -1,6 +1,5 @@
 """Attention of sequences with one or a few new tokens over the paged cache, its keys split.
 
-Above: `paged_attention_triton.py`. Below: the tile arithmetic of `prefill_attention_triton.py`.
 Knows no requests; reads a step's sizes on the device, so that a launch can stand in a CUDA graph.
 
 A sequence's keys are cut into spans ("flash decoding"); each is summed by a program of its own,

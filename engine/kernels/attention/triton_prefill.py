@@ -1,7 +1,6 @@
 """Attention of prompt chunks over the paged cache, and the tile arithmetic that decoding shares.
 
-Above: `paged_attention_triton.py`. Below: triton. Knows no requests; reads a step's sizes on the
-device, so that a launch can stand in a CUDA graph.
+Knows no requests; reads a step's sizes on the device, so that a launch can stand in a CUDA graph.
 
 For each query i of a sequence, at position p, over the keys j it sees (p - window < j <= p):
 

@@ -2,8 +2,8 @@
 
     out[r] = the first i with x[r, i] = max x[r]; -1 if any x[r, i] is infinite or not a number
 
-Above: `kernels/cpu_rows.py`. Below: `products.py`. Lanes keep the first of their own largest, and
-its place as a float32, which is exact below 2^24; the last vector overlaps the one before it.
+Lanes keep the first of their own largest, and its place as a float32, which is exact below 2^24;
+the last vector overlaps the one before it.
 """
 
 from __future__ import annotations

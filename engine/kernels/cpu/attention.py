@@ -2,8 +2,8 @@
 
     out[m] = sum_j p[m, j] V[j] / sum_j p[m, j],  p[m, j] = exp(scale (q[m] K[j] - max_j q[m] K[j]))
 
-Above: `kernels/cpu_attention.py`. Below: `products.py`. Nothing is gathered: products read blocks
-where they lie, so the layout is made for them. For a block and head, with P numbers in a word:
+Nothing is gathered: products read blocks where they lie, so the layout is made for them. For a
+block and head, with P numbers in a word:
 
     keys     [head_dim / P, 16] words: step d of a product meets the 16 keys side by side
     values   [16 / P, head_dim] words: step j meets the channels, of two keys at once where P is 2

@@ -1,7 +1,6 @@
 """Whether the processor's own kernels run here, and how one is started.
 
-Above: `cpu_attention.py`, `cpu_linear.py`, `cpu_rows.py`. Below: numba and libgomp. Knows no
-operation.
+Knows no operation.
 
 Kernels run on the threads that torch's operators run on: libgomp is asked for a team exactly as
 torch asks for one. A pool of their own would compete with torch's, whose threads spin for work.

@@ -4,8 +4,8 @@
     masses: out[r, b] = sum of w over block b of row r, w = e^z if z >= floor[r] else 0,
             z = (x[r, i] - best[r]) / temperature[r]
 
-Above: `kernels/cpu_drawing.py`. Below: `vectors.py`. Numbers are float32; a row's blocks are summed
-sixteen lanes at a time, so a block's sum is within some units in its last place.
+Numbers are float32; a row's blocks are summed sixteen lanes at a time, so a block's sum is within
+some units in its last place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the kernels' words become: types and instructions of LLVM.
 
-Above: `vectors.py` and `tiles.py`. Below: llvmlite. A vector has LANES lanes of 32 bits, which LLVM
-lowers to what the machine has.
+A vector has LANES lanes of 32 bits, which LLVM lowers to what the machine has.
 """
 
 from __future__ import annotations

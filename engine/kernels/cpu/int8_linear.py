@@ -2,8 +2,8 @@
 
     y[m, n] = s[n] sum_k x[m, k] W[n, k] + b[n]        in float32, rounded once
 
-Above: `kernels/int8_linear.py`. Below: `tiles.py`, `products.py`. A panel is [inputs, 32] bytes: it
-is read once for up to four rows, and widened in registers. Threads draw panels from a counter.
+A panel is [inputs, 32] bytes: it is read once for up to four rows, and widened in registers.
+Threads draw panels from a counter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A run of kernels recorded once and played again in one call.
 
-Above: `models/decoder.py` records its layers. Below: `cpu_backend.py`, `cpu_team.py`,
-`cpu/program.py`. Knows neither layers nor operations, but for the arguments that differ from step
-to step: those of attention, which its plan hands over.
+Knows neither layers nor operations, but for the arguments that differ from step to step: those of
+attention, which its plan hands over.
 
 A layer is nine kernels of some ten microseconds each; from Python each call costs as much again.
 While a `Recorder` is active, kernels run as always and their arguments are kept. Playing them again

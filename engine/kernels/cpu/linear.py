@@ -2,9 +2,9 @@
 
     y[m, n] = sum_k x[m, k] W[n, k] + b[n]        in float32, rounded once
 
-Above: `kernels/cpu_linear.py`. Below: `products.py`. A panel is [steps, 32] words: for each step
-the words of all 32 outputs, so that one pass reads it from end to end. Threads draw (block of rows,
-panel) pairs from a counter; all rows of a block meet a panel while it is in the cache.
+A panel is [steps, 32] words: for each step the words of all 32 outputs, so that one pass reads it
+from end to end. Threads draw (block of rows, panel) pairs from a counter; all rows of a block meet
+a panel while it is in the cache.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What attention reads of a step besides its numbers: where new keys go, and who computes what.
 
-Above: `kernels/cpu_attention.py`. Below: `attention.py`, whose items these are. One thread, a few
-microseconds: between two steps the caches hold weights, and each of the dozens of array operations
-that this would be takes as long as all of it does here.
+One thread, a few microseconds: between two steps the caches hold weights, and each of the dozens of
+array operations that this would be takes as long as all of it does here.
 """
 
 from __future__ import annotations

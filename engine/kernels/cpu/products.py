@@ -1,7 +1,6 @@
 """Tiles of any number of rows, put together from those that have code of their own.
 
-Above: `attention.py`, `linear.py`. Below: `tiles.py`, `vectors.py`. `half` is 1 where numbers are
-stored as bfloat16, else 0.
+`half` is 1 where numbers are stored as bfloat16, else 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels one after the other on one team of threads, called once.
 
-Above: `kernels/cpu_program.py`. Below: the kernels, by address. Every thread calls each kernel, in
-order, with its row of a table of arguments, and waits for the others before the next.
+Every thread calls each kernel, in order, with its row of a table of arguments, and waits for the
+others before the next.
 """
 
 from __future__ import annotations

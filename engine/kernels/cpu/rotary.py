@@ -3,7 +3,6 @@
     q, k <- rms_norm(q), rms_norm(k)            per head, where there are weights for it
     (a, b) <- (a cos - b sin, b cos + a sin)    q and k; channels i and i + head_dim / 2 are a pair
 
-Above: `kernels/cpu_attention.py`. Below: `products.py`; `attention.py` says how the cache lies.
 Computed in float32, rounded once. Queries and keys are turned where they are.
 """
 

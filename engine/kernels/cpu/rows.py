@@ -3,8 +3,7 @@
     add_rms_norm: residual <- residual + delta; out = residual / sqrt(mean(residual^2) + eps) weight
     swiglu: out = silu(gate) * up,  silu(z) = z / (1 + exp(-z))
 
-Above: `kernels/rms_norm.py` and `kernels/swiglu.py` through `kernels/cpu_rows.py`. Below:
-`products.py`. Computed in float32; the residual is rounded before it is normalised.
+Computed in float32; the residual is rounded before it is normalised.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How many threads a recorded run of kernels is worth: all of them, or one.
 
-Above: `cpu_program.py`. Below: nothing. Knows times, no kernels.
+Knows times, no kernels.
 
 Threads of a team wait for each other after every kernel, some hundred times a step. On cores of
 their own that nearly halves a step; where anything else wants the cores, each wait may last as long

@@ -1,10 +1,9 @@
 """C[rows, 32] += A[rows, steps] B[steps, 32] in registers, the heart of every product.
 
-Above: `products.py` and `int8_linear.py`. Below: `emit.py` and numba. A step is a word of each
-row of A against two vectors of B. On bfloat16 a step is two products and their sum (VDPBF16PS where
-there is AVX-512 BF16; elsewhere widened by a shift). `bytes_*` is the same with B in int8, which is
-widened once for all rows. Every row of C is summed in the order of the steps, whatever the other
-rows: results do not depend on the batch.
+A step is a word of each row of A against two vectors of B. On bfloat16 a step is two products and
+their sum (VDPBF16PS where there is AVX-512 BF16; elsewhere widened by a shift). `bytes_*` is the
+same with B in int8, which is widened once for all rows. Every row of C is summed in the order of
+the steps, whatever the other rows: results do not depend on the batch.
 """
 
 from __future__ import annotations

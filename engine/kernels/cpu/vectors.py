@@ -1,7 +1,7 @@
 """Sixteen lanes at a time: the words that the processor kernels are written in.
 
-Above: the kernels beside it. Below: `emit.py` and numba. Knows no operation. Addresses are int64 in
-bytes; a *word* is 32 bits: one float32, or two bfloat16 of which the first lies in the low half.
+Knows no operation. Addresses are int64 in bytes; a *word* is 32 bits: one float32, or two bfloat16
+of which the first lies in the low half.
 """
 
 from __future__ import annotations

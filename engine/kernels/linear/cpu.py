@@ -1,7 +1,5 @@
 """Products on a processor: the weight in panels, and the call.
 
-Above: `linear.py`, `int8_linear.py`. Below: `cpu/linear.py`, `cpu/int8_linear.py`.
-
 Measured on one core with AVX-512 BF16, against oneDNN's reordered weights: 1.1-1.2 times as fast
 for 1 to 8 rows of bfloat16 (1.1-1.4 of float32), alike for 16 to 64, a tenth slower for 512. In
 int8 1.4-1.7 times as fast as that for a row of bfloat16, 2-3 times of float32.

@@ -2,8 +2,7 @@
 
     y = x W^T + b
 
-Above: `linear.py`. Below: `deterministic_linear_triton.py`, or any product of the library's. Knows
-no form of weights but the dense one.
+Knows no form of weights but the dense one.
 
 Libraries choose a kernel, and with it an order of sums, by the number of rows: oneDNN's float32
 product of 1,536 inputs gives a row other bits in a batch of 17 than alone. A kernel of one shape

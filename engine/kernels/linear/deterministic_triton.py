@@ -8,8 +8,7 @@ weight (4 in float32), 2 T K of tokens for each strip of N that the L2 does not 
 2 N T. N is cut finely where it is small: 4,096 outputs in strips of 32 keep 128 multiprocessors
 reading. BLOCK_M is what one group of warps multiplies at once on Hopper (wgmma, 64 rows).
 
-Above: `deterministic_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is
-read from the device.
+Fits inside a CUDA graph: no size is read from the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """y = x W^T + b with the weight stored the way the device multiplies fastest.
 
-Above: `layers/linear.py`, `layers/embedding.py`, `kernels/moe.py`. Below: `linear_weights.py` says
-in which forms a weight comes; `fp8_linear.py`, `int8_linear.py` and `int4_linear.py` keep a
-quantised one quantised where a kernel reads it. Knows no sharding and no names.
+Knows no sharding and no names.
 
 On a CPU a dense weight is copied once into panels for the kernel of `cpu_linear.py`; without that
 kernel into oneDNN's blocked layout, 1.1-5 times faster than `F.linear` for every batch of 1 to 512

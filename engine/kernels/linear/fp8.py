@@ -1,6 +1,6 @@
 """y = x W^T + b with weights and activations in float8_e4m3fn.
 
-Above: `kernels/linear.py`. Below: `fp8_linear_triton.py`, `torch._scaled_mm`. Knows no checkpoint.
+Knows no checkpoint.
 
 Activations are quantised when they arrive: one scale for each token where the weight has one for
 each output (then cuBLAS multiplies, by `torch._scaled_mm`), and one for each token and 128 inputs

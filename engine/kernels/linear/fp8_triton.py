@@ -8,8 +8,7 @@ Every group's product runs in float8 and is scaled in float32 outside. Grid: til
 of T, those of one strip of N side by side, so that a weight tile is read from memory once. Moves
 N K bytes of weight, T K of tokens for each strip of N that the L2 does not hold, and writes 2 N T.
 
-Above: `fp8_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
-the device.
+Fits inside a CUDA graph: no size is read from the device.
 """
 
 from __future__ import annotations

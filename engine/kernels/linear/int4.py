@@ -1,8 +1,8 @@
 """y = x W^T + b with 4-bit (or 8-bit) codes, a scale and a zero point for every group of inputs.
 
-Above: `kernels/linear.py`. Below: `int4_linear_triton.py`. Knows no checkpoint: AWQ and GPTQ are
-one form here, `linear_weights.GroupedWeight`. Activations stay as they are. Where no kernel reads
-the codes, `linear_weights.dequantise` makes the weight dense at load.
+Knows no checkpoint: AWQ and GPTQ are one form here, `linear_weights.GroupedWeight`. Activations
+stay as they are. Where no kernel reads the codes, `linear_weights.dequantise` makes the weight
+dense at load.
 
 Packed form, for bits = 4: groups are cut into spans of at most 128 inputs; byte j of a span of S
 holds code j in its low half and code S / 2 + j in its high half, so that the two halves of a byte

@@ -6,8 +6,7 @@ that of `int4_linear.py`. Grid: tiles of N times tiles of T, those of one strip 
 Moves N K / 2 bytes of codes, 4 (scale) or 2 and 2 (zero) bytes for each group of an output, 2 T K
 of tokens for each strip of N that the L2 does not hold, and writes 2 N T.
 
-Above: `int4_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
-the device.
+Fits inside a CUDA graph: no size is read from the device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """y = x W^T + b with the weight in int8, a scale for every output; activations stay as they are.
 
-Above: `kernels/linear.py`. Below: `int8_linear_triton.py`, `cpu_linear.py`. Knows no checkpoint.
+Knows no checkpoint.
 
 On a GPU the weight is read as int8 and widened in registers: half the bytes of bfloat16, which is
 what a decode waits for. On a CPU the products of a few rows read int8 through a kernel of our own,

@@ -6,8 +6,7 @@ strip of N side by side, so that a weight tile is read from memory once. Moves N
 2 T K of tokens for each strip that the L2 does not hold, and writes 2 N T. N is cut finely for few
 tokens: 4,096 outputs in strips of 32 keep 128 multiprocessors reading, with no second pass.
 
-Above: `int8_linear.py`. Below: `triton_tiles.py`. Fits inside a CUDA graph: no size is read from
-the device.
+Fits inside a CUDA graph: no size is read from the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A linear layer's weight in each form that checkpoints store, before a device packs it.
 
-Above: `engine.weights` makes them, `layers/linear.py` joins them, `kernels/linear.py` packs them.
-Below: torch. Knows no names, no sharding, no device's layout. N is out_features, K in_features;
-`dtype` is that of the activations the weight will meet, and of what the product returns.
+Knows no names, no sharding, no device's layout. N is out_features, K in_features; `dtype` is that
+of the activations the weight will meet, and of what the product returns.
 """
 
 from __future__ import annotations

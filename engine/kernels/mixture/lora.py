@@ -1,9 +1,9 @@
 """y[t] += B_s A_s x[t] for tokens t of adapter s (LoRA, arXiv:2106.09685), all adapters of a batch
 in one go (Punica's SGMV, arXiv:2310.18547).
 
-Above: `layers/lora.py`. Below: `lora_triton.py`, torch. Knows no names. A layer may be several
-projections of one input side by side: each has its own A and B, and its own columns of y. Scales
-lie in B; adapters of smaller rank, and those that leave a projection alone, are filled with zeros.
+Knows no names. A layer may be several projections of one input side by side: each has its own A and
+B, and its own columns of y. Scales lie in B; adapters of smaller rank, and those that leave a
+projection alone, are filled with zeros.
 
 On a CPU, and as the reference, each adapter's rows are gathered, multiplied and added back. On a
 GPU a shrinking and an expanding kernel run over tiles of rows that have one adapter.

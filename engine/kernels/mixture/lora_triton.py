@@ -8,8 +8,6 @@ expand: y[t, n] += B_s (sum over p of u[p, t, :]); grid: tiles of rows, blocks o
 A tile has rows of one adapter. Tiles that nobody uses leave at once, so grids follow from upper
 bounds and both fit inside a CUDA graph. Moved are A and B of the adapters in use once for each tile
 (from the L2 after the first), x, u twice (4 bytes an element), and y twice.
-
-Above: `lora.py`. Below: triton.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ to, and the products with them.
 
     y[t] = sum over the k experts e of t of r[t, e] * down_e(silu(gate_e(x[t])) * up_e(x[t]))
 
-Above: `layers/moe.py`. Below: `moe_triton.py`, `linear.py`, torch. Knows no names, no sharding.
+Knows no names, no sharding.
 
 On a CPU tokens are sorted by expert, and each expert that has any multiplies them once, with the
 packing of `linear.py`. On a GPU one grouped product serves all experts; quantised experts stay

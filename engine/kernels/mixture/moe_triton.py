@@ -17,8 +17,6 @@ there were, and neither does its sum.
 Tiles beyond the places in use leave at once: grids follow from T, k and E alone, no size is read
 back, and everything fits inside a CUDA graph. Moved are the weights of the experts in use once for
 each strip (3 I K elements an expert), x and the two intermediates (T k (K + 2 I + K) elements).
-
-Above: `moe.py`, whose `Stack` says how weights lie. Below: `triton_tiles.py`.
 """
 
 from __future__ import annotations

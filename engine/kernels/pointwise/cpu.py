@@ -1,6 +1,4 @@
-"""Calls of the processor's row-wise kernels. Above: `rms_norm.py` and `swiglu.py`, where
-`cpu_backend.serves` what they are given; `runner/sampler.py`. Below: `cpu/rows.py`,
-`cpu/argmax.py`."""
+"""Calls of the processor's row-wise kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Rows of a table by token id, and what a rank gives that holds only part of the vocabulary.
 
-Above: `layers/embedding.py`. Below: torch, or `embedding_triton.py`. Knows no ranks: whose row is
-elsewhere gets zeros, so that the sum over all holders is the row.
+Knows no ranks: whose row is elsewhere gets zeros, so that the sum over all holders is the row.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
     out[t] = table[id_t - first]   if 0 <= id_t - first < rows, else 0
 
 Grid (T, hidden / BLOCK). Bytes: 2 * T * hidden elements; rows that lie elsewhere are not read.
-Above: `embedding.py`. Below: triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -2,9 +2,8 @@
 
     rms_norm(x)_i = x_i / sqrt(mean(x^2) + eps) * weight_i        over the last axis, in float32
 
-Above: `layers/norm.py`. Below: torch, `rms_norm_triton.py` or `cpu_rows.py`. Knows no
-model. The residual is rounded to its dtype before it is normalised, on every device: it is what the
-next block reads.
+Knows no model. The residual is rounded to its dtype before it is normalised, on every device: it is
+what the next block reads.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 Grid (rows): one program holds a whole row in registers. Bytes: 2 of a row alone (x read, y
 written), 4 with the addition (d and r read, r and y written); the weight stays in the cache.
-Above: `rms_norm.py`. Below: triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

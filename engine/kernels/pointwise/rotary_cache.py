@@ -4,8 +4,7 @@
     (a, b) <- (a cos - b sin, b cos + a sin)    q and k; channels i and i + head_dim / 2 are a pair
     cache[slot of token] <- k, v                (RoFormer, arXiv:2104.09864)
 
-Above: `layers/rotary.py` makes the `Rotation` of a step, `layers/attention.py` calls. Below: torch;
-`rotary_cache_triton.py` and `cpu_attention.py` do all of it in one pass. Knows no frequencies.
+Knows no frequencies.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Grid (T, heads / HEADS_PER_PROGRAM) over queries, keys and values alike; all in float32 and rounded
 once. Bytes: the product read, queries written, keys and values written to their slots (half the
-bytes where the cache is float8_e4m3fn, divided by each head's scale); the table of angles is
-shared by all heads and layers and stays in the cache. A slot of -1 is padding: nothing is stored.
-Above: `rotary_cache.py`, which has the math. Below: triton.
+bytes where the cache is float8_e4m3fn, divided by each head's scale); the table of angles is shared
+by all heads and layers and stays in the cache. A slot of -1 is padding: nothing is stored.
 
 A slot is block * block_size + offset; the row of head h in [num_blocks, num_kv_heads, block_size]
 is (block * num_kv_heads + h) * block_size + offset, in 64 bits.
@@ -105,7 +104,7 @@ def rotate_and_store(
     cache: KVLayer,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `engine.kernels.pointwise.rotary_cache.rotate_and_store`. slots: int64 [T]. out: [T, num_heads,
+    """Do what `rotary_cache.rotate_and_store` does. slots: int64 [T]. out: [T, num_heads,
     head_dim], each token contiguous; the queries in `qkv` themselves may be given."""
     num_tokens = qkv.shape[0]
     num_heads, num_kv_heads, head_dim = heads

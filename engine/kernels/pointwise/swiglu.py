@@ -1,7 +1,6 @@
 """The gate of SwiGLU (arXiv:2002.05202): silu(gate) * up, where silu(z) = z / (1 + exp(-z)).
 
-Above: `layers/mlp.py`, `layers/moe.py`. Below: torch, `swiglu_triton.py` or
-`cpu_rows.py`. Knows no weights.
+Knows no weights.
 """
 
 from __future__ import annotations

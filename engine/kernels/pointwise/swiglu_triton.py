@@ -1,7 +1,7 @@
 """silu(gate) * up in one pass, in float32 and rounded once.
 
 Grid (T, I / BLOCK): each program a piece of a row. Bytes: 3 * T * I elements, two read and one
-written. Above: `swiglu.py`. Below: triton.
+written.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -1,7 +1,6 @@
 """Calls of the processor's kernels for what a draw reads all of a row for.
 
-Above: `runner/adjust.py` forbids, `runner/sampler.py` draws. Below: `cpu/drawing.py`. Each of a
-row's results depends on that row alone.
+Each of a row's results depends on that row alone.
 """
 
 from __future__ import annotations

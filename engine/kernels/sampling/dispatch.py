@@ -1,11 +1,7 @@
 """From logits to the next token on the device: adjustments, threshold, draw, log-probabilities.
 
-Above: `runner/sampler.py`, whose torch code is the reference: same order, same uniforms, the same
-token but for rounding at a boundary. Below: `sampling_adjust_triton.py`, `sampling_triton.py`,
-`sampling_logprobs_triton.py`; only devices that run Triton come here, but for the argmax over a
-vocabulary in shards, which `layers/embedding.py` takes anywhere. Knows rows, not requests: a
-row's outcome depends on its own logits and parameters alone, in any batch. Nothing is sorted and
-the host is never waited for.
+Knows rows, not requests: a row's outcome depends on its own logits and parameters alone, in any
+batch. Nothing is sorted and the host is never waited for.
 
     x = logits + bias; x = -inf where the row may not stop yet
     x = x / r if x > 0 else x * r          for tokens of prompt and output (arXiv:1909.05858)

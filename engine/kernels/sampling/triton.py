@@ -8,7 +8,6 @@ which ascends as likelihood falls, and each pass counts what lies at or before 8
 what is left of the keys' range, which is then cut to the keys that occur: at most 11 passes,
 commonly 4 to 6. A pass is bound by arithmetic, some 60 instructions a logit, so after two of them
 the keys still in range are put into a short list, which the other passes read instead.
-Above: `sampling.py`, which has the math. Below: triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -257,7 +256,7 @@ def tile_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
 def draw(
     logits: Tensor, params: SamplingTensors, out: Tensor | None = None, lists: Tensor | None = None
 ) -> Tensor:
-    """As `engine.kernels.sampling.dispatch.sample` for logits [S, V] that are adjusted already. out: int64
+    """Sample as `dispatch.sample` does, from logits [S, V] that are adjusted already. out: int64
     [S]. lists: int32 [>= S, ROOM], scratch."""
     rows, vocab = logits.shape
     assert vocab <= MAX_VOCAB

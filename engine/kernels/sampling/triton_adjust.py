@@ -3,8 +3,7 @@
 Two launches: `_count_kernel`, grid (S, history / BLOCK), counts the tokens of the history into a
 scratch of the vocabulary's size with integer atomics (exact in any order); `_adjust_kernel`, grid
 (S, V / BLOCK), reads logits and counts, writes adjusted logits and zeroes the counts again. Bytes:
-4 a token of history, and about (dtype + 4) * S * V, 8 more per element of penalised rows. Above:
-`sampling.py`, which has the math. Below: triton.
+4 a token of history, and about (dtype + 4) * S * V, 8 more per element of penalised rows.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

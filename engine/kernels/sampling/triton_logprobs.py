@@ -4,7 +4,7 @@
 
 Grid (S); rows that ask for nothing end at once. Passes over a row, which stays in the L2 cache: two
 for the sum, and one for each of the k, which finds what comes next in the order of falling logits,
-lower ids first. Above: `sampling.py`. Below: triton.
+lower ids first.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

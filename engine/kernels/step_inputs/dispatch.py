@@ -1,6 +1,6 @@
 """What only the device can fill in of a step's inputs: pending tokens, and the tables of blocks.
 
-Above: `runner/device_runner.py`. Below: `step_inputs_triton.py`, torch. Knows no requests.
+Knows no requests.
 
 The host sends a step without the tokens that the step before samples: it does not know them yet.
 Nor does it send whole block tables, which would be 4 MB for 256 sequences of 4,096 blocks: the

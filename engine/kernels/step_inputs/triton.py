@@ -2,8 +2,7 @@
 
 Grid (S). A program walks over its table once: an entry comes from the changes or from the table
 that is kept, goes to the step's table and, if it changed, to the kept one. Bytes: 8 a block of the
-step's sequences, 12 a changed one: nothing beside the keys that lie in them. Above:
-`step_inputs.py`, which has the math. Below: triton.
+step's sequences, 12 a changed one: nothing beside the keys that lie in them.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

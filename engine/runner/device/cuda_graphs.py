@@ -1,7 +1,7 @@
 """Decode steps recorded once, for a few sizes, and replayed with one call.
 
-Above: `device_runner.py`. Below: torch.cuda. Knows no model: what it records is a function without
-arguments, which reads its inputs from places that do not move.
+Knows no model: what it records is a function without arguments, which reads its inputs from places
+that do not move.
 
 A decode launches some 300 kernels of a few microseconds each: issued one by one, they cost more
 than the work itself. A step of any number of sequences uses the next larger graph; the difference

@@ -1,7 +1,6 @@
 """A step's inputs: written once on the host, copied once, and found at places that do not move.
 
-Above: `step_packer.py` writes them, `device_runner.py` reads them. Below: `transfers.py`. Knows no
-sequences.
+Knows no sequences.
 
 All inputs of a step lie behind each other in one piece of pinned memory, which one copy brings to
 the device. Where each lies follows from the sizes of the step alone (`StepLayout`), so that for a

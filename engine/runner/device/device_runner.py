@@ -1,8 +1,6 @@
 """Runs one scheduled step on a device with kernels, without ever waiting for it.
 
-Above: `core.py`. Below: `step_packer.py` and `device_buffers.py` (a step's inputs),
-`cuda_graphs.py`, `models/decoder.py`, `device_sampler.py`; `model_runner.py` is the same with fresh
-tensors for each step. Knows neither queues nor blocks but as numbers in a table.
+Knows neither queues nor blocks but as numbers in a table.
 
 A step is one copy to the device, one small kernel that completes its inputs there, the model, and
 the draw; what was drawn leaves on a stream of its own. A decode, one token for each sequence, is

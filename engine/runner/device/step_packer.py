@@ -1,7 +1,6 @@
 """From a scheduled step to its inputs in staging memory.
 
-Above: `device_runner.py`. Below: `batch.py` lays the step out, `device_buffers.py` says where its
-inputs go, `sampling_tensors.py`. Knows no model. Works with numpy: nothing here touches the device.
+Knows no model. Works with numpy: nothing here touches the device.
 """
 
 from __future__ import annotations

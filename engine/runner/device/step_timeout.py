@@ -1,7 +1,6 @@
 """How long a step may take before the engine counts as hung, where nobody said so.
 
-Above: `core.py`. Below: the model's configuration. Pure. The watch over it is kept from outside, by
-`client.py`: a stuck process cannot be asked.
+Pure. The watch over it is kept from outside, by `client.py`: a stuck process cannot be asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Copies between host and device that nobody waits for until they are needed.
 
-Above: `device_buffers.py`, `device_sampler.py`. Below: torch; streams and pinned memory on CUDA,
-plain copies elsewhere. Knows no steps.
+Knows no steps.
 
 What was sampled leaves on a stream of its own, so that waiting for it does not mean waiting for the
 next step, which may be queued behind it already.

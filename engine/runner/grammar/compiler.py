@@ -1,7 +1,6 @@
 """From a grammar as it was asked for to what keeps a choice to it.
 
-Above: `core.py`. Below: `grammar_trial.py`, which tries a grammar before anything here has to live
-with it, and `grammar.py`. Knows of requests their ids. Any thread may call; one compiles at a time.
+Knows of requests their ids. Any thread may call; one compiles at a time.
 
 What is remembered of a grammar is whether it compiles. Each request has a matcher of its own:
 copies of one share what it learns, and the limits on that, so one request's text could end

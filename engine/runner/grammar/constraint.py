@@ -1,8 +1,6 @@
 """What a grammar lets a choice say next: llguidance's matchers, shown what was said.
 
-Above: `grammar_compiler.py` makes them, `grammar_trial.py` tries them first; `adjust.py` asks them
-for masks, the scheduler whether they are over, both through `sequence.Constraint`. Below:
-llguidance. Knows no queue, no batch and no torch.
+Knows no queue, no batch and no torch.
 
 A guess is looked at on a copy of the matcher, so that one which was wrong leaves no trace. A
 matcher that gave up, because the grammar grew beyond its limits, allows nothing: its request ends

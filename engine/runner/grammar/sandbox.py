@@ -1,10 +1,10 @@
 """A process that compiles a grammar first, so that one which takes for ever costs that process and
 not the engine.
 
-Above: `grammar_compiler.py`. Below: `grammar.py`. A compilation cannot be interrupted, and what
-bounds it has holes. The process is started when it is first needed and again when it died; it ends
-with its stdin, that is with whoever started it. Lines of JSON pass: the vocabulary, then grammars
-one by one, each answered by what is wrong with it, or null.
+A compilation cannot be interrupted, and what bounds it has holes. The process is started when it is
+first needed and again when it died; it ends with its stdin, that is with whoever started it. Lines
+of JSON pass: the vocabulary, then grammars one by one, each answered by what is wrong with it, or
+null.
 
 Only where it died of a grammar is the grammar refused for it.
 """

@@ -1,7 +1,6 @@
 """How much memory is free for the KV cache on the device.
 
-Above: `core.py`. Below: /proc and control groups (Linux, admin-guide/cgroup-v2.rst; v1 too), or the
-CUDA driver. A container's limit counts where it is below the memory of the machine.
+A container's limit counts where it is below the memory of the machine.
 """
 
 from __future__ import annotations

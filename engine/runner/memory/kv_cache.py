@@ -1,7 +1,6 @@
 """The KV cache's memory: how large a block is, how many fit, and the tensors.
 
-Above: `core.py`. Below: `kernels/paged_attention.py` says how a layer's cache lies in memory. Knows
-block ids as numbers only.
+Knows block ids as numbers only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What the largest step takes beside the weights and the KV cache; and a first, small step.
 
-Above: `core.py`, which leaves that much free when it sizes the KV cache. Below: `model_runner.py`,
-`device_runner.py`. Knows no queues. On CUDA the step is run and measured, on a CPU it is computed
-from the shapes: host memory is not accounted for by anybody, and a step of full size would cost a
-start seconds.
+Knows no queues. On CUDA the step is run and measured, on a CPU it is computed from the shapes: host
+memory is not accounted for by anybody, and a step of full size would cost a start seconds.
 """
 
 from __future__ import annotations

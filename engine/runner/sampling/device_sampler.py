@@ -1,7 +1,6 @@
 """Sampling by kernels: the host prepares parameters, launches, and waits only for what it reads.
 
-Above: `sampler.py`, whose torch code is the reference, and `device_runner.py`. Below:
-`sampling_tensors.py`, `transfers.py`, `kernels/sampling.py`. Knows no batch but its rows.
+Knows no batch but its rows.
 """
 
 from __future__ import annotations

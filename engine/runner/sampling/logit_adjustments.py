@@ -1,8 +1,7 @@
 """What requests do to logits before anything is drawn: bias, minimum length, penalties, grammar.
 
-Above: `sampler.py`, and `sampling_tensors.py` for devices that adjust by kernels. Below: torch,
-`kernels/cpu_drawing.py`. In place and sparse: only the named tokens of the rows that asked are
-touched, so that a plain request costs nothing. The order is that of `SamplingParams`.
+In place and sparse: only the named tokens of the rows that asked are touched, so that a plain
+request costs nothing. The order is that of `SamplingParams`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Philox4x32-10: random numbers as a function of (key, counter), with no state to carry.
 
-Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Above:
-`sampler.py`. Below: numpy, on the host: the same numbers on every device and in every batch.
+Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a step's hidden states to embeddings.
 
-Above: `model_runner.py`, `device_runner.py`. Below: `models/decoder.py`, `transfers.py`. Knows no
-sequences but what a batch says of them, and keeps one vector of a mean that is not complete.
+Knows no sequences but what a batch says of them, and keeps one vector of a mean that is not
+complete.
 
 An embedding is the mean over some tokens of a prompt: over the last one alone, or over all, whose
 sum is then carried from chunk to chunk, in float32. The sums travel to the host behind the step, by

@@ -1,7 +1,6 @@
 """From a step's hidden states to log-probabilities of prompts' own tokens.
 
-Above: `model_runner.py`, `device_runner.py`. Below: `models/decoder.py`, `transfers.py`. Knows no
-sequences but what a batch says of them, and keeps nothing between steps.
+Knows no sequences but what a batch says of them, and keeps nothing between steps.
 
 Every token of a prompt needs a row of logits, of which a chunk would have thousands at once: they
 are made and looked at `ROWS` at a time, and what is left of each row, the token's own and the most

@@ -1,9 +1,7 @@
 """From logits to the next token of each sequence, and its log-probabilities.
 
-Above: `model_runner.py`. Below: `adjust.py`, `philox.py`, torch; where Triton runs,
-`device_sampler.py`, for which this is the reference; `kernels/cpu_rows.py` for rows of which only
-the most likely token is asked. Knows no batch but its rows: each row's outcome depends on its own
-logits, parameters, seed and position alone.
+Knows no batch but its rows: each row's outcome depends on its own logits, parameters, seed and
+position alone.
 
 min_p, top_k and top_p each keep the tokens above some logit, so together they are one threshold a
 row, and equal logits share one fate. Only values are sorted and only where a few of the largest do

@@ -1,8 +1,6 @@
 """The sampling parameters of a batch as tensors, for the kernels that draw on the device.
 
-Above: `device_sampler.py`, `step_packer.py`. Below: `adjust.py` (what ends a sequence),
-`kernels/sampling.py` (what the tensors are). Copies to the device only, from pinned memory: the
-host never waits.
+Copies to the device only, from pinned memory: the host never waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Guesses drawn from a second, smaller model over the same vocabulary.
 
-Above: `speculative.py` says for whom to guess, `core.py` gives the runner. Below: that runner, over
-a KV cache of its own whose blocks have the ids of the large model's. Knows sequences and a step's
-schedule; no queue, no tensor, no adapter: drafts come from the draft model as it is.
+Knows sequences and a step's schedule; no queue, no tensor, no adapter: drafts come from the draft
+model as it is.
 
 A draft is drawn as the large model's token will be: with the request's own parameters, and with the
 uniform number of its seed and position (common random numbers). So the two agree often, and where

@@ -1,8 +1,6 @@
 """Speculative decoding: guess what follows, verify the guesses in one step, keep what was right.
 
-Above: `stepping.py` asks for guesses before a step and reports afterwards what they were worth.
-Below: numpy; `draft_model.py` is another source of guesses. Knows sequences, no tensors and no
-queue.
+Knows sequences, no tensors and no queue.
 
 A guess is one token, not a distribution: a point mass. Rejection sampling (Leviathan et al. 2023,
 arXiv:2211.17192) then is to draw x from the model's own distribution p and to accept the guess d

@@ -1,8 +1,7 @@
 """A model's text to content, reasoning and tool calls, family by family, while it comes; and what
 an output has to be that must call.
 
-Above: the gateway. Below: the vocabulary (`engine.text.tokenizer`) and `engine.protocol`. Knows no
-torch, no wire format and no tenant. `OutputFormat` is the door, its parsers say `Delta`s:
+Knows no torch, no wire format and no tenant. `OutputFormat` is the door, its parsers say `Delta`s:
 
     output_format.py > families.py > hermes, llama3, mistral, deepseek, json_calls > call_object.py
     parser.py, reasoning.py > reader.py > json_text.py, deltas.py

@@ -1,7 +1,4 @@
-"""How a family writes calls, as what a grammar is made of and what a parser has to read.
-
-Above: the families' modules say it, `forced_calls.py` makes grammars of it. Below: nothing.
-"""
+"""How a family writes calls, as what a grammar is made of and what a parser has to read."""
 
 from __future__ import annotations
 

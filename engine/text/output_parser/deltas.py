@@ -1,6 +1,6 @@
 """What an output turns out to be, piece by piece: the closed list.
 
-Above: whoever shows an answer to a client. Below: nothing. Knows no wire format and no model.
+Knows no wire format and no model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How one model writes what it says: what parses its outputs, and what an output has to be that
 must call.
 
-Above: the gateway, once for each model it serves. Below: `families.py`, `parser.py`,
-`forced_calls.py`. Knows no tensor and no wire format.
+Knows no tensor and no wire format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One choice's text to what it means: content, reasoning and calls, while it comes.
 
-Above: whoever decodes a choice's tokens; `output_format.py` makes one for it. Below: `reader.py`,
-a family's `read` and `reasoning.py`. Knows no token and no wire format.
+Knows no token and no wire format.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A text that is still coming, as the parsers of a family read it: generators that yield where they
 need more of it.
 
-Above: the families' modules and `reasoning.py`; `output_parser.py` feeds it. Below: `json_text.py`
-and `deltas.py`. Knows what a call is and no family's way to write one.
+Knows what a call is and no family's way to write one.
 
 What comes of a text does not depend on how it was cut: nothing here asks how much has come, only
 what comes next. A call is tried: until it has begun, its text is kept, and becomes content if it

@@ -1,7 +1,6 @@
 """What a model thought, apart from what it answers: between two markers at the very beginning.
 
-Above: `families.py`, `output_parser.py` and `forced_calls.py`. Below: `reader.py`. Of the new lines
-around it those at its markers belong to them.
+Of the new lines around it those at its markers belong to them.
 """
 
 from __future__ import annotations

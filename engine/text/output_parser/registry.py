@@ -1,7 +1,6 @@
 """The families of models by how they write calls and what they think, and which one a model is of.
 
-Above: `output_format.py`. Below: a module for each family. Knows of a model its chat template and
-its vocabulary.
+Knows of a model its chat template and its vocabulary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Access tokens of external issuers: a bearer token that somebody else signed to a `Principal`.
 
-Above: the authenticator, for a JWT whose `iss` is not ours. Below: `issuer_directory` (who is
-believed), `issuer_keys` (with which keys), `external_tokens` (what a token says). Knows no HTTP.
-No query, and no request to the issuer, on the hot path: what was verified is remembered for a
-minute, for as long as the tenant's rules stay what they were.
+Knows no HTTP. No query, and no request to the issuer, on the hot path: what was verified is
+remembered for a minute, for as long as the tenant's rules stay what they were.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Login through an external OpenID provider: authorization code with PKCE, nonce, and a state that
 only the browser that began can bring back.
 
-Above: the routes below `/oauth/external`. Below: `issuer_directory`, `issuer_keys`,
-`external_tokens`, the users of the org. Nothing is stored when a login begins: the state is sealed
-and carries what the end needs to know. What is stored is that it was used. Whoever comes back is
-known by issuer and `sub`; the first time by an address that the issuer has verified.
+Nothing is stored when a login begins: the state is sealed and carries what the end needs to know.
+What is stored is that it was used. Whoever comes back is known by issuer and `sub`; the first time
+by an address that the issuer has verified.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A JWT that somebody else signed: read strictly, verified, and what its claims say. Pure.
 
-Above: `external_issuers` (access tokens), `external_login` (ID tokens). Below: joserfc. Knows no
-tenant and no table. What is believed before the signature is checked is only where to look for the
-key; the algorithm is one of a list, and fits one kind of key.
+Knows no tenant and no table. What is believed before the signature is checked is only where to look
+for the key; the algorithm is one of a list, and fits one kind of key.
 """
 
 from __future__ import annotations

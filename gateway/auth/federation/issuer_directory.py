@@ -1,6 +1,5 @@
 """All external issuers that any tenant lists, in the memory of each worker.
 
-Above: `external_issuers`. Below: Postgres, as the role that sees all orgs, and `tenancy.changes`.
 One snapshot of them all, so that a token of an issuer that nobody lists costs no query, however
 many come. A change reaches it within a second, as it does the API keys (`api_keys`): it is
 announced, and what is older than the listener's last heartbeat is read again.

@@ -1,8 +1,7 @@
 """The public keys of an external issuer: its discovery document and its JWK Set, fetched and kept.
 
-Above: `external_issuers`, `external_login`. Below: `egress`, joserfc. Knows no tenant. An issuer is
-asked a bounded number of times however many unknown `kid`s come by; one that does not answer goes
-on being believed with the keys that it had, for a bounded time.
+Knows no tenant. An issuer is asked a bounded number of times however many unknown `kid`s come by;
+one that does not answer goes on being believed with the keys that it had, for a bounded time.
 """
 
 from __future__ import annotations

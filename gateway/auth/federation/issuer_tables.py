@@ -1,7 +1,5 @@
 """Tables of external issuers, of who signed in from there, and of the answers to logins that were
 used up.
-
-Above: the modules beside it. Below: Postgres; migration 0010 makes what stands here.
 """
 
 from __future__ import annotations

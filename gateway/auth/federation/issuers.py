@@ -1,6 +1,5 @@
 """The external issuers that a tenant lists: exact, each for one audience, and what claims mean.
 
-Above: the admin routes change them, `issuer_directory` reads them. Below: Postgres; migration 0010.
 An audience of an issuer belongs to one tenant, so that no token has to choose between two. The
 client secret, which must come back to be sent, stands encrypted. Knows no HTTP and no token.
 """

@@ -1,8 +1,7 @@
 """What one process needs for those whom it does not know itself: clients that publish what they
 are, issuers that others run. Put together here, and taken apart again.
 
-Above: `app`. Below: the modules it names. What is opened is pushed on the caller's stack, in the
-order of dependence.
+What is opened is pushed on the caller's stack, in the order of dependence.
 """
 
 from __future__ import annotations

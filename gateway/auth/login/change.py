@@ -1,10 +1,8 @@
 """Another password for a user: whoever had the old one keeps nothing that it gave.
 
-Above: `own_password`, `tollgate users passwd`. Below: `sessions`, `grants`, `consents`,
-`revocations`, `tenancy.users`. Sessions end first: an authorization endpoint that is about to make
-a grant holds its session, so that none comes to be behind the end of them. Consents go before
-grants, as where one grant is revoked: who locks both does so in this order. Knows no HTTP and no
-hashing.
+Sessions end first: an authorization endpoint that is about to make a grant holds its session, so
+that none comes to be behind the end of them. Consents go before grants, as where one grant is
+revoked: who locks both does so in this order. Knows no HTTP and no hashing.
 """
 
 from __future__ import annotations

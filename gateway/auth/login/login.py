@@ -1,8 +1,7 @@
 """Signing in: a password, or a passkey, becomes a session.
 
-Above: the pages that ask for them. Below: `passwords`, `passkeys`, `throttle`, `sessions`. Whether
-it was the organization, the address or the password that was wrong is told to nobody, neither by a
-word nor by the time it takes. Knows no HTTP.
+Whether it was the organization, the address or the password that was wrong is told to nobody,
+neither by a word nor by the time it takes. Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The two ceremonies of WebAuthn, by the webauthn library: what a browser is asked, and whether its
 answer is good.
 
-Above: `passkeys`, which loads this with the first ceremony: the library is large, and many a
-gateway holds none. Below: webauthn. Knows no table, no session and no HTTP. What is wrong with an
-answer is a ValueError, KeyError, TypeError or RecursionError.
+Knows no table, no session and no HTTP. What is wrong with an answer is a ValueError, KeyError,
+TypeError or RecursionError.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Passkeys (WebAuthn Level 3): registered by somebody who is signed in, and then enough to sign in.
 
-Above: the login pages. Below: `passkey_ceremonies`, `tables`, `sessions` (challenges). A passkey
-stands alone, so the authenticator has to verify its user each time. A challenge is bound to the
-browser that asked for it and lasts minutes; that it is used but once is kept on Redis. No
+A passkey stands alone, so the authenticator has to verify its user each time. A challenge is bound
+to the browser that asked for it and lasts minutes; that it is used but once is kept on Redis. No
 attestation is asked for: any authenticator will do. Knows no HTTP.
 """
 

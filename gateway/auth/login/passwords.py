@@ -1,9 +1,8 @@
 """Passwords, by argon2id (RFC 9106), in threads of their own.
 
-Above: `login`, invites, the command line. Below: argon2-cffi. A hash takes 64 MiB and a good part
-of a second on purpose: so few run at once, few more may wait, and who comes after them is told to
-come back. Whether an account exists cannot be told from the time: where there is no hash, one of
-nobody's is checked. Knows no table.
+A hash takes 64 MiB and a good part of a second on purpose: so few run at once, few more may wait,
+and who comes after them is told to come back. Whether an account exists cannot be told from the
+time: where there is no hash, one of nobody's is checked. Knows no table.
 """
 
 from __future__ import annotations

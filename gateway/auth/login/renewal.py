@@ -1,7 +1,6 @@
 """Somebody gives themselves another password: in a browser, by the old one or by a link.
 
-Above: `routes.oauth_password`. Below: `password_change`, which ends all that hung on the old
-password, `login`, which then signs this browser in anew, `authorization`. Knows no HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A link with which somebody who forgot their password sets another one: an administrator makes it,
 it works once and for an hour, and Tollgate sends no e-mail.
 
-Above: `routes.admin_members` makes links, `routes.oauth_password` is where they lead. Below:
-`tenancy.users`, the installation's secret. Nothing is stored: a link is a signature over whom it is
-for, until when, and what stands there now, their role and the hash of their password. So it ends
-when it was used, when the password is changed in another way, and when they are given another role
-(nobody takes over an owner by a link for the reader that they were).
+Nothing is stored: a link is a signature over whom it is for, until when, and what stands there now,
+their role and the hash of their password. So it ends when it was used, when the password is changed
+in another way, and when they are given another role (nobody takes over an owner by a link for the
+reader that they were).
 """
 
 from __future__ import annotations

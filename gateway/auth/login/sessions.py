@@ -1,8 +1,8 @@
 """Who is signed in, in which browser: sessions and what is derived from their cookie.
 
-Above: the login pages and the authorization endpoint. Below: `tables`, `peppers`. A browser has a
-cookie before anybody signs in with it, so that forms are bound to it; signing in gives it another
-one, so that nobody can plant theirs. A session stands hashed and ends by itself. Knows no HTTP.
+A browser has a cookie before anybody signs in with it, so that forms are bound to it; signing in
+gives it another one, so that nobody can plant theirs. A session stands hashed and ends by itself.
+Knows no HTTP.
 """
 
 from __future__ import annotations

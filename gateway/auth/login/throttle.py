@@ -1,7 +1,6 @@
 """How often a secret may be guessed at: on Redis, so that all workers count together.
 
-Above: `login`; `client_authentication`, for secrets of clients. Below: `attempt.lua`,
-`attempts_so_far.lua`. Knows no password.
+Knows no password.
 
 A stranger must not be able to lock the owner of an account out, so nothing is counted against the
 account alone that would stop its owner:

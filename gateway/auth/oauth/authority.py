@@ -1,7 +1,7 @@
 """What the authorization server of one process is made of, for its endpoints to share.
 
-Above: `wiring` makes it; the endpoints use it. Below: the parts. Data, and what several endpoints
-say alike: what a token is good for, what it may do, who it is bound to.
+Data, and what several endpoints say alike: what a token is good for, what it may do, who it is
+bound to.
 """
 
 from __future__ import annotations

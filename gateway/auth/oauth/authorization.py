@@ -1,6 +1,6 @@
 """What the pages of the authorization server work with, wired; and how a grant comes about.
 
-Above: `routes.oauth_*`. Below: the modules of `auth`. Knows no HTTP.
+Knows no HTTP.
 """
 
 from __future__ import annotations

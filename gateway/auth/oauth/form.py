@@ -1,7 +1,7 @@
 """Bodies of the OAuth endpoints: application/x-www-form-urlencoded, each parameter once (RFC 6749,
 3.2).
 
-Above: `routes.oauth`. Below: the standard library. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Which redirect URIs a client may have, and which one a request may name (RFC 6749, 3.1.2; OAuth
 2.1; RFC 8252).
 
-Above: `client_metadata`, `rfc6749_authorize`. Below: nothing; pure. Everything is read off the
-string itself by one grammar that is narrower than RFC 3986: no parser stands between what is
-compared and what a browser will make of it. Hosts are ASCII, so that none looks like another; no
-user part, no backslash, no fragment, no wildcard.
+Everything is read off the string itself by one grammar that is narrower than RFC 3986: no parser
+stands between what is compared and what a browser will make of it. Hosts are ASCII, so that none
+looks like another; no user part, no backslash, no fragment, no wildcard.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a token can be good for: the resources of this installation (RFC 8707).
 
-Above: the authorization and the token endpoint. Below: nothing; pure. There are three kinds: the
-issuer itself, its API, and one MCP endpoint for each org. A resource has one spelling here, without
-a slash at its end, in which it is stored, compared and written into `aud`.
+There are three kinds: the issuer itself, its API, and one MCP endpoint for each org. A resource has
+one spelling here, without a slash at its end, in which it is stored, compared and written into
+`aud`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The authorization request: read, checked, answered (RFC 6749, 4.1; OAuth 2.1; RFC 7636, 8252,
 8707, 9207; OpenID Connect Core, 3.1.2).
 
-Above: `routes.oauth_authorize`. Below: Authlib, which checks what RFC 6749 asks for; `clients`,
-`redirects`, `resources`. Pure, once the client is found. Only the code flow, only with PKCE by
-S256, for every client. What Authlib leaves open is closed here: a parameter that stands twice,
-`plain`, `resource`, `iss` in every answer and error, descriptions that repeat what was sent.
+Pure, once the client is found. Only the code flow, only with PKCE by S256, for every client. What
+Authlib leaves open is closed here: a parameter that stands twice, `plain`, `resource`, `iss` in
+every answer and error, descriptions that repeat what was sent.
 
 An error goes back to the client only where client and redirect URI are known to belong together;
 otherwise a person reads it here, and is sent nowhere.

@@ -1,6 +1,5 @@
 """Errors of the token endpoint and its siblings: a code of an RFC and a constant description.
 
-Above: everything that answers under `/oauth/`; `routes.oauth` makes them HTTP. Below: nothing.
 What is behind one goes to the log, never to the client.
 """
 

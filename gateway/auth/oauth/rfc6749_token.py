@@ -1,10 +1,8 @@
 """The token endpoint (RFC 6749, 3.2, as OAuth 2.1 has it): codes, refresh tokens, and clients that
 speak for themselves become access tokens.
 
-Above: `routes.oauth`, which has authenticated the client and verified its DPoP proof. Below:
-`grants`, `refresh_tokens`, `rfc9068_access_token`, `revocations`; `rfc8693_exchange` is one more
-grant. Each grant is one transaction: what it spends and what it issues are committed together or
-not at all, and so is a grant's end, before anybody is told of it.
+Each grant is one transaction: what it spends and what it issues are committed together or not at
+all, and so is a grant's end, before anybody is told of it.
 
 A code that comes twice, or a refresh token that was used and is not a lost answer's, ends the
 grant: whoever has it may not be who it was made for. An answer counts as lost when the same client

@@ -1,8 +1,7 @@
 """Token revocation (RFC 7009): a client gives back what it was issued.
 
-Above: `routes.oauth`. Below: `refresh_tokens`, `revocations`. A refresh token takes its grant with
-it (section 2.1), an access token itself and what was exchanged from it. What is unknown or over
-counts as revoked (section 2.2).
+A refresh token takes its grant with it (section 2.1), an access token itself and what was exchanged
+from it. What is unknown or over counts as revoked (section 2.2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Client assertions: `private_key_jwt` (RFC 7523, section 3; OpenID Connect Core, section 9).
 
-Above: `client_authentication`. Below: joserfc, `token_tables`. An assertion is good once: its `jti`
-is kept until it has expired, and is committed before the assertion is believed.
+An assertion is good once: its `jti` is kept until it has expired, and is committed before the
+assertion is believed.
 """
 
 from __future__ import annotations

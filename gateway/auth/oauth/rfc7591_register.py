@@ -1,8 +1,7 @@
 """Dynamic client registration (RFC 7591), and a registered client's look at itself and leave (RFC
 7592).
 
-Above: `routes.oauth_register`. Below: `clients`, `client_metadata`, `throttle`. Anybody may
-register, bounded in rate and size; such a client belongs to no org, is given nothing of
+Anybody may register, bounded in rate and size; such a client belongs to no org, is given nothing of
 administration, and gets to a user's data by that user's consent alone. Knows no HTTP.
 """
 

@@ -1,7 +1,7 @@
 """Token introspection (RFC 7662), for clients that can keep a secret, of tokens of their own org.
 
-Above: `routes.oauth`. Below: `access_tokens`, `refresh_tokens`. A token that is unknown, over, or
-another org's is inactive, and nothing more is said of it (section 2.2).
+A token that is unknown, over, or another org's is inactive, and nothing more is said of it (section
+2.2).
 """
 
 from __future__ import annotations

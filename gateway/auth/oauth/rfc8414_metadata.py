@@ -1,6 +1,6 @@
 """What this authorization server can do (RFC 8414), which is its OpenID Connect discovery too.
 
-Above: `routes.oauth`. Below: the lists of the modules that do it. Pure.
+Pure.
 """
 
 from __future__ import annotations

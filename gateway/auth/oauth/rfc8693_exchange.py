@@ -1,9 +1,8 @@
 """Token exchange (RFC 8693): an agent acts for a user, with a token of its own that says so.
 
-Above: `rfc6749_token`. Below: `access_tokens` verifies what comes in, `rfc9068_access_token`
-issues. What goes out is never more than what came in: fewer scopes or the same, the same resources
-or some of them, no later an end, no refresh token. It dies with what it came from: it carries the
-ids of the grant, of the tokens behind it, and of the clients that had those.
+What goes out is never more than what came in: fewer scopes or the same, the same resources or some
+of them, no later an end, no refresh token. It dies with what it came from: it carries the ids of
+the grant, of the tokens behind it, and of the clients that had those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """DPoP proofs (RFC 9449): that who shows a token, or asks for one, holds a private key.
 
-Above: the token endpoint binds what it issues, `guards` asks for the proof beside a bound token.
-Below: joserfc; Redis remembers which proofs were seen. Nonces are not required (section 8 is the
-server's choice): proofs live for a minute and count once.
+Nonces are not required (section 8 is the server's choice): proofs live for a minute and count once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """OAuth 2.0 Protected Resource Metadata (RFC 9728), and the challenges that lead there.
 
-Above: the routes of the metadata and of the resources. Below: `resources`, `policy`, `errors`.
 Pure. Three kinds of resources, each with its metadata in path form: the installation, its API, and
 one MCP endpoint for each org. What it says is the same for every org; the route says it of those
 that there are. Every value that goes into a challenge is a constant or one of our own URLs.

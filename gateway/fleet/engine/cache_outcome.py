@@ -1,9 +1,7 @@
 """Why so much of a prompt was read from the cache and no more: one cause for each request, that of
 the first token which had to be computed.
 
-Above: `engine_replica`, which tells it with the last event of an attempt, and `cache_report`, which
-counts. Below: what the engine says of earlier prompts, the contracts. Pure. Knows positions in
-tokens, never what stands there.
+Pure. Knows positions in tokens, never what stands there.
 
     intact         all that an earlier prompt had in common with this one, and more there was not
     first          no prompt that is remembered began like this one

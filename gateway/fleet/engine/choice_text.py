@@ -1,8 +1,8 @@
 """One choice of a generation, from token ids to text, reasoning and calls: where it stops, what
 counts and what is wasted.
 
-Above: `engine_replica`. Below: the engine's detokenizer and output parser. Pure. The engine knows
-stop ids, not stop strings: what it generated behind one was not asked for, so it is counted apart.
+Pure. The engine knows stop ids, not stop strings: what it generated behind one was not asked for,
+so it is counted apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an attempt at plain completions says: text behind each prompt, and the prompt itself where
 it is to be said again.
 
-Above: `plain_jobs`. Below: `choice_text`, which reads a choice. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What one attempt asks of an engine, and how its outputs are read, whatever the surface.
 
-Above: `engine_replica`, which sends it. Below: the engine's protocol. Made by `engine_replica` of
-conversations, by `plain_jobs` of plain prompts.
+Made by `engine_replica` of conversations, by `plain_jobs` of plain prompts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The places up to which a prompt is to be kept, in tokens: where breakpoints of a conversation lie
 in what the chat template made of it.
 
-Above: `model_format`, of a model with an explicit cache contract, and `engine_replica`. Below: what
-renders and tokenizes, the contract. Knows no engine, no tenant and no price.
+Knows no engine, no tenant and no price.
 
 A template says what it makes of a conversation, not where its parts end up in it. So the part of
 the conversation before a place is rendered alone: as far as that and the whole prompt are the same

@@ -1,10 +1,9 @@
 """Which message of a conversation a token of its prompt lies in: told of a place where a prefix
 broke, so that its customer finds it.
 
-Above: `model_format`. Below: what renders, as for breakpoints (`kept_prefixes`). Pure. A template
-does not say where it puts a message, so the conversation before it is rendered alone: as far as
-that and the whole prompt are the same text it lies behind. Of n messages some log2(n) are tried.
-What a template puts elsewhere is not found, and then nothing is said.
+Pure. A template does not say where it puts a message, so the conversation before it is rendered
+alone: as far as that and the whole prompt are the same text it lies behind. Of n messages some
+log2(n) are tried. What a template puts elsewhere is not found, and then nothing is said.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a model is talked to, as its folder says: prompts by its chat template, its outputs read by
 its family's form for calls and reasoning, and kept to what a request wants of them.
 
-Above: `engine_replica`. Below: the engine's chat template, tokenizer and output parser. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Prompts without a conversation: to token ids as they are, for completions and for embeddings.
 
-Above: `engine_replica`. Below: the engine's tokenizer, `completion_text`, `engine_job`. Knows no
-queue. Several prompts are one request of the engine, which counts them as one.
+Knows no queue. Several prompts are one request of the engine, which counts them as one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What an engine has probably cached: prefixes of prompts that this gateway has sent it lately.
 
-Above: `engine_replica`, which predicts by it how long a prompt will take. Below: nothing. It is a
-guess, in chunks of CHUNK_TOKENS: the engine may have evicted them, and knows what other gateways
-have sent. Prefixes are told apart by namespace (RFC 7693's BLAKE2b over namespace and tokens), as
-in the engine.
+It is a guess, in chunks of CHUNK_TOKENS: the engine may have evicted them, and knows what other
+gateways have sent. Prefixes are told apart by namespace (RFC 7693's BLAKE2b over namespace and
+tokens), as in the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a prompt begins, in characters, where nobody here knows its tokens: an upstream's prefixes
 are told apart by it.
 
-Above: `inference`. Below: `wire.request`. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One of our own engines as a `Replica`: text in, exact token ids over the socket, text and exact
 usage out.
 
-Above: `inference` and the router. Below: the engine's client, tokenizer, chat template and
-detokenizer. Knows no tenant, no price and no wire format. Stop strings are found here: the
-engine knows ids only.
+Knows no tenant, no price and no wire format. Stop strings are found here: the engine knows ids
+only.
 """
 
 from __future__ import annotations

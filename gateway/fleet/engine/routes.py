@@ -1,8 +1,4 @@
-"""An in-repo model as routes: its engine, its tokenizer and its chat template.
-
-Above: `app`, which loads this where there is such a model: the tokenizers library is large, and a
-gateway before upstreams alone needs none of it. Below: `engine_replica`.
-"""
+"""An in-repo model as routes: its engine, its tokenizer and its chat template."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One request to an upstream on its way: whatever it waits for, it can be cut off.
 
-Above: `upstream`. Below: `http1`, `upstream_meter`, `upstream_text`. Knows no queue.
+Knows no queue.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A `ChatPrompt` as the body of an OpenAI chat completion: how a surface that is not OpenAI's asks
 an upstream.
 
-Above: `upstream`. Below: `wire.request`. Pure. What a plain OpenAI-compatible upstream does not
-know is refused by its name, never left out; what a client did not say is not said there either.
-Breakpoints are a wish to pay for a cache that none of them is known to keep: they mean nothing
-here, as to a model of our own whose cache contract is not explicit.
+Pure. What a plain OpenAI-compatible upstream does not know is refused by its name, never left out;
+what a client did not say is not said there either. Breakpoints are a wish to pay for a cache that
+none of them is known to keep: they mean nothing here, as to a model of our own whose cache contract
+is not explicit.
 """
 
 from __future__ import annotations

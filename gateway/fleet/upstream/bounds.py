@@ -1,7 +1,7 @@
 """What a request may cost at an upstream at most: what it can read, and what it is told to write.
 
-Above: `upstream`. Below: `input_estimate`. Pure. Only under a hard cap on spending is the input
-bounded; without one the estimate is what is reserved, and nothing is sent that was not asked for.
+Pure. Only under a hard cap on spending is the input bounded; without one the estimate is what is
+reserved, and nothing is sent that was not asked for.
 
 The argument, without a tokenizer: a vocabulary spends at most one token on a byte of UTF-8, so the
 bytes of the body bound its texts, normalized in whatever way. To them come what a chat template

@@ -1,10 +1,9 @@
 """Chunks that differ from the one before in nothing but the text that the model wrote: nearly all
 of a stream.
 
-Above: `upstream_meter`. Below: `wire.sse`'s framing. Pure: bytes in, bytes out; it knows JSON's
-strings and no more. One chunk is parsed; of those behind it that have its form only the texts are
-looked at, as many at a time as a read has brought. Whatever is not surely of the same form is left
-to the parser.
+Pure: bytes in, bytes out; it knows JSON's strings and no more. One chunk is parsed; of those behind
+it that have its form only the texts are looked at, as many at a time as a read has brought.
+Whatever is not surely of the same form is left to the parser.
 """
 
 from __future__ import annotations

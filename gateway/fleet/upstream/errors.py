@@ -1,10 +1,9 @@
 """An upstream's refusals and faults, as ours: what the client may read, and what stays here.
 
-Above: `upstream`. Below: the error tree. A client sees the words of a 4xx that is about its own
-request, without the names and addresses in them; `param` as far as it names what the client sent,
-`code` where it is one of OpenAI's for a request. Whatever is about the gateway's account there
-(credentials, money, the model's name) is the operator's to read, in the log, and for the router the
-same as an upstream that is down.
+A client sees the words of a 4xx that is about its own request, without the names and addresses in
+them; `param` as far as it names what the client sent, `code` where it is one of OpenAI's for a
+request. Whatever is about the gateway's account there (credentials, money, the model's name) is the
+operator's to read, in the log, and for the router the same as an upstream that is down.
 """
 
 from __future__ import annotations

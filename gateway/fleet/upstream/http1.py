@@ -1,8 +1,8 @@
 """HTTP/1.1 to one upstream: a bounded pool of kept connections, POST alone, bodies as they come.
 
-Above: `upstream`. Below: asyncio and httptools. Knows no JSON, no events and no models. Why not a
-general client: this is on the path of every token, and httpx took 15 times the processor time for a
-small request, 5 times for a stream. There is no timeout here; the caller bounds its waits.
+Knows no JSON, no events and no models. Why not a general client: this is on the path of every
+token, and httpx took 15 times the processor time for a small request, 5 times for a stream. There
+is no timeout here; the caller bounds its waits.
 """
 
 from __future__ import annotations

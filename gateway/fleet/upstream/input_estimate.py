@@ -1,9 +1,8 @@
 """How many tokens a body that goes to an upstream probably has: what is reserved before the
 upstream has counted.
 
-Above: `upstream`. Below: a tokenizer, where one is configured. Knows no HTTP. The upstream's own
-count replaces this one as soon as it is there; where it never comes, this one is billed and
-marked as an estimate.
+Knows no HTTP. The upstream's own count replaces this one as soon as it is there; where it never
+comes, this one is billed and marked as an estimate.
 """
 
 from __future__ import annotations

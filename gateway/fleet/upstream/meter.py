@@ -1,9 +1,8 @@
 """What an upstream says, read for what it costs: its usage where it gives one, an estimate until
 then.
 
-Above: `upstream`, which does the I/O. Below: msgspec. Pure: bytes in, payloads and
-`MeteredUsage` out. Payloads leave under our model's name and without usage, whose fields may
-tell the gateway's own price.
+Pure: bytes in, payloads and `MeteredUsage` out. Payloads leave under our model's name and without
+usage, whose fields may tell the gateway's own price.
 """
 
 from __future__ import annotations

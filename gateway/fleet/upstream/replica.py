@@ -1,9 +1,6 @@
 """An OpenAI-compatible upstream as a `Replica`: chat completions over HTTP/1.1, passed on as they
 come, or read as text for a surface that is not OpenAI's.
 
-Above: `inference` and the router. Below: `http1` for the I/O, `upstream_attempt` for a request on
-its way, `upstream_body` for what is asked in OpenAI's words, `upstream_meter` for what the answer
-costs, `upstream_errors` for what its refusals mean.
 Knows no tenant and no price.
 
 An upstream with a `room` is asked as many requests at once as its room lets pass; the others wait

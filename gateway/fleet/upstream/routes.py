@@ -1,7 +1,4 @@
-"""A model of OpenAI-compatible upstreams as a route: its replicas, each with the room before it.
-
-Above: `app`. Below: `upstream`, `waiting_room`, `places`.
-"""
+"""A model of OpenAI-compatible upstreams as a route: its replicas, each with the room before it."""
 
 from __future__ import annotations
 

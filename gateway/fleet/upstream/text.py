@@ -1,8 +1,8 @@
 """What an upstream answers, as the same `TextDelta`s that our own engines bring: for surfaces other
 than OpenAI's chat completions, which pass it on as it came.
 
-Above: `upstream`. Below: msgspec. Pure. It reads payloads that `upstream_meter` has counted.
-Chunks that differ in their text alone are read at once, as one with all their text.
+Pure. It reads payloads that `upstream_meter` has counted. Chunks that differ in their text alone
+are read at once, as one with all their text.
 """
 
 from __future__ import annotations

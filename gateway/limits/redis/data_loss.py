@@ -1,10 +1,10 @@
 """Since when Redis has known what tenants use: a Redis that comes back empty has forgotten it.
 
-Above: `limiter`. Below: redis-py's pipeline. A bucket of which Redis knows nothing is full, unless
-the epoch says otherwise: then it was empty at that moment, and refills since. Without an epoch
-nothing is admitted; one that is found missing is made by whoever finds it first. It is the moment
-at which it is made, of Redis' own clock: whatever was admitted before was there to empty a bucket.
-Only in a new installation, where nobody has ever used anything, it is 0 and buckets are full.
+A bucket of which Redis knows nothing is full, unless the epoch says otherwise: then it was empty at
+that moment, and refills since. Without an epoch nothing is admitted; one that is found missing is
+made by whoever finds it first. It is the moment at which it is made, of Redis' own clock: whatever
+was admitted before was there to empty a bucket. Only in a new installation, where nobody has ever
+used anything, it is 0 and buckets are full.
 
 So after a loss a tenant waits for at most what a burst takes to refill (ten seconds: B = r * 10 s),
 also after a quiet hour: whether that hour was quiet nobody can say, for a stream that writes on has

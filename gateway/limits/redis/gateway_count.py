@@ -1,8 +1,4 @@
-"""How many gateways share the limits.
-
-Above: `limiter`. Below: Redis, and its time alone: each says now and then that it lives, in one
-sorted set, and who was not heard of for a while does not count.
-"""
+"""How many gateways share the limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in Redis. Above: `limiter`, `outage`. Below: `verdicts`.
+"""Names in Redis.
 
 All of an organization's share one hash tag, so one slot of a cluster.
 """

@@ -1,9 +1,9 @@
 """What one gateway may let pass by itself while Redis is away.
 
-Above: `limiter`. Below: `verdicts`. It knows no Redis. Of N gateways each has its share, limit / N,
-of which SHARE is used, and its buckets hold a quarter of what that share's burst would be: whatever
-the others do, and however empty the buckets in Redis were when it went away, all of them together
-let pass at most a fifth of a burst and SHARE of the rate beyond that.
+It knows no Redis. Of N gateways each has its share, limit / N, of which SHARE is used, and its
+buckets hold a quarter of what that share's burst would be: whatever the others do, and however
+empty the buckets in Redis were when it went away, all of them together let pass at most a fifth of
+a burst and SHARE of the rate beyond that.
 
 Redis, meanwhile, refills its buckets as if nobody used anything. So what is posted when it is back
 is not only what is missing here: a bucket that was empty when Redis went away has refilled from

@@ -1,8 +1,7 @@
 """From Redis' going away to its being back with all that happened meanwhile.
 
-Above: `limiter`. Below: `local` grants while it lasts, `scripts`. One task probes, and what it
-probes with is the debit of what was granted here: when that is taken, Redis is back. Settles that
-came meanwhile wait here and follow.
+One task probes, and what it probes with is the debit of what was granted here: when that is taken,
+Redis is back. Settles that came meanwhile wait here and follow.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What a gateway may let pass under hard caps by itself, while Redis is away.
 
-Above: `limiter`. Below: nothing. Only where what was left when it last heard is comfortable: of N
-gateways each may spend the N-th part of a tenth of it, all it lets pass meanwhile together, and
-only if that was heard lately. So all of them exceed a cap by at most a tenth of what any of them
-last saw left of it, whatever the others spent since. Everybody else is refused: a hard cap fails
-closed.
+Only where what was left when it last heard is comfortable: of N gateways each may spend the N-th
+part of a tenth of it, all it lets pass meanwhile together, and only if that was heard lately. So
+all of them exceed a cap by at most a tenth of what any of them last saw left of it, whatever the
+others spent since. Everybody else is refused: a hard cap fails closed.
 """
 
 from __future__ import annotations

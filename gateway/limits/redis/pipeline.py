@@ -1,11 +1,9 @@
 """Commands to Redis, batched: all that are called in one turn of the loop are one write, and one
 read brings many answers.
 
-Above: `scripts`, `epochs`. Below: redis-py, which makes the connection and speaks for it until it
-is ready (TLS, AUTH, SELECT), and hiredis. From then on it is ours: redis-py's own way is a task,
-several timeouts and a stream reader for each exchange. Commands called while batches are on their
-way make the next one, so that under load a connection is never idle and a command costs little more
-than its packing. It knows no script.
+From then on it is ours: redis-py's own way is a task, several timeouts and a stream reader for each
+exchange. Commands called while batches are on their way make the next one, so that under load a
+connection is never idle and a command costs little more than its packing. It knows no script.
 
 A command that fails is its caller's matter. A connection that fails takes with it all that was sent
 over it and all that waits: Redis is away, and who asks next finds out anew.

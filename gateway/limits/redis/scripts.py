@@ -1,9 +1,7 @@
 """The limiter's Lua, ready to be called.
 
-Above: `limiter`. Below: `keys`, redis-py, and the `.lua` files beside this one: `ledger.lua` is
-prepended to each of the others. Scripts are known by the digest of their text, so gateways of two
-versions can share a Redis while one replaces the other; a Redis that has forgotten a script is
-given it again.
+Scripts are known by the digest of their text, so gateways of two versions can share a Redis while
+one replaces the other; a Redis that has forgotten a script is given it again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a person is asked to let through: the arguments of a call that waits, sealed in Postgres.
 
-Above: `approvals`, administration, the sender of webhooks. Below: `auth.encrypted_at_rest`,
-Postgres. They are for who decides, while the call waits and no longer: the decision forgets them
-in its own transaction, and those that nobody decided are forgotten once their time is over. Of a
-project that keeps nothing (`zero_retention`) there are none, nor of more than the queue takes.
+They are for who decides, while the call waits and no longer: the decision forgets them in its own
+transaction, and those that nobody decided are forgotten once their time is over. Of a project that
+keeps nothing (`zero_retention`) there are none, nor of more than the queue takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Where people keep what servers are shown: a user's own credential, or the tenant's.
 
-Above: `mcp_door`, routes. Below: `gateway.vault`, `credentials` (which shows them), `known`. Every
-worker is told of a change.
+Every worker is told of a change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What servers offer now, beside what an org approved of them; and the yes to it.
 
-Above: `routes.admin_mcp_pins`, the command line. Below: `pins`, `known`, `mcp_bridge.routing.offer_reader`. Servers
-are asked past the guard, a few at a time, over what the bridge itself asks them with.
+Servers are asked past the guard, a few at a time, over what the bridge itself asks them with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rules for tool calls that name nothing: said to who writes them, who may have yet to make it.
-
-Above: routes and the command line. Below: Postgres, `mcp_bridge.trust.policy`.
-"""
+"""Rules for tool calls that name nothing: said to who writes them, who may have yet to make it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where somebody sees who is tainted, and lifts it.
-
-Above: `routes.admin_mcp_taints`, the command line. Below: `calls`, which keeps it; the audit log.
-"""
+"""Where somebody sees who is tainted, and lifts it."""
 
 from __future__ import annotations
 

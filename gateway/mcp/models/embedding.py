@@ -1,8 +1,8 @@
 """What tools mean, by an embedding model that the configuration names.
 
-Above: `mcp_door`. Below: `own_models`. It is a request of whoever searches, as any other: admitted
-by their limits, their caps and the models that their key may use, and on their bill. Of a catalogue
-it is made once for a worker, at the first search.
+It is a request of whoever searches, as any other: admitted by their limits, their caps and the
+models that their key may use, and on their bill. Of a catalogue it is made once for a worker, at
+the first search.
 """
 
 from __future__ import annotations

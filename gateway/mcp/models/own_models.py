@@ -1,7 +1,7 @@
 """A request of whoever calls a server, to a model of this gateway, and its whole answer.
 
-Above: `sampling`, `embedding`. Below: `inference`, by way of `calls`. It is as any other request of
-theirs: admitted by their limits, their caps and the models that their key may use, on their bill.
+It is as any other request of theirs: admitted by their limits, their caps and the models that their
+key may use, on their bill.
 """
 
 from __future__ import annotations

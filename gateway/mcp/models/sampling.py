@@ -1,10 +1,9 @@
 """What MCP servers want a model to write, written by the model that the configuration names.
 
-Above: `mcp_door`. Below: `own_models`; `sampling_turns`, which says it as a chat. It is a
-generation of whoever called the server, as any other: admitted by their limits, their caps and the
-models that their key may use, and on their bill. Nothing of it is kept but what the audit log says
-of all calls: no text. A tool that the model calls is the server's, which asks again with what came
-of it: nothing is called here.
+It is a generation of whoever called the server, as any other: admitted by their limits, their caps
+and the models that their key may use, and on their bill. Nothing of it is kept but what the audit
+log says of all calls: no text. A tool that the model calls is the server's, which asks again with
+what came of it: nothing is called here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A wish of an MCP server for a model (`sampling/createMessage`) as a chat completion, and back.
 
-Above: `sampling`, which has it written. Below: `mcp_types`, the protocol's shapes. Pure. What turns
-have to be like is the specification's (2025-11-25 and 2026-07-28, client/sampling): a result of a
-tool stands only beside results, in the user's message behind the one that called it, and each call
-has one.
+Pure. What turns have to be like is the specification's (2025-11-25 and 2026-07-28,
+client/sampling): a result of a tool stands only beside results, in the user's message behind the
+one that called it, and each call has one.
 """
 
 from __future__ import annotations

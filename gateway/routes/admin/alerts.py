@@ -1,7 +1,4 @@
-"""/v1/admin/alerts: thresholds of budgets and rate limits that were reached.
-
-Above: `app`. Below: `billing.alerts.alerts`, and what all of administration shares.
-"""
+"""/v1/admin/alerts: thresholds of budgets and rate limits that were reached."""
 
 from __future__ import annotations
 

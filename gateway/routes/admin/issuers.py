@@ -1,7 +1,7 @@
 """/v1/admin/issuers: the external issuers whose tokens and logins an org believes.
 
-Above: `app`. Below: `auth.issuers`. Who lists an issuer decides who everybody is: nobody gives by
-it a role or a scope that they do not have themselves. A client secret is written and never read.
+Who lists an issuer decides who everybody is: nobody gives by it a role or a scope that they do not
+have themselves. A client secret is written and never read.
 """
 
 from __future__ import annotations

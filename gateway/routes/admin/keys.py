@@ -1,9 +1,8 @@
 """/v1/admin/keys: API keys, with all that can be said of one. Our own routes; OpenAI's view of the
 keys of a project is `/v1/organization/projects/{id}/api_keys`.
 
-Above: `app`. Below: `tenancy.keys` and `key_changes`; `conditional` for If-Match, `pages` for
-lists. A secret stands in the answer to the request that made it, and in no other. An ETag speaks of
-what is configured: that a key was used changes nothing that anybody could overwrite.
+A secret stands in the answer to the request that made it, and in no other. An ETag speaks of what
+is configured: that a key was used changes nothing that anybody could overwrite.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 where OpenAI's invites know two. Our own routes; what OpenAI has a call for is in
 `organization_users`.
 
-Above: `app`. Below: `tenancy.users`, `tenancy.invites`. Nobody gives or takes a role that has more
-than they have themselves.
+Nobody gives or takes a role that has more than they have themselves.
 """
 
 from __future__ import annotations

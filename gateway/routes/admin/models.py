@@ -1,7 +1,7 @@
 """/v1/admin/models: what this worker serves, and how its replicas are. For operators: replicas and
 their load are the installation's.
 
-Above: `app`. Below: the fleet. `/v1/models` is OpenAI's view, for whoever may call them.
+`/v1/models` is OpenAI's view, for whoever may call them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """/v1/admin/oauth/clients and /v1/admin/oauth/grants: the applications of an org, and what its
 users allowed them.
 
-Above: `app`. Below: `auth.clients`, `auth.grants`; `conditional` for If-Match, `pages` for lists. A
-secret stands in the answer to the request that made it, and in no other. Nobody makes a client that
-may do more than they may themselves.
+A secret stands in the answer to the request that made it, and in no other. Nobody makes a client
+that may do more than they may themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/v1/admin/orgs: the organizations of the installation, for operators. A new one comes with the
 one way into it: an invite for its first owner, or else an admin key.
 
-Above: `app`. Below: `tenancy.orgs`, and what all of administration shares. Every change is told in
-the org's own audit log and in the operator's.
+Every change is told in the org's own audit log and in the operator's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """/v1/admin/plans: named limits, with lane and price list. Everybody who administers sees them; an
 operator makes and changes those that do not stand in the settings file.
-
-Above: `app`. Below: `tenancy.plans`, and what all of administration shares.
 """
 
 from __future__ import annotations

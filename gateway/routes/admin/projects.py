@@ -1,7 +1,5 @@
 """/v1/admin/projects: projects with what OpenAI's have not, a plan. Our own routes; who is in a
 project, and what it may use, is below `/v1/organization/projects`.
-
-Above: `app`. Below: `tenancy.projects`, and what all of administration shares.
 """
 
 from __future__ import annotations

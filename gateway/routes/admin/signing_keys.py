@@ -1,7 +1,7 @@
 """/v1/admin/signing_keys: the keys that sign tokens, for who runs the installation.
 
-Above: `app`. Below: `auth.signing_keys`. A rotation is the ordinary thing; a revocation is for a
-key that may be in the wrong hands, and ends every token that it signed.
+A rotation is the ordinary thing; a revocation is for a key that may be in the wrong hands, and ends
+every token that it signed.
 """
 
 from __future__ import annotations

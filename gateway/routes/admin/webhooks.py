@@ -1,7 +1,6 @@
 """/v1/admin/webhooks: where an organization's events are sent, and what became of each.
 
-Above: `app`. Below: `webhooks.endpoints`, `webhooks.deliveries`, and what all of administration
-shares. A secret stands in the answer to the request that drew it, and in no other.
+A secret stands in the answer to the request that drew it, and in no other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/v1/messages/batches: many messages in one request, answered within a day. Anthropic's shapes.
 
-Above: `app`. Below: `batches`, `wire.anthropic_batches`. The body is taken piece by piece into a
-file that only its batch is shown: no body is in memory. Like all batches it runs by its creator's
-key.
+The body is taken piece by piece into a file that only its batch is shown: no body is in memory.
+Like all batches it runs by its creator's key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """GET /v1/organizations/usage_report/messages and /cost_report: the bill in Anthropic's shape.
 
-Above: `app`. Below: `billing.reports.usage`, `wire.anthropic_admin`. It is that of the org of the
-key that asks, and all of it, whichever shape the requests had.
+It is that of the org of the key that asks, and all of it, whichever shape the requests had.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which web pages may call, and read what is answered (the Fetch standard's CORS protocol).
 
-An ASGI layer inside `envelope`, around Litestar. Below: `auth.cors_origins`. Origins are exact and
-each tenant's own. A preflight carries no credential, so it is answered for an origin that any
-tenant lists; what a page may read is decided with the answer itself, when the guard knows whose key
-it was: then the origin must be that tenant's. What failed before that is readable for the pages of
-every tenant. No cookie is ever asked for: credentials come in a header that no browser adds by
-itself. An origin that nobody lists gets no header, and its preflight the route's own 405.
+An ASGI layer inside `envelope`, around Litestar. Origins are exact and each tenant's own. A
+preflight carries no credential, so it is answered for an origin that any tenant lists; what a page
+may read is decided with the answer itself, when the guard knows whose key it was: then the origin
+must be that tenant's. What failed before that is readable for the pages of every tenant. No cookie
+is ever asked for: credentials come in a header that no browser adds by itself. An origin that
+nobody lists gets no header, and its preflight the route's own 405.
 
 What a client in a browser needs of the authorization server is open to every origin, `*` and so
 without cookies: they take none, and who has no token to show learns nothing there that is not

@@ -1,8 +1,8 @@
 """Every HTTP answer is counted once, whoever gave it: a handler, a guard, or the router itself.
 
-The outermost ASGI layer. Below: `envelope` and Litestar.
-It knows no route: a handler that knows a model says so in the request's state, and a response that
-knows better than its first line how it ended (the client left, the stream failed) does so too.
+The outermost ASGI layer. It knows no route: a handler that knows a model says so in the request's
+state, and a response that knows better than its first line how it ended (the client left, the
+stream failed) does so too.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ for such a request, and the framework's routing, which would find the same handl
 request and call it with nothing else: a tenth of what a request costs. Whatever is not plainly one
 (another method, a path written otherwise, a page's `Origin`, a `Host` that is to be looked at) goes
 the long way, which knows what to do with it.
-
-Above: `app`. Below: `access.HotRoute`, whose handlers take a request, and the guards.
 """
 
 from __future__ import annotations

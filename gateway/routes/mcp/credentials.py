@@ -1,7 +1,7 @@
 """/v1/mcp/credentials/{server} and /v1/mcp/tenant_credentials/{server}: what an MCP server is shown
 of a user, and of a tenant for all who have none of their own.
 
-Above: `app`. Below: `mcp.credentials`. Values are written and never read.
+Values are written and never read.
 """
 
 from __future__ import annotations

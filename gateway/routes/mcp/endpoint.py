@@ -1,10 +1,10 @@
 """/mcp/{org}: the MCP endpoint of an org, as a protected resource; and /mcp/{org}/{project} and
 /mcp/{org}/{project}/{namespace}, parts of it. /mcp alone is that of the credential's org.
 
-Above: `app`. Below: `auth.guards`, `protected_resources`, `mcp_door`. A token is good here when it
-was issued for the endpoint of this very org, for somebody of it; at /mcp also one for the whole
-installation. Every refusal says, in its `WWW-Authenticate`, where a client finds out how to get a
-token that is. Where no servers are configured every method is unknown.
+A token is good here when it was issued for the endpoint of this very org, for somebody of it; at
+/mcp also one for the whole installation. Every refusal says, in its `WWW-Authenticate`, where a
+client finds out how to get a token that is. Where no servers are configured every method is
+unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """/v1/admin/mcp/servers: what MCP servers offer that is not approved, and the yes to it.
 
-Above: `app`. Below: `mcp.pin_desk`, and what all of administration shares. The tag of an offer is
-of what waits to the byte: a yes with `If-Match` is to what was looked at, or to nothing.
+The tag of an offer is of what waits to the byte: a yes with `If-Match` is to what was looked at, or
+to nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """/v1/admin/mcp: calls of MCP servers that wait for a person, and an org's rules for calls.
 
-Above: `app`. Below: `mcp.approvals`, `mcp.rules`, and what all of administration shares. Which of
-a server's offer is approved is said in `admin_mcp_pins`, or on the command line (`tollgate mcp`).
+Which of a server's offer is approved is said in `admin_mcp_pins`, or on the command line (`tollgate
+mcp`).
 """
 
 from __future__ import annotations

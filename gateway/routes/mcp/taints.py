@@ -1,7 +1,4 @@
-"""/v1/admin/mcp/taints: who heard something from a server that taints, and how that is lifted.
-
-Above: `all`. Below: `mcp.taint_desk`, and what all of administration shares.
-"""
+"""/v1/admin/mcp/taints: who heard something from a server that taints, and how that is lifted."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 the MCP bridge, with the browser that they are signed in with here; /oauth/upstream/client is what
 we are to issuers that know clients by a URL.
 
-Above: `app`. Below: `mcp.sign_ins`, `browser`. What comes back is taken from the browser, the
-person and the org that began it alone, and within ten minutes. Who begins for a whole tenant is
-told so first, on a page: a link from elsewhere lends nobody's account to all.
+What comes back is taken from the browser, the person and the org that began it alone, and within
+ten minutes. Who begins for a whole tenant is told so first, on a page: a link from elsewhere lends
+nobody's account to all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """POST /oauth/account/admin-keys: somebody who is signed in, and owns the org, makes a key of
 administration for themselves. It is how an owner who came by an invite gets to the API.
 
-Above: `app`. Below: `tenancy.keys`, and the account page of `oauth_login`, which shows the key this
-once. The key is its user's: it never has more power than they have, and ends with them.
+The key is its user's: it never has more power than they have, and ends with them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GET and POST /oauth/authorize: a client asks, a user who is signed in allows or denies it.
 
-Above: `app`. Below: `auth.rfc6749_authorize`, `auth.authorization`, the consent page. The page's
-form brings the whole request back, and it is checked again from the start: nothing is kept between
-the two but what the user sees.
+The page's form brings the whole request back, and it is checked again from the start: nothing is
+kept between the two but what the user sees.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The authorization server's endpoints for machines: tokens, revocation, introspection, metadata,
 keys, userinfo.
 
-Above: `app`. Below: `gateway.auth`, which knows the protocols; here requests are taken apart and
-errors get their status. Nothing here may be kept by a cache but the metadata and the keys. What
-pages of other origins may call is said by `routes.cors`: no cookie counts here.
+Nothing here may be kept by a cache but the metadata and the keys. What pages of other origins may
+call is said by `routes.cors`: no cookie counts here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What nobody below `/oauth/` has answered, told in the shape of who asks there: OAuth's JSON (RFC
 6749, 5.2; RFC 6750, 3.1) to clients, a page to people.
 
-Above: `app.refuse`. Below: `gateway.errors`, whose one table says what an error is; here it is only
-written otherwise, as `problem` does for `/v1/admin`. Every code is an RFC's, every text constant.
+Every code is an RFC's, every text constant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/oauth/external/{issuer}/start and /callback: signing in through an external OpenID provider.
 
-Above: `app`; the login page links here. Below: `auth.external_login`, `browser`. The browser's own
-cookie is what binds the two, so it has one before it leaves. Where it goes on from here is our own
-endpoint, with the query of a request that is read there anew.
+The browser's own cookie is what binds the two, so it has one before it leaves. Where it goes on
+from here is our own endpoint, with the query of a request that is read there anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/invites/accept: where the link of an invite leads. Whoever has it becomes the user it was made
 for, with a password of their own, and is signed in.
 
-Above: `app`. Below: `tenancy.invites`, `auth.login`, `console.pages`. The token stands in the form,
-so the page sends no referrer and keeps no copy.
+The token stands in the form, so the page sends no referrer and keeps no copy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account, and the
 files they need.
 
-Above: `app`. Below: `auth.login`, `console.pages`. Where somebody is sent after signing in is made
-here out of a request that was checked, never taken from a parameter.
+Where somebody is sent after signing in is made here out of a request that was checked, never taken
+from a parameter.
 """
 
 from __future__ import annotations

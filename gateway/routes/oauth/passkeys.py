@@ -1,7 +1,7 @@
 """Passkeys by JSON, for the one script of the pages: /oauth/passkeys/...
 
-Above: `app`. Below: `auth.passkeys`. A request carries the token of the form on whose page the
-script runs; JSON from another site would need a preflight that nobody answers here.
+A request carries the token of the form on whose page the script runs; JSON from another site would
+need a preflight that nobody answers here.
 """
 
 from __future__ import annotations

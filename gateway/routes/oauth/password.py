@@ -1,9 +1,7 @@
 """Another password for whoever asks: POST /oauth/account/password of somebody who is signed in and
 shows the old one, and /passwords/reset, where the link of an administrator leads.
 
-Above: `app`. Below: `auth.own_password`, `auth.password_reset`, `console.pages`, the account page
-of `oauth_login`. The link's token stands in the form, so the page sends no referrer and keeps no
-copy.
+The link's token stands in the form, so the page sends no referrer and keeps no copy.
 """
 
 from __future__ import annotations

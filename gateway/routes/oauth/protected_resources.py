@@ -1,7 +1,6 @@
 """RFC 9728 metadata of our resources: the installation, its API, one MCP endpoint for each org; and
 the challenges of refusals, which lead there.
 
-Above: `app`; `mcp`, whose refusals carry a challenge too. Below: `auth.rfc9728_protected_resource`.
 For the whole world, pages of any origin included: a client reads it before it has anything to show.
 """
 

@@ -1,7 +1,7 @@
 """POST /oauth/register, and GET and DELETE of what was registered.
 
-Above: `app`. Below: `auth.rfc7591_register`. Errors are RFC 7591's, with constant descriptions;
-a member of ours names the field (3.2.2 allows for others), and nothing repeats its value.
+Errors are RFC 7591's, with constant descriptions; a member of ours names the field (3.2.2 allows
+for others), and nothing repeats its value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/v1/batches: many requests in a file, answered within a day. OpenAI's shapes.
 
-Above: `app`. Below: `batches`, `wire.openai_batches`. A batch runs by its creator's key, with what
-that may, costs and is limited to when each request runs; so it is created with a key, not with a
-token, which it would outlive.
+A batch runs by its creator's key, with what that may, costs and is limited to when each request
+runs; so it is created with a key, not with a token, which it would outlive.
 """
 
 from __future__ import annotations

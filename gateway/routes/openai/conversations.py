@@ -1,7 +1,4 @@
-"""/v1/conversations: items that responses are added to by themselves.
-
-Above: `app`. Below: `gateway.responses.conversations`, the structs of `wire`.
-"""
+"""/v1/conversations: items that responses are added to by themselves."""
 
 from __future__ import annotations
 

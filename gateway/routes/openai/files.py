@@ -1,7 +1,7 @@
 """/v1/files: uploaded, listed, shown, read, deleted. OpenAI's shapes.
 
-Above: `app`. Below: `files`, `wire.openai_files`. Bytes go through piece by piece, in and out: no
-file is in memory. A file is its project's: whoever has a key of that may read and delete it.
+Bytes go through piece by piece, in and out: no file is in memory. A file is its project's: whoever
+has a key of that may read and delete it.
 """
 
 from __future__ import annotations

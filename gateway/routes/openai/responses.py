@@ -1,7 +1,4 @@
-"""/v1/responses: OpenAI's Responses API.
-
-Above: `app`. Below: `generation`, `gateway.responses`, the structs of `wire`.
-"""
+"""/v1/responses: OpenAI's Responses API."""
 
 from __future__ import annotations
 

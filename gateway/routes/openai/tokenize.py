@@ -1,7 +1,5 @@
 """POST /v1/tokenize and /v1/detokenize: what a prompt is in tokens, and back. Nobody pays for it;
 to the limits it is a request.
-
-Above: `app`. Below: a replica whose tokenizer is here, and the limiter.
 """
 
 from __future__ import annotations

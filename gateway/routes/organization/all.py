@@ -1,7 +1,4 @@
-"""/v1/organization: who belongs to an org, what it owns, what it used. OpenAI's shapes.
-
-Above: `app`. Below: one module for each resource.
-"""
+"""/v1/organization: who belongs to an org, what it owns, what it used. OpenAI's shapes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """/v1/organization/projects/{project_id}/api_keys and /v1/organization/admin_api_keys: which keys
 there are and whose they are. OpenAI's shapes; what OpenAI has no call for is in `/v1/admin/keys`.
 
-Above: `app`. Below: `tenancy.owned_keys`, `tenancy.keys`, `tenancy.key_changes`. To delete a key is
-to revoke it: every worker refuses it within a second, and its row stays for bills to name. The tag
-of a key speaks of its scopes too, which OpenAI's shape leaves out, and not of when it was used.
+To delete a key is to revoke it: every worker refuses it within a second, and its row stays for
+bills to name. The tag of a key speaks of its scopes too, which OpenAI's shape leaves out, and not
+of when it was used.
 """
 
 from __future__ import annotations

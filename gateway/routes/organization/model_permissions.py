@@ -1,8 +1,7 @@
 """/v1/organization/projects/{id}/model_permissions: which models a project may use, in OpenAI's
 shape.
 
-Above: `app`. Below: `tenancy.model_permissions`. A project without such a list may use all models,
-which is a deny list of none.
+A project without such a list may use all models, which is a deny list of none.
 """
 
 from __future__ import annotations

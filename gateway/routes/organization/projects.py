@@ -1,7 +1,4 @@
-"""/v1/organization/projects: the projects of an org, and who is a member of each. OpenAI's shapes.
-
-Above: `app`. Below: `tenancy.projects`, `tenancy.members`.
-"""
+"""/v1/organization/projects: an org's projects and their members, in OpenAI's shapes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """/v1/organization/projects/{project_id}/rate_limits: what a project may use of each model, in
 OpenAI's shapes.
 
-Above: `app`. Below: `tenancy.rate_limits`. Tokens and requests per minute are enforced by the
-limiter, beside the plans'; the other limits that OpenAI knows are refused by name, and so is a
-number that the plan of the project or of its org would make void. A rate limit's id is `rl-` and
-the model's name.
+Tokens and requests per minute are enforced by the limiter, beside the plans'; the other limits that
+OpenAI knows are refused by name, and so is a number that the plan of the project or of its org
+would make void. A rate limit's id is `rl-` and the model's name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """/v1/organization/projects/{project_id}/service_accounts: programs that use a project, and their
 keys. OpenAI's shapes. A key stands in the answer that made it, this once.
-
-Above: `app`. Below: `tenancy.service_accounts`, `tenancy.keys`.
 """
 
 from __future__ import annotations

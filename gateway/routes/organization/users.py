@@ -1,9 +1,9 @@
 """/v1/organization/users and /invites: who belongs to an org, and who may come. OpenAI's shapes,
 with five roles for a user where OpenAI has two.
 
-Above: `app`. Below: `tenancy.users`, `tenancy.invites`. Nobody gives or takes a role that has more
-than they have themselves. An invite's link stands in the header `X-Tollgate-Invite-Link` of the
-answer that made it, since OpenAI's invite has no field for it: nothing here sends e-mail.
+Nobody gives or takes a role that has more than they have themselves. An invite's link stands in the
+header `X-Tollgate-Invite-Link` of the answer that made it, since OpenAI's invite has no field for
+it: nothing here sends e-mail.
 """
 
 from __future__ import annotations

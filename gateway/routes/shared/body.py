@@ -1,6 +1,6 @@
 """A request's body as it was sent, or the refusal to look at it.
 
-Above: the routes. Below: Litestar's request. Knows no JSON.
+Knows no JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A person's browser, as the pages of the authorization server see it: its cookies, its session,
 its forms.
 
-Above: `oauth_authorize`, `oauth_login`, `oauth_passkeys`. Below: `auth.sessions`, `console.pages`.
 Forms are bounded and read strictly; each carries a token that is bound to the browser and to that
 form, and none from another site is taken.
 """

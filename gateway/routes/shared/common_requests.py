@@ -1,8 +1,8 @@
 """What the routes of an organization have in common: reading ids and bodies, the transaction that
 sees the caller's org alone, answers and their listings.
 
-Above: `routes.organization_*`. Below: `tenancy`, `wire.openai_organization`. Every change runs in
-one transaction with its audit entry; what workers must know of is announced once it is committed.
+Every change runs in one transaction with its audit entry; what workers must know of is announced
+once it is committed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ETag and If-Match (RFC 9110, 8.8.3 and 13.1.1): who changes a thing says which one he has seen.
 
-Above: the routes that show or change one thing. Below: `gateway.errors`. A tag is a digest of what
-clients see and of what they may change without seeing it, so most things need no version column.
+A tag is a digest of what clients see and of what they may change without seeing it, so most things
+need no version column.
 
 To show a thing (a GET with If-None-Match of its tag gets a 304):
 

@@ -1,7 +1,5 @@
 """What all routes have in common that answer with generated tokens: read, start the generation,
 answer with what it delivers.
-
-Above: `chat` and the other surfaces. Below: `calls`, `inference`, `reply`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The guard of every route: who is calling, and may they? Runs before the body is read.
 
-Above: `app` hangs it on all routes. Below: `api_keys`, `policy`. Each route declares in its `opt`
-the scope it needs (`routes.access`); one that declares nothing lets nobody in. Errors are
-`auth.errors`; `gateway.errors` makes them HTTP.
+Each route declares in its `opt` the scope it needs (`routes.access`); one that declares nothing
+lets nobody in. Errors are `auth.errors`; `gateway.errors` makes them HTTP.
 """
 
 from __future__ import annotations

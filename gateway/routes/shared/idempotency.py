@@ -1,10 +1,8 @@
 """`Idempotency-Key` on every POST of administration: repeated, it is carried out once.
 
-Above: `app`, which hangs `claim_key` before all handlers and `Idempotent` around all of them.
-Below: `gateway.tenancy.idempotency_keys`. Authors of routes have nothing to do: each POST below
-`/v1/organization` and `/v1/admin` honours the header, provided that its change and its audit entry
-stand in one transaction (`audit.log.record` with `actor_of(request)`, which carries the request's
-id and its claim).
+Authors of routes have nothing to do: each POST below `/v1/organization` and `/v1/admin` honours the
+header, provided that its change and its audit entry stand in one transaction (`audit.log.record`
+with `actor_of(request)`, which carries the request's id and its claim).
 
 | the key was                                            | answer                               |
 |--------------------------------------------------------|--------------------------------------|

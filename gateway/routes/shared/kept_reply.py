@@ -1,7 +1,6 @@
 """`Idempotency-Key` on generation: repeated, it is answered as before, and billed once.
 
-Above: `generation`. Below: `reply`, `gateway.tenancy.idempotency_keys`. Without the header nothing of this
-is there.
+Without the header nothing of this is there.
 
 | the key was                                            | answer                               |
 |--------------------------------------------------------|--------------------------------------|

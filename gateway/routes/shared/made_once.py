@@ -1,10 +1,9 @@
 """`Idempotency-Key` on what makes one thing that stays: a file, a batch, a conversation. Repeated,
 it is made once.
 
-Above: `batches`, `message_batches`, `files`, `conversations`. Below: `kept_reply`,
-`gateway.tenancy.idempotency_keys`. The answers are those of `kept_reply`'s table. What is made and what is
-answered stand in one transaction, so there is no answer to lose; a claim whose worker died made
-nothing, and is taken over.
+The answers are those of `kept_reply`'s table. What is made and what is answered stand in one
+transaction, so there is no answer to lose; a claim whose worker died made nothing, and is taken
+over.
 """
 
 from __future__ import annotations

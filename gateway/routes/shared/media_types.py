@@ -1,7 +1,4 @@
-"""What bodies and answers are called: media types, each in one place.
-
-Above: the routes. Below: nothing.
-"""
+"""What bodies and answers are called: media types, each in one place."""
 
 from __future__ import annotations
 

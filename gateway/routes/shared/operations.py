@@ -1,9 +1,6 @@
 """What a route of administration says of itself in the OpenAPI document: its query, its body, its
 answer and its errors, as the structs that read and write them.
 
-Above: the routes. Below: Litestar's OpenAPI objects; `schema` makes the document's components of
-`described()`.
-
     @post(..., operation_class=describes(body=NewPlan, answer=PlanView, status=201))
 
 Litestar sees bytes, because our own decoders read bodies and queries (they name the field that is

@@ -1,8 +1,8 @@
 """Keyset pagination, the one way in which administration lists.
 
-Above: the routes that list. Below: `tenancy.pages`. A page starts behind the id that
-`after` names, never at an offset: rows that come and go meanwhile are neither shown twice nor left
-out. Ids are UUIDv7 behind a prefix, so their order is that of creation.
+A page starts behind the id that `after` names, never at an offset: rows that come and go meanwhile
+are neither shown twice nor left out. Ids are UUIDv7 behind a prefix, so their order is that of
+creation.
 
     query = parse_query(request.url.query, PageQuery)          # gateway.wire.organization.usage
     async with tenant(db, org_id) as conn:

@@ -2,8 +2,7 @@
 `/v1/messages` speak Anthropic's shape, `/v1/models` that too where its version is named, all others
 OpenAI's.
 
-Above: `app.refuse`, `reply`. Below: `gateway.errors`, whose one table says what an error is; here
-it is only written otherwise. A handler has nothing to do: it raises what `gateway.errors` knows.
+A handler has nothing to do: it raises what `gateway.errors` knows.
 
     {"type": "urn:tollgate:problem:name_taken", "title": "Conflict", "status": 409,
      "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",

@@ -1,5 +1,4 @@
-"""Whether this worker should be sent work. Above: `routes.health`, `services`, `worker`. Below:
-what it asks."""
+"""Whether this worker should be sent work."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never
 cancels a settle.
 
-Above: `routes.generation` returns a `Reply`. Below: `delivery`, `errors`. Headers go out with the
-first bytes, so that whatever fails before them has its proper status; what fails after them is an
-error event of the stream, in the shape that its path speaks.
+Headers go out with the first bytes, so that whatever fails before them has its proper status; what
+fails after them is an error event of the stream, in the shape that its path speaks.
 """
 
 from __future__ import annotations

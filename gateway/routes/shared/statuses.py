@@ -1,8 +1,7 @@
 """How every route can refuse, in the OpenAPI document: what follows from its path, its scope and
 what it takes, so that no route has to say it.
 
-Above: `schema`. Below: `operations`, `problem`. A route says for itself what it answers when all is
-well, and what only it refuses with.
+A route says for itself what it answers when all is well, and what only it refuses with.
 """
 
 from __future__ import annotations

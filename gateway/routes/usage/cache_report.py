@@ -1,7 +1,7 @@
 """GET /v1/organization/cache_report and GET /api/v1/cache: what of prompts came from the cache, and
 what broke their prefixes, for an org and for a key that asks about itself.
 
-Below: `cache_reading`, `wire.cache_report`. Of each prompt there are numbers, never a text.
+Of each prompt there are numbers, never a text.
 """
 
 from __future__ import annotations

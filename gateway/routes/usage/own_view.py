@@ -1,9 +1,8 @@
 """A customer's own view: GET /api/v1/key, and of one request GET /api/v1/generation; and the same
 of any request of the org, for who may read its bill: GET /api/v1/requests/{id}.
 
-Above: `app`. Below: `billing.reports.request_record`, `billing.reports.unshipped`, `wire.own_view`. A key sees
-its own requests alone. What Postgres does not have yet is looked for in the spools of this machine,
-and then in Postgres again, where it may have gone meanwhile.
+A key sees its own requests alone. What Postgres does not have yet is looked for in the spools of
+this machine, and then in Postgres again, where it may have gone meanwhile.
 """
 
 from __future__ import annotations

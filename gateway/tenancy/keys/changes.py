@@ -1,8 +1,8 @@
 """What happens to an API key after it was made: updated, rotated, reported as leaked.
 
-Above: `routes.admin_keys`, `cli`. Below: `keys`, `changes`, `audit.log`. A rotated key stays the
-same key, with its id, its limits and its bill: its new secret is good at once, the one before it
-until a grace period is over. There are never more than two: rotating again ends the older one.
+A rotated key stays the same key, with its id, its limits and its bill: its new secret is good at
+once, the one before it until a grace period is over. There are never more than two: rotating again
+ends the older one.
 
 `check` is called with the row as it stands under its lock, before anything changes; what it raises
 ends the change.

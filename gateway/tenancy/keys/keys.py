@@ -1,9 +1,8 @@
 """API keys: made, listed, revoked.
 
-Above: `cli`, `bootstrap` and admin routes; `key_records` looks up by hash. Below: `tables`,
-`changes`. The key itself exists in the return value of `create_key` and nowhere else: what is
-stored is its HMAC-SHA256 under a pepper that Postgres never sees, so a stolen table can neither be
-used nor be guessed at. A key has 256 random bits, so a slow hash would protect nothing.
+The key itself exists in the return value of `create_key` and nowhere else: what is stored is its
+HMAC-SHA256 under a pepper that Postgres never sees, so a stolen table can neither be used nor be
+guessed at. A key has 256 random bits, so a slow hash would protect nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A project's own limits by model, as authentication reads them: one more column of its query.
 
-Above: `keys`, `auth.subjects`. Below: `member_tables`. `rate_limits` sets what stands here.
+`rate_limits` sets what stands here.
 """
 
 from __future__ import annotations

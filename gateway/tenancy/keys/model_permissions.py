@@ -1,7 +1,7 @@
 """Which models a project may use: a list of those allowed, or of those denied, or neither.
 
-Above: `routes.model_permissions`, `cli_tenancy`. Below: `tables`, `restrictions`. The lookup of a
-key reads the columns too (`key_records.find_key`). A model need not be served (yet, or any more).
+The lookup of a key reads the columns too (`key_records.find_key`). A model need not be served (yet,
+or any more).
 """
 
 from __future__ import annotations

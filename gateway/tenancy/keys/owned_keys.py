@@ -1,8 +1,7 @@
 """API keys with whose they are, as administrators see them, and what becomes of them when their
 owner leaves.
 
-Above: admin routes, `users`, `service_accounts`. Below: `key_owners`, `keys`. Revoked keys are not
-shown: for their administrators they are gone, for bills their rows stay.
+Revoked keys are not shown: for their administrators they are gone, for bills their rows stay.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Whose an API key is, in SQL. Above: `keys`, which asks as it looks a key up, and `owned_keys`.
-Below: the tables.
+"""Whose an API key is, in SQL.
 
 A key may be a user's, a service account's, or nobody's; it is good for nothing while whose it is
 may not use its project.

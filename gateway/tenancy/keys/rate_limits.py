@@ -1,8 +1,6 @@
 """A project's own limits of one model: tokens and requests per minute, narrower than its plan's.
 
-Above: admin routes set them, `keys` hands them to authentication, the limiter enforces them as one
-more owner of the request. Below: `member_tables`. Knows no model list: a limit may stand for a
-model that is not served at the moment.
+Knows no model list: a limit may stand for a model that is not served at the moment.
 """
 
 from __future__ import annotations

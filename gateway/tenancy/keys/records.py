@@ -1,7 +1,6 @@
 """A key as authentication needs it: found by its hash, with whose it is and all that limits it.
 
-Above: `auth.api_keys`. Below: `keys`, `key_owners`, `plans`, `spend_caps`. One query, before the
-tenant is known.
+One query, before the tenant is known.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What narrows an API key beside its scopes and its plan, and which models a project may use: the
 rules of such values. Pure.
 
-Above: `keys`, `key_changes`, `model_permissions`, `origins`. Below: `gateway.networks`. Knows no
-table: a value that is in order here is stored as it is returned.
+Knows no table: a value that is in order here is stored as it is returned.
 """
 
 from __future__ import annotations

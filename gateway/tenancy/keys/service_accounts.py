@@ -1,8 +1,7 @@
 """Service accounts of a project: whose API keys are a program's and nobody's in person.
 
-Above: admin routes. Below: `member_tables`, `projects`, `keys`. `project_role` is what OpenAI calls
-its role in the project; with `none` its keys do not work. `role` is what its credentials may do at
-most, as a user's.
+`project_role` is what OpenAI calls its role in the project; with `none` its keys do not work.
+`role` is what its credentials may do at most, as a user's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Credits: what an org has paid in advance. Given and taken back by operators, kept in the ledger.
 
-Above: admin routes. Below: `billing.credits.grants_admin`. A prepaid org spends no more than that: what it may
-spend is leased from there (`limits.funding`), and the ledger lets nobody lease more than there is.
+A prepaid org spends no more than that: what it may spend is leased from there (`limits.funding`),
+and the ledger lets nobody lease more than there is.
 """
 
 from __future__ import annotations

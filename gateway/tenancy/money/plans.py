@@ -1,9 +1,8 @@
 """Plans: the named limits that settings give and orgs, projects and keys refer to.
 
-Above: `bootstrap`, at each start, and admin routes. Below: `tables`. Of the plans in the settings
-the settings are the truth, the table is their copy, and nobody changes them here; the others are
-made by operators. Plans are the installation's: what happens to one stands in the operator's audit
-log.
+Of the plans in the settings the settings are the truth, the table is their copy, and nobody changes
+them here; the others are made by operators. Plans are the installation's: what happens to one
+stands in the operator's audit log.
 """
 
 from __future__ import annotations

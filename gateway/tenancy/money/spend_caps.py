@@ -1,11 +1,10 @@
 """Spend caps: what an org, a project or a key may spend in a day, a month (UTC) or in all; and of a
 model or a tag what its org wants to be told of.
 
-Above: `keys` and `auth.subjects` read the hard ones with whom they bind; admin routes make and
-change them. Below: `tables`, `billing.alerts.alerts`. The limiter holds requests to hard caps; a soft one
-refuses nothing, it is there to be told of; what is spent of either when it is made or changed is
-told of at once. Money is pico-USD at rest; a hard cap is nano-USD on its way to Redis, whose
-numbers are exact to MAX_AMOUNT_PICO. What the operator has set a tenant does not change.
+The limiter holds requests to hard caps; a soft one refuses nothing, it is there to be told of; what
+is spent of either when it is made or changed is told of at once. Money is pico-USD at rest; a hard
+cap is nano-USD on its way to Redis, whose numbers are exact to MAX_AMOUNT_PICO. What the operator
+has set a tenant does not change.
 """
 
 from __future__ import annotations

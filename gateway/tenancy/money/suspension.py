@@ -1,7 +1,7 @@
 """Suspensions for invoices that nobody has paid: how workers hear of them.
 
-Above: admin routes, and the invoicer, by `app`. Below: `changes`. Which invoice suspends whom
-`billing.invoices.suspension` says, and each credential is read with it; `orgs` lifts it.
+Which invoice suspends whom `billing.invoices.suspension` says, and each credential is read with it;
+`orgs` lifts it.
 """
 
 from __future__ import annotations

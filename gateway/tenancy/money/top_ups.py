@@ -1,9 +1,8 @@
 """A prepaid org's wishes about its balance, and what becomes of the top-ups that it asks for.
 
-Above: admin routes. Below: `billing.credits.balance_watch`, `billing.credits.top_ups`, `credits`. Who administers
-the billing of an org says when it wants to be told and topped up; who takes payments for the
-installation, an operator, grants a top-up or says that it failed. Both are idempotent by its id:
-the credit of a top-up has an id made of it.
+Who administers the billing of an org says when it wants to be told and topped up; who takes
+payments for the installation, an operator, grants a top-up or says that it failed. Both are
+idempotent by its id: the credit of a top-up has an id made of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """API keys as our own administration writes them: `/v1/admin/keys`.
 
-Above: `routes.admin_keys`. Below: msgspec. Which values a field may have is for the verbs of
-`tenancy` to say; here it has the right name and type. Moments are Unix seconds, as in OpenAI's
-administration.
+Which values a field may have is for the verbs of `tenancy` to say; here it has the right name and
+type. Moments are Unix seconds, as in OpenAI's administration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """/v1/admin/mcp/servers: what clients write and read.
 
-Above: `routes.admin_mcp_pins`. Below: msgspec.
-
 Texts of a server stand here as it wrote them; in differences and findings, what nobody would see is
 made visible.
 """

@@ -1,4 +1,4 @@
-"""/v1/admin/mcp: what clients write and read. Above: `routes.admin_mcp`. Below: msgspec.
+"""/v1/admin/mcp: what clients write and read.
 
 Moments are Unix seconds. A rule stands here as it is written; what it has to be besides is said in
 `mcp_bridge.trust.policy`, whose struct has the same fields and is loaded where rules are.

@@ -1,4 +1,4 @@
-"""/v1/admin/mcp/taints: what clients read. Above: `routes.admin_mcp_taints`. Below: msgspec."""
+"""/v1/admin/mcp/taints: what clients read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What the authorization server takes and answers, as its OpenAPI document shows it. Structs only.
 
-Above: `routes.oauth` and `routes.oauth_*`, which describe themselves by these. Below: msgspec.
 Names are those of the RFCs; what is read, and what is written, is said by the modules of `auth`
 that are named for them.
 """

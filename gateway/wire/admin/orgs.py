@@ -1,4 +1,4 @@
-"""/v1/admin/orgs: what clients write and read. Above: `routes.admin_orgs`. Below: msgspec."""
+"""/v1/admin/orgs: what clients write and read."""
 
 from __future__ import annotations
 

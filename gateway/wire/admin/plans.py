@@ -1,4 +1,4 @@
-"""/v1/admin/plans: what clients write and read. Above: `routes.admin_plans`. Below: msgspec.
+"""/v1/admin/plans: what clients write and read.
 
 Moments are Unix seconds, as OpenAI's are. A field that a change leaves out stays as it is; null
 takes the limit away.

@@ -1,6 +1,5 @@
 """/v1/admin/organization, /projects, /users and /invites: what clients write and read.
 
-Above: `routes.admin_organization`, `routes.admin_projects`, `routes.admin_members`. Below: msgspec.
 Moments are Unix seconds. A field that a change leaves out stays as it is; a null plan is none.
 """
 

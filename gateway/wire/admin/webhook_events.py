@@ -1,8 +1,7 @@
 """What a webhook's body says, and what `/v1/admin/alerts` shows: structs, and alerts as either.
 
-Above: `webhooks.outbox`, `routes.admin_alerts`. Below: msgspec, `billing.alerts.alerts`. Quantities are
-decimal texts beside their unit: no reader's floats round money. Moments are ISO 8601 in an event,
-as Standard Webhooks has them, and Unix seconds in administration.
+Quantities are decimal texts beside their unit: no reader's floats round money. Moments are ISO 8601
+in an event, as Standard Webhooks has them, and Unix seconds in administration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/v1/admin/webhooks: what clients write and read. Above: `routes.admin_webhooks`. Below: msgspec.
+"""/v1/admin/webhooks: what clients write and read.
 
 Moments are Unix seconds. A field that a change leaves out stays as it is.
 """

@@ -1,6 +1,6 @@
 """What Anthropic's messages answer, as structs.
 
-Above: `to_anthropic`, `routes.messages`, which describes them. Below: `cost`. Pure shapes.
+Pure shapes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The body of `POST /v1/messages/batches`, request by request as its bytes come: no body is in
 memory, however many requests it has.
 
-Above: `gateway.batches.requests_in`. Below: msgspec, `refusals`. Pure. Between requests the bytes
-are read token by token; a request is only looked through for where it ends, and then decoded.
-Whatever is in the way is refused by its place: `requests[3].custom_id`.
+Pure. Between requests the bytes are read token by token; a request is only looked through for where
+it ends, and then decoded. Whatever is in the way is refused by its place: `requests[3].custom_id`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Anthropic's message batches: how one is asked for, shown and listed, and a line of its results.
 
-Above: `routes.message_batches`, `batches.lines_out`. Below: msgspec, `batches`. Structs only; names
-and types are the official SDK's. What a batch is asked is read by `batched_requests`.
+Structs only; names and types are the official SDK's. What a batch is asked is read by
+`batched_requests`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A conversation in Anthropic's blocks as chat templates expect it: a system message, turns whose
 content is one string, calls, and results as messages of their own.
 
-Above: `from_anthropic`. Below: the shapes in `anthropic`, `cache_control` for where its blocks end
-up. Turns of one role that follow each other are one, as they are to the vendor. Results come in
-the order of the calls that they answer, whatever the client's: templates show them without ids.
-Every refusal names its field.
+Turns of one role that follow each other are one, as they are to the vendor. Results come in the
+order of the calls that they answer, whatever the client's: templates show them without ids. Every
+refusal names its field.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The body of Anthropic's messages to a `GenerateRequest`, or the name of the field that is in the
 way.
 
-Above: `routes.messages`. Below: the shapes in `anthropic`, `anthropic_messages` for the
-conversation. Whatever serves the model, an upstream too, gets the same `ChatPrompt`: what it cannot
-honour of that its replica refuses.
+Whatever serves the model, an upstream too, gets the same `ChatPrompt`: what it cannot honour of
+that its replica refuses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Anthropic's messages as structs: what is honoured of a request.
 
-Above: `from_anthropic`. Below: `cache_control`. Pure shapes: no conversion, no HTTP. As in `openai`
-a field that is absent here is unknown, and one of type `None` is known and cannot be honoured. The
-limits are Anthropic's, or where it has none those of `openai`.
+Pure shapes: no conversion, no HTTP. As in `openai` a field that is absent here is unknown, and one
+of type `None` is known and cannot be honoured. The limits are Anthropic's, or where it has none
+those of `openai`.
 """
 
 from __future__ import annotations

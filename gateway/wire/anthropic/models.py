@@ -1,7 +1,6 @@
 """The models as Anthropic's clients list them.
 
-Above: `routes.models`. Below: `anthropic_admin`. Pure shapes, and the page that a query asks
-for.
+Pure shapes, and the page that a query asks for.
 """
 
 from __future__ import annotations

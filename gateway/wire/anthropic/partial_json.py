@@ -1,9 +1,8 @@
 """The arguments of a call as one JSON object, also where they broke off.
 
-Above: `to_anthropic`, whose answers show them as an object. Below: msgspec. What is whole stays as
-the model wrote it; of the beginning of an object what is not whole is left out: a string without
-its end, a number that may go on, a key without its value. The official SDK does the same with a
-stream that ends there, so that both come to the same.
+What is whole stays as the model wrote it; of the beginning of an object what is not whole is left
+out: a string without its end, a number that may go on, a key without its value. The official SDK
+does the same with a stream that ends there, so that both come to the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Anthropic's organization endpoints for usage and costs: their queries, their pages, their errors.
 
-Above: `routes.anthropic_reports`. Below: `openai_admin`, which reads a query; msgspec. A workspace
-is a project of ours, an account is a user. What no usage here has is refused by name where it is
-grouped or filtered by (`context_window`, `inference_geo`, `speed`), and null in a result.
+A workspace is a project of ours, an account is a user. What no usage here has is refused by name
+where it is grouped or filtered by (`context_window`, `inference_geo`, `speed`), and null in a
+result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a replica brought, as Anthropic's messages: one encoder per request.
 
-Above: `inference`, which feeds `encode` with the items of each event and ends with `finish`. Below:
-the shapes in `anthropic_answer`, the framing in `sse`. Knows no HTTP and no replica: an upstream's
-answer comes as `TextDelta`s as well. Whole and streamed are cut into the same blocks, by `Cutter`.
+Knows no HTTP and no replica: an upstream's answer comes as `TextDelta`s as well. Whole and streamed
+are cut into the same blocks, by `Cutter`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The forms in which an answer can be asked for, as structs: OpenAI's `response_format`, vLLM's
 `structured_outputs`.
-
-Above: `openai`, whose request has them; `structured`, which makes grammars of them. Below: nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From the form that an answer was asked for in to the grammar that keeps it to that form.
 
-Above: `from_openai`. Below: the shapes in `openai_forms`, the engine's `Grammar`. Whether a grammar
-compiles is the engine's to say; how large one may be is said here, by the name of the field that it
-came from, and that name travels along for what the engine says.
+Whether a grammar compiles is the engine's to say; how large one may be is said here, by the name of
+the field that it came from, and that name travels along for what the engine says.
 """
 
 from __future__ import annotations

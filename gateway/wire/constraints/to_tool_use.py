@@ -1,9 +1,7 @@
 """What the tools of a request ask of our engine's model: which it is shown, and which of them, if
 any, it must call.
 
-Above: `from_openai`; `responses_tools` and `from_anthropic`, whose surfaces write the same
-functions otherwise. Below: the shapes in `openai_tools`. How a call looks in a model's output is
-the model's own affair (`engine.text.output_parser`).
+How a call looks in a model's output is the model's own affair (`engine.text.output_parser`).
 """
 
 from __future__ import annotations

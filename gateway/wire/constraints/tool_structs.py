@@ -1,8 +1,5 @@
 """Tools as OpenAI's chat completions name them: which there are, which the model may or must call,
 and the calls that it made.
-
-Above: `openai`, whose request and messages have them; `tools`, which says what they ask of a model.
-Below: `cache_control`.
 """
 
 from __future__ import annotations

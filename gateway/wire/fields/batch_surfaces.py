@@ -1,7 +1,5 @@
 """Files and batches, for `surfaces`: which of their fields are refused, and what else is to be
 known of one.
-
-Above: `surfaces`. Below: the structs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Conversations, responses that are kept, Anthropic's models and what counts a message's tokens,
 for `surfaces`; and which headers a request may have.
-
-Above: `surfaces`, `field_table`. Below: the structs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One surface of the table of fields. Above: `surfaces`, `batch_surfaces`. Below: msgspec."""
+"""One surface of the table of fields."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the structs of a surface cannot say by themselves: which fields are ignored, by what they
 are specified to be, and what else is to be known of one.
 
-Above: `field_table`, which writes it down for people. Below: the structs. Paths are those of
-refusals, without indices: `messages[].content[].type`.
+Paths are those of refusals, without indices: `messages[].content[].type`.
 """
 
 from __future__ import annotations

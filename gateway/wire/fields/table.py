@@ -3,9 +3,8 @@ requests and of what they cannot say by themselves.
 
     python -m gateway.wire.fields.table > docs/fields.md      (make fields)
 
-Above: a person, the test that keeps the page current. Below: the structs, `surfaces`. A field is
-refused where its struct takes nothing but null, ignored where a surface declares that nothing can
-come of it, and honoured otherwise; whatever no struct knows is refused as unknown.
+A field is refused where its struct takes nothing but null, ignored where a surface declares that
+nothing can come of it, and honoured otherwise; whatever no struct knows is refused as unknown.
 """
 
 from __future__ import annotations

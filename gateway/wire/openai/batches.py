@@ -1,7 +1,6 @@
 """OpenAI's batches: how one is asked for, and how it is shown.
 
-Above: `routes.batches`. Below: msgspec, `batches`. Structs only; names and types are the official
-SDK's.
+Structs only; names and types are the official SDK's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """OpenAI's chat completions as structs: what our engine honours of a request, and what an answer
 looks like.
 
-Above: `from_openai` and `to_openai`. Below: nothing. Pure shapes: no conversion, no HTTP. A
-field that is absent here is unknown; one of type `None` is known and cannot be honoured yet, so
-that only null, which means absent, passes. The limits of numbers are OpenAI's where it has them,
-else those of vLLM.
+Pure shapes: no conversion, no HTTP. A field that is absent here is unknown; one of type `None` is
+known and cannot be honoured yet, so that only null, which means absent, passes. The limits of
+numbers are OpenAI's where it has them, else those of vLLM.
 """
 
 from __future__ import annotations

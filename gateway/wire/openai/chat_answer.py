@@ -1,7 +1,6 @@
 """OpenAI's whole answer of a chat completion, as structs, and one that is collected of deltas.
 
-Above: `to_openai`, `routes.chat`, which describes it. Below: the shapes in `openai`. Knows no
-stream.
+Knows no stream.
 """
 
 from __future__ import annotations

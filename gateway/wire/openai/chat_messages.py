@@ -1,7 +1,7 @@
 """A chat's messages as chat templates expect them: `developer` is the newer name of `system`, the
 content is one string.
 
-Above: `from_openai`. Below: the shapes in `openai`. Every refusal names its field.
+Every refusal names its field.
 """
 
 from __future__ import annotations

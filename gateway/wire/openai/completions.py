@@ -1,8 +1,7 @@
 """OpenAI's legacy completions: what our engine honours of a request, and how it becomes a
 `GenerateRequest`.
 
-Above: `routes.completions`. Below: the bounds in `openai`, `plain_prompts`, `refusals`. Knows no
-HTTP and no replica. The shapes of an answer are in `to_completions`.
+Knows no HTTP and no replica. The shapes of an answer are in `to_completions`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OpenAI's embeddings: what our engine honours of a request, what an answer looks like, and the way
 from one to the other.
 
-Above: `routes.embeddings`. Below: `plain_prompts`, `refusals`. Knows no HTTP and no replica.
+Knows no HTTP and no replica.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """OpenAI's files: what an upload says, what a list is asked for, how a file is shown.
 
-Above: `routes.files`. Below: msgspec, `refusals`. Structs only; names and types are the official
-SDK's.
+Structs only; names and types are the official SDK's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What an OpenAI-compatible upstream is sent: everything, but for what would change what is billed.
 
-Above: `from_openai`. Below: the bounds in `openai`. Works on the decoded body. The fields
-that steer the gateway are checked here, because a wrong reservation or a wrong stream would be
-ours; the rest is the upstream's to judge.
+Works on the decoded body. The fields that steer the gateway are checked here, because a wrong
+reservation or a wrong stream would be ours; the rest is the upstream's to judge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What an OpenAI-compatible upstream is sent of the routes that take plain prompts: everything, but
 for what would change what is billed.
-
-Above: `openai_completions`, `openai_embeddings`. Below: the rules for chats in `openai_forward`.
 """
 
 from __future__ import annotations

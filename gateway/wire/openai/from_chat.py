@@ -1,9 +1,7 @@
 """A chat completion's body to a `GenerateRequest`, or the name of the field that is in the way.
 
-Above: `routes.generation`: first `peek`, then `from_openai` with the kind of what serves that
-model. Below: the shapes in `openai`, the rules for upstreams in `openai_forward`, the words in
-`refusals`. Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way
-a client wrote it: `messages[0].content[1].type`.
+Knows no HTTP and no replica. Every refusal is a `BadField` that names its field the way a client
+wrote it: `messages[0].content[1].type`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`prompt` and `input` of OpenAI's older routes: a text, several, token ids, or several lists of
 them.
 
-Above: `openai_completions`, `openai_embeddings`. Below: `refusals`' errors. Knows no tokenizer:
-which ids there are, a replica says.
+Knows no tokenizer: which ids there are, a replica says.
 """
 
 from __future__ import annotations

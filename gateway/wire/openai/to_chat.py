@@ -1,9 +1,7 @@
 """What a replica brought, as OpenAI's chat completions: one encoder per request.
 
-Above: `inference`, which feeds `encode` with the items of each event and ends with `finish`.
-Below: the shapes in `openai`, the framing in `sse`. Knows no HTTP and no replica. A stream's
-constant parts are encoded once, so that a delta costs one small encode. Usage is always written
-here, from what is billed: an upstream's own stays hidden.
+Knows no HTTP and no replica. A stream's constant parts are encoded once, so that a delta costs one
+small encode. Usage is always written here, from what is billed: an upstream's own stays hidden.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a replica brought, as OpenAI's legacy completions: one encoder per request.
 
-Above: `routes.completions` hands it to `inference`. Below: `to_openai`'s heading and usage, the
-framing in `sse`. Knows no HTTP and no replica.
+Knows no HTTP and no replica.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a text or a conversation is in tokens, and back, as vLLM's `/tokenize` and `/detokenize`
 have it.
 
-Above: `routes.tokenize`. Below: `from_openai`, which reads a conversation. Knows no tokenizer.
+Knows no tokenizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """OpenAI's `Response`, as a struct.
 
-Above: `to_responses`, which makes it; `routes.responses`, which describes it. Below:
-`responses_items`. Knows no stream.
+Knows no stream.
 """
 
 from __future__ import annotations

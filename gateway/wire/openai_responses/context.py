@@ -1,8 +1,8 @@
 """From the items of a `Response` to what a model is shown: a chat's messages, as templates expect
 them.
 
-Above: `from_responses`. Below: the shapes in `responses_items`. Every refusal names its field. What
-the model thought, said and called in one turn are items of their own here, and one message there.
+Every refusal names its field. What the model thought, said and called in one turn are items of
+their own here, and one message there.
 """
 
 from __future__ import annotations

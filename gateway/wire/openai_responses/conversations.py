@@ -1,6 +1,6 @@
 """OpenAI's conversations as structs: what is asked of them, and what they answer.
 
-Above: `routes.conversations`. Below: `responses_items`. Pure shapes.
+Pure shapes.
 """
 
 from __future__ import annotations

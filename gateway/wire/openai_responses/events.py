@@ -1,7 +1,4 @@
-"""The events of a streamed `Response`, as structs; an event's name stands in it as its `type`.
-
-Above: `to_responses`, which numbers and sends them. Below: `responses_answer`, `responses_items`.
-"""
+"""The events of a streamed `Response`, as structs; an event's name stands in it as its `type`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Bodies about conversations to their structs, or the name of the field that is in the way.
-
-Above: `routes.conversations`. Below: `from_responses`, whose items they have.
-"""
+"""Bodies about conversations to their structs, or the name of the field that is in the way."""
 
 from __future__ import annotations
 

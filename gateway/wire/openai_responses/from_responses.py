@@ -1,8 +1,6 @@
 """A `Response`'s body to a `GenerateRequest`, or the name of the field that is in the way.
 
-Above: `routes.responses`: first `read_response`, then, with the items that it continues,
-`to_generate`. Below: the shapes in `responses`, the words in `refusals`, and of chat what both have
-in common. Knows no HTTP, no replica and no store.
+Knows no HTTP, no replica and no store.
 """
 
 from __future__ import annotations

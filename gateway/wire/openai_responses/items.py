@@ -1,8 +1,6 @@
 """Items of OpenAI's Responses API, as structs: what a conversation is made of, asked and answered.
 
-Above: `responses` and `responses_answer`, whose requests and answers have them;
-`responses_context`, which makes a model's messages of them; what is stored. Below: nothing. What a
-client sends may leave out what we know (`In...`); what we keep and answer has all of it.
+What a client sends may leave out what we know (`In...`); what we keep and answer has all of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A chat completion whose tools are called here: one answer of all rounds, and the steps beside it,
 in a field of our own.
 
-Above: `tool_loop`, `routes.chat`. Below: `to_openai`, which writes all else. What the model says in
-each round is content, one behind the other, so that a stream adds up to the whole answer. Of a
-stream a step is a chunk without choices that has `mcp_step`; a whole answer has all in `mcp_steps`.
+What the model says in each round is content, one behind the other, so that a stream adds up to the
+whole answer. Of a stream a step is a chunk without choices that has `mcp_step`; a whole answer has
+all in `mcp_steps`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A `Response` whose tools are called here: its lists of tools, its calls and what came of them,
 whole or as the events of a stream.
 
-Above: `tool_loop`, `responses.creation`. Below: `to_responses`, which writes all else. A call of a
-server's tool is an item that is open until its result is there; what is said of others meanwhile
-stands behind it.
+A call of a server's tool is an item that is open until its result is there; what is said of others
+meanwhile stands behind it.
 """
 
 from __future__ import annotations

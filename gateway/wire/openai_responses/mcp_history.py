@@ -1,9 +1,8 @@
 """Calls of tools of MCP servers, as a conversation remembers them: from items that a client sends,
 and to what a model is shown of them.
 
-Above: `responses_context`, `tool_loop`. Below: the shapes in `responses_items`,
-`mcp_bridge.provenance`. A result is shown between marks that its server could not know: they are
-made of the id of the call, so that the same call looks the same whenever it is shown.
+A result is shown between marks that its server could not know: they are made of the id of the call,
+so that the same call looks the same whenever it is shown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MCP servers as tools of a request: OpenAI's `mcp` tool, as a struct, and what it says of each
 tool that a server has.
 
-Above: `openai_tools`, `responses`, whose requests have them; `tool_loop`. Below: nothing. Only
-servers that this gateway knows are named, by their label: what would lead elsewhere is refused.
+Only servers that this gateway knows are named, by their label: what would lead elsewhere is
+refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a response that is kept, and items of one or of a conversation, are asked for.
 
-Above: `routes.responses`, `routes.conversations`. Below: `responses`. Pure shapes.
+Pure shapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OpenAI's `POST /v1/responses` as structs: what is honoured of a request.
 
-Above: `from_responses`. Below: `responses_items`. Pure shapes. As in `openai`: a field that is
-absent here is unknown, one of type `None` is known and cannot be honoured, so that only null
-passes; what has no place in Responses and vLLM's servers take beside it is marked so.
+Pure shapes. As in `openai`: a field that is absent here is unknown, one of type `None` is known and
+cannot be honoured, so that only null passes; what has no place in Responses and vLLM's servers take
+beside it is marked so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a replica brought, as OpenAI's `Response`: whole, or as the events of a stream.
 
-Above: `inference`, which feeds `encode` and ends with `finish`; `responses.creation`, which keeps
-what came of it. Below: the shapes in `responses_answer` and `responses_events`, the framing in
-`sse`. Knows no HTTP and no replica.
+Knows no HTTP and no replica.
 
 Items are written one behind the other: what was thought, what was said, each call. The next one's
 beginning ends the one before. An answer that is not streamed is built in the same way, and of its

@@ -1,7 +1,5 @@
 """What the tools of a `Response` ask of a model: which it is shown, and which of them, if any, it
 must call.
-
-Above: `from_responses`. Below: the shapes in `responses`; `tools`, which does it for chat.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """GET /v1/organization/audit_logs: OpenAI's query and events.
 
-Above: `routes.audit_logs`. Below: msgspec. An event names its type, and has its details under a key
-of that name, as OpenAI's do: `{"type": "project.created", "project.created": {"id", "data"}}`.
-Beyond it, under `tollgate`: where the entry stands in the chain, and what was there before and
-after.
+An event names its type, and has its details under a key of that name, as OpenAI's do: `{"type":
+"project.created", "project.created": {"id", "data"}}`. Beyond it, under `tollgate`: where the entry
+stands in the chain, and what was there before and after.
 """
 
 from __future__ import annotations

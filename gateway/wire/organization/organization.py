@@ -1,9 +1,9 @@
 """OpenAI's organization endpoints for whom and what an org has: projects, users, invites, service
 accounts, keys, rate limits. Their bodies, their queries, their answers.
 
-Above: `routes.organization_*`. Below: msgspec, `refusals`. Structs only: names and types are those
-of the official SDK's admin client; a field that cannot be honoured here is refused by name, and one
-that nobody knows too. Which values are good is for `gateway.tenancy` to say.
+Structs only: names and types are those of the official SDK's admin client; a field that cannot be
+honoured here is refused by name, and one that nobody knows too. Which values are good is for
+`gateway.tenancy` to say.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """OpenAI's organization endpoints for usage and costs: their queries and their pages.
 
-Above: `routes`, which hand a query's fields to `billing.reports.usage`. Below: msgspec. Here a query
-has the right names and types; which ranges and limits it may have is the report's to say. The
-official SDK writes lists as `group_by[]=model`; repeated `group_by=model`, as curl users write it,
-means the same.
+Here a query has the right names and types; which ranges and limits it may have is the report's to
+say. The official SDK writes lists as `group_by[]=model`; repeated `group_by=model`, as curl users
+write it, means the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`cache_control` of a client's messages, parts of content and tools: up to where its prompt is to
 be kept, and for how long.
 
-Above: the shapes in `openai`, which hold a `CacheControl` each, and `from_openai`. Below:
-`request`. Knows no template and no token: a place is one in the conversation.
+Knows no template and no token: a place is one in the conversation.
 """
 
 from __future__ import annotations

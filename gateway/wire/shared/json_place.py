@@ -1,10 +1,9 @@
 """Where in a JSON body something is: from a byte to the path of its field, `messages[0].content`.
 
-Above: `refusals`, which names the field that is in the way. Below: nothing. It reads bodies that
-were refused, broken ones too, so it believes nothing of them: one pass of a regular expression that
-cannot backtrack, a bounded number of steps in Python, and "unknown" (None) where no field can be
-named. The one question about a body that was not refused yet is `has_more_values`, which costs a
-good one three `bytes.count`. Knows no OpenAI.
+It reads bodies that were refused, broken ones too, so it believes nothing of them: one pass of a
+regular expression that cannot backtrack, a bounded number of steps in Python, and "unknown" (None)
+where no field can be named. The one question about a body that was not refused yet is
+`has_more_values`, which costs a good one three `bytes.count`. Knows no OpenAI.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A form with one file in it (RFC 7578), read as it comes: fields are kept, the file is handed on.
 
-Above: `routes.files`. Below: defnull's `multipart`, which parses without reading. Knows no field by
-name but the file's.
+Knows no field by name but the file's.
 """
 
 from __future__ import annotations

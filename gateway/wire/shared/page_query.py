@@ -1,7 +1,4 @@
-"""What every list is asked by.
-
-Above: `routes.pages`, the queries of single lists. Below: msgspec.
-"""
+"""What every list is asked by."""
 
 from __future__ import annotations
 

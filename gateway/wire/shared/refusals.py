@@ -1,9 +1,7 @@
 """From the decoder's words to OpenAI's: a body or a query that is refused, by the name of the field
 that is in the way.
 
-Above: `from_openai`, `openai_forward`, `openai_admin`. Below: msgspec, and `json_place` for what
-msgspec does not name: bytes that are no JSON, text that is no UTF-8, the keys of a map. It looks at
-a body a second time only after it was refused, but for a NUL, where one would be kept.
+It looks at a body a second time only after it was refused, but for a NUL, where one would be kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Server-sent events (WHATWG HTML, section 9.2): framing of our own, parsing of an upstream's.
 
-Above: `to_openai` frames, `fleet.upstream` parses. Below: nothing. Knows no JSON and no vendor.
-Payloads are bytes; whether they are UTF-8 is for the one who reads them to say.
+Knows no JSON and no vendor. Payloads are bytes; whether they are UTF-8 is for the one who reads
+them to say.
 """
 
 from __future__ import annotations

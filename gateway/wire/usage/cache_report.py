@@ -1,7 +1,4 @@
-"""The cache report's queries and results; the pages are those of OpenAI's reports of usage.
-
-Above: `routes.cache_report`. Below: `openai_admin`.
-"""
+"""The cache report's queries and results; the pages are those of OpenAI's reports of usage."""
 
 from __future__ import annotations
 

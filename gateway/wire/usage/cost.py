@@ -1,9 +1,7 @@
 """What an answer cost, in the answer itself, where the request's `x-tollgate-cost: true` asks, or
 its key or org is set to and the request does not say `false`.
 
-Above: the encoders, `routes.generation`, `routes.reply`. Below: `billing.pricing.rating`, which the ledger
-is booked by: what is said here is what is booked. Knows no HTTP but the header's name. Nothing of
-it is computed for who did not ask.
+Knows no HTTP but the header's name. Nothing of it is computed for who did not ask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A customer's own view: what a key may spend and has spent, and what became of one request.
 
-Above: `routes.own_view`. Below: `billing.reports.request_record`, `wire.cost`. The names are OpenRouter's
-where it has them, and its money is a number; beside it the same stands as decimal strings with
-their currency.
+The names are OpenRouter's where it has them, and its money is a number; beside it the same stands
+as decimal strings with their currency.
 """
 
 from __future__ import annotations

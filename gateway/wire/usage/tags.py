@@ -1,8 +1,7 @@
 """What a request is counted by beside its key and model, as its client says: `X-Tollgate-Tags:
 team=search,feature=chat`.
 
-Above: `routes.generation`. Below: `billing.ledger.tags`, which says what a tag may be. Knows no HTTP
-but the header's name.
+Knows no HTTP but the header's name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A call of a tool as an HTTP request, and its answer as a result.
 
-Above: `tools`. Below: `operations`, `serialization`. Pure: whoever sends it is handed in, since
-where a request may go is the gateway's business. Where it goes is the operator's base URL, whatever
-the document's `servers` or the arguments say.
+Pure: whoever sends it is handed in, since where a request may go is the gateway's business. Where
+it goes is the operator's base URL, whatever the document's `servers` or the arguments say.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An OpenAPI document as bounded JSON, and what its references mean.
 
-Above: `schemas`, `operations`. Below: msgspec, PyYAML. A reference is a JSON pointer into the
-document itself; nothing is ever fetched (OpenAPI 3.0.4 and 3.1.1, "Reference Object"). What is not
-a schema is resolved where it stands, through so many references at most; schemas keep theirs.
+A reference is a JSON pointer into the document itself; nothing is ever fetched (OpenAPI 3.0.4 and
+3.1.1, "Reference Object"). What is not a schema is resolved where it stands, through so many
+references at most; schemas keep theirs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What sends the requests that are made of calls: an HttpClient on a bounded pool.
 
-Above: `openapi_carrier`, `openapi_source`. Below: `http1`, whose network checks where it dials.
 Redirects are not followed, no content coding is asked for or taken, and an answer has a size and a
 time.
 """

@@ -1,7 +1,7 @@
 """The operations of a document as tools, each with what is needed to ask for it.
 
-Above: `calls`, `tools`. Below: `document`, `schemas`. Knows no HTTP. An operation that no request
-can be made of is left out by name; a document that is none is refused.
+Knows no HTTP. An operation that no request can be made of is left out by name; a document that is
+none is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Schemas of a document as JSON Schema 2020-12 that stand on their own.
 
-Above: `operations`. Below: `document`. References stay references, to `$defs` that come along: a
-schema that refers to itself has no end when it is written out, and one that refers to others twice
-at each step has an end that nobody sees. Of 3.0, whose schemas are a dialect of their own, the
-keywords are put in today's words. What is meant for one direction alone (`readOnly`, `writeOnly`)
-is left out of the other.
+References stay references, to `$defs` that come along: a schema that refers to itself has no end
+when it is written out, and one that refers to others twice at each step has an end that nobody
+sees. Of 3.0, whose schemas are a dialect of their own, the keywords are put in today's words. What
+is meant for one direction alone (`readOnly`, `writeOnly`) is left out of the other.
 """
 
 from __future__ import annotations

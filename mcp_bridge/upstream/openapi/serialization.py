@@ -1,8 +1,8 @@
 """Values of parameters as they stand in a URL, a header or a cookie (OpenAPI 3.1, "Style Values").
 
-Above: `calls`. Below: nothing. Pure. All that is not unreserved (RFC 3986, section 2.3) is
-percent-encoded, so that no value ends the part of the URL that it stands in. A path's dot segments
-are refused, since what they would mean survives their encoding.
+Pure. All that is not unreserved (RFC 3986, section 2.3) is percent-encoded, so that no value ends
+the part of the URL that it stands in. A path's dot segments are refused, since what they would mean
+survives their encoding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a server's OpenAPI document is, and the tools that were made of it last.
 
-Above: `openapi_carrier`. Below: `openapi/`, `openapi_http`. One for each server of a process: the
-document is the same for all tenants, so nobody's credential is shown for it. A file is read anew
-when it is another one, a URL every DOCUMENT_S; while it does not answer, what it said before holds.
+One for each server of a process: the document is the same for all tenants, so nobody's credential
+is shown for it. A file is read anew when it is another one, a URL every DOCUMENT_S; while it does
+not answer, what it said before holds.
 """
 
 from __future__ import annotations

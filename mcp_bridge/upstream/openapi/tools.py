@@ -1,7 +1,6 @@
 """An OpenAPI document as an upstream: its tools, and calls of them.
 
-Above: whoever owns an upstream. Below: the rest of this package, and an HTTP client that is handed
-in. The caller's own credential is nothing that it ever sees.
+The caller's own credential is nothing that it ever sees.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Carrier to an HTTP API that an OpenAPI document describes: a server of the newer era that is
 nowhere but here, so that all that stands in the way of calls stands in the way of these.
 
-Above: `upstream`. Below: `openapi_source`, `openapi/`, `openapi_http`. An answer of the API is a
-result, whatever its status; the API without an answer is a server without one.
+An answer of the API is a result, whatever its status; the API without an answer is a server without
+one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Messages of JSON-RPC, one a line: MCP's stdio transport (2025-11-25, basic/transports).
 
-Above: `transport`. Below: nothing. Pure: bytes in, whole lines out. The SDK's own reader keeps a
-line of any length and copies it with each read; here a line has a cap and each byte is looked at
-once, in whatever pieces it comes.
+Pure: bytes in, whole lines out. The SDK's own reader keeps a line of any length and copies it with
+each read; here a line has a cap and each byte is looked at once, in whatever pieces it comes.
 """
 
 from __future__ import annotations

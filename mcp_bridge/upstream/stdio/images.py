@@ -1,8 +1,7 @@
 """Whether the image that a container would be made of is the one that was pinned.
 
-Above: `process`. Below: the container engine's own command, asked as the server itself is started:
-by the same user, in the same sandbox, with the same environment. An engine names an image by its
-digest and fetches it by that; this finds one that was put in its place where it is kept.
+An engine names an image by its digest and fetches it by that; this finds one that was put in its
+place where it is kept.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What keeps a server from the product's files, from other tenants' servers, and within bounds.
 
-Above: `process`. Below: `uids`, `launch_spec`; setpriv(1) and prlimit(1) of util-linux, bwrap(1).
 Makes command lines, starts nothing. Everything is set by programs that run before the server's own
-command, in its own process: nothing is done between fork and exec, and nothing afterwards, when
-the server could have done something already.
+command, in its own process: nothing is done between fork and exec, and nothing afterwards, when the
+server could have done something already.
 
 - `OwnUid`, where we are root: a uid that is nobody else's. Files of the product are 0700 and 0600.
 - `Bubblewrap`: a mount namespace in which the product's files are not, and a pid namespace that

@@ -1,7 +1,6 @@
 """What is pinned of a command as it lies here now: its executable, its program, its image.
 
-Above: `tollgate mcp add` and `approve`. Below: `launch_spec`, `fetched`. It reads files and starts
-nothing.
+It reads files and starts nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What may be started as an MCP server on this machine, and with what: the operator's list.
 
-Above: `process`, and whoever registers an upstream for a tenant. Below: `errors`. Starts nothing.
-A tenant chooses a name of the list and gives values for the credentials that it names; no tenant
-says what is run. `LaunchSpec.to_canonical` is what an approval is bound to: a command that changes
-after it was approved (CVE-2025-54136, "MCPoison") is another pin.
+Starts nothing. A tenant chooses a name of the list and gives values for the credentials that it
+names; no tenant says what is run. `LaunchSpec.to_canonical` is what an approval is bound to: a
+command that changes after it was approved (CVE-2025-54136, "MCPoison") is another pin.
 """
 
 from __future__ import annotations

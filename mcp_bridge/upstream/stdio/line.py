@@ -1,7 +1,4 @@
-"""A server's stdin and stdout as a Line.
-
-Above: `carriers`. Below: `transport`, `last_words`, the operator's list.
-"""
+"""A server's stdin and stdout as a Line."""
 
 from __future__ import annotations
 

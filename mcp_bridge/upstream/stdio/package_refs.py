@@ -1,9 +1,8 @@
 """What a launcher's arguments have it fetch: packages and images, and whether exactly those. Pure.
 
-Above: `tollgate mcp add` and `doctor`, the settings. Below: nothing. Of `npx`, `uvx`, `docker` and
-their like the executable's digest says nothing about what runs: a package is pinned by its exact
-version or commit, an image by its digest. Where an option takes a value is known of the launchers
-named here; what cannot be made out counts as not exact.
+Of `npx`, `uvx`, `docker` and their like the executable's digest says nothing about what runs: a
+package is pinned by its exact version or commit, an image by its digest. Where an option takes a
+value is known of the launchers named here; what cannot be made out counts as not exact.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A server as a process: started within its bounds, and ended with all that it started.
 
-Above: `transport`. Below: `isolation`, `launch_spec`, `images`, asyncio's streams. Knows bytes, not
-messages. A server is the leader of a session and process group of its own. When it leaves, its
-group is killed while its pid is still ours (a zombie keeps it), then what its cell still holds,
-then its folder is removed: nothing outlives `stop`, and nobody who is cancelled while it waits
-changes that.
+Knows bytes, not messages. A server is the leader of a session and process group of its own. When it
+leaves, its group is killed while its pid is still ours (a zombie keeps it), then what its cell
+still holds, then its folder is removed: nothing outlives `stop`, and nobody who is cancelled while
+it waits changes that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How a server's process ended and what it complained of last, for the operator who asks. Pure.
 
-Above: `line`, `tollgate mcp doctor`. Below: `said_back`, `hidden_text`. What a process writes may
-be anything: it loses what a terminal would obey and the credentials that the process was given, and
-is so many lines. It is shown to no client and stands in no log.
+What a process writes may be anything: it loses what a terminal would obey and the credentials that
+the process was given, and is so many lines. It is shown to no client and stands in no log.
 """
 
 from __future__ import annotations

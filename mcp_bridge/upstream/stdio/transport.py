@@ -1,8 +1,7 @@
 """A server's stdin and stdout as the streams that the SDK's `ClientSession` takes.
 
-Above: whoever owns an upstream. Below: `process` and `framing`; anyio's memory streams and the
-SDK's message types. The SDK's `stdio_client` has the same face; this one caps a line, says by name
-why a stream ended, counts what is on its way and leaves when it has been idle for long.
+The SDK's `stdio_client` has the same face; this one caps a line, says by name why a stream ended,
+counts what is on its way and leaves when it has been idle for long.
 
     transport = StdioTransport(launcher, spec, owner, credentials)
     async with transport as (read, write), ClientSession(read, write) as session:

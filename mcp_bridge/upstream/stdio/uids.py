@@ -1,10 +1,9 @@
 """A uid of its own for each server: what one wrote or runs is out of all others' reach.
 
-Above: `isolation`. Below: the kernel and a folder that all gateways of a host share. Knows keys,
-not what they stand for. A uid is given to one key for good, so that what was left somewhere is
-never read by another tenant's server, and to one process at a time: a flock, which the death of
-its holder frees, says that it is in use. So all that runs under a uid belongs to one server, and
-one kill(-1) as that uid ends it, whatever it forked and however it hid.
+Knows keys, not what they stand for. A uid is given to one key for good, so that what was left
+somewhere is never read by another tenant's server, and to one process at a time: a flock, which the
+death of its holder frees, says that it is in use. So all that runs under a uid belongs to one
+server, and one kill(-1) as that uid ends it, whatever it forked and however it hid.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One open connection to a server that knows no HTTP, shared by all whom it may serve.
 
-Above: `hosts`. Below: a Line (a process's stdin and stdout, a stream of the oldest transport). Ids,
-progress tokens and subscriptions of those who ask are exchanged for its own, so that nobody gets
-what is another's; a server of the older era is told once who we are, and each session of ours there
-is a name for this connection. What a server asks in the middle of things is passed to the only call
-under way, and refused where there are several: nothing on such a connection says whose it is.
+Ids, progress tokens and subscriptions of those who ask are exchanged for its own, so that nobody
+gets what is another's; a server of the older era is told once who we are, and each session of ours
+there is a name for this connection. What a server asks in the middle of things is passed to the
+only call under way, and refused where there are several: nothing on such a connection says whose it
+is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """A Carrier to a server that knows no HTTP: asks go to the one connection that there is, and what
 comes of it is an answer as Streamable HTTP would have given.
-
-Above: `upstream`. Below: `hosts`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Whose worker has the one connection to a server that knows no HTTP, and asking it there.
 
-Above: `channel_carrier`. Below: `channel`, `relay`, Redis. There is one connection for each server,
-tenant and credential, in one worker: its owner, written down in Redis for as long as it says that
-it is alive. All other workers ask it. An owner that is gone before it was told is replaced; with
-one that goes while it works a call is lost, and not made again. A server that fails rests, longer
-each time; one that nobody asks is let go.
+There is one connection for each server, tenant and credential, in one worker: its owner, written
+down in Redis for as long as it says that it is alive. All other workers ask it. An owner that is
+gone before it was told is replaced; with one that goes while it works a call is lost, and not made
+again. A server that fails rests, longer each time; one that nobody asks is let go.
 """
 
 from __future__ import annotations

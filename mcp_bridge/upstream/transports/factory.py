@@ -1,6 +1,6 @@
 """Which carrier a server of the configuration gets.
 
-Above: `bridge`, `look`. Below: the carriers. One object for all servers of a process.
+One object for all servers of a process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """HTTP/1.1 to one server: a bounded pool of kept connections.
 
-Above: `http_carrier`. Below: httptools reads answers, a network dials: httpcore's interface of one,
-so whoever checks addresses stands there, and httpcore's errors. Why not httpcore's own pool: it
-looks at every connection's socket for every request, and reads in pure Python; that was four tenths
-of a tool call. A request is sent once. `network` is ours, in `asyncio_network`, unless it is given.
+Why not httpcore's own pool: it looks at every connection's socket for every request, and reads in
+pure Python; that was four tenths of a tool call. A request is sent once. `network` is ours, in
+`asyncio_network`, unless it is given.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP with server-sent events, the transport of 2024-11-05, as a Line: one stream that says where
 messages are posted, and brings all answers.
 
-Above: `carriers`. Below: httpcore, `protocol.sse`. Messages are posted where the stream came from
-and nowhere else: a stream that names another origin is none.
+Messages are posted where the stream came from and nowhere else: a stream that names another origin
+is none.
 """
 
 from __future__ import annotations

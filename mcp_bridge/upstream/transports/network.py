@@ -1,8 +1,7 @@
 """TCP and TLS on the running loop, by httpcore's interface of a network.
 
-Above: `http1`, and who checks addresses before they are dialled. Below: asyncio. httpcore's own is
-anyio's streams, which cost three times as much for each small message. What a server sends is read
-from the socket only while less than HIGH_WATER_BYTES of it wait.
+httpcore's own is anyio's streams, which cost three times as much for each small message. What a
+server sends is read from the socket only while less than HIGH_WATER_BYTES of it wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Streamable HTTP to a server: the transport whose words all carriers speak.
 
-Above: `upstream`, by its Carrier. Below: `http1`. Nothing of a caller's travels but what a message
-holds: the headers are the server's own, and those of the credential that is its. Redirects are not
-followed, and no content coding is asked for.
+Nothing of a caller's travels but what a message holds: the headers are the server's own, and those
+of the credential that is its. Redirects are not followed, and no content coding is asked for.
 """
 
 from __future__ import annotations

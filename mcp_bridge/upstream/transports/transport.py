@@ -1,8 +1,8 @@
 """What carries messages to a server and back, whatever the server is behind it.
 
-Above: `upstream`. Below: nothing. `http_carrier` is the one of Streamable HTTP, whose words all
-carriers speak: a request has a method, headers and at most one message, an answer has a status,
-headers and messages. A carrier knows no era and no caller.
+`http_carrier` is the one of Streamable HTTP, whose words all carriers speak: a request has a
+method, headers and at most one message, an answer has a status, headers and messages. A carrier
+knows no era and no caller.
 """
 
 from __future__ import annotations

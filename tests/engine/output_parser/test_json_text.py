@@ -1,4 +1,6 @@
-"""engine.text.output_parser.families.json_text follows a JSON value to its last character, and no further."""
+"""engine.text.output_parser.families.json_text follows a JSON value to its last character, and no
+further.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""engine.text.output_parser.OutputFormat: which family a model is of, and what an output has to be that
-must call: whatever the grammar lets through is read as valid calls."""
+"""engine.text.output_parser.OutputFormat: which family a model is of, and what an output has to be
+that must call: whatever the grammar lets through is read as valid calls.
+"""
 
 from __future__ import annotations
 

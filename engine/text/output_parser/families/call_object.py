@@ -1,7 +1,4 @@
-"""A call written as a JSON object, `{"name": "f", "arguments": {...}}`, as most families do.
-
-Above: the families' modules. Below: `reader.py`.
-"""
+"""A call written as a JSON object, `{"name": "f", "arguments": {...}}`, as most families do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Calls as DeepSeek V3, R1 (arguments in a fence behind the word `function`) and V3.1 (bare) write
 them.
-
-Above: `families.py`. Below: `reader.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Calls as Hermes, Qwen 2.5 and 3 and penny write them: each a JSON object between
 `<tool_call>` and `</tool_call>`, behind or without content.
-
-Above: `families.py`. Below: `call_object.py`.
 """
 
 from __future__ import annotations

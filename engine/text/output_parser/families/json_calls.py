@@ -1,7 +1,5 @@
 """Calls of a model whose family has no form of its own: an output that is a JSON object with a name
 and arguments, or a list of such, fenced or not.
-
-Above: `families.py`. Below: `call_object.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Follows one JSON value (RFC 8259) while its characters come.
 
-Above: `reader.py`. Below: nothing. Keeps none of it but the word it is in: a number or a literal.
+Keeps none of it but the word it is in: a number or a literal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Calls as Llama 3.1 to 3.3 write them: the whole output is a JSON object with its arguments as
 `parameters`, or several with `;` between, behind `<|python_tag|>` or without.
-
-Above: `families.py`. Below: `call_object.py`.
 """
 
 from __future__ import annotations

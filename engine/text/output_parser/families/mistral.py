@@ -1,7 +1,5 @@
 """Calls as Mistral's models write them behind `[TOOL_CALLS]`: a JSON list of objects, or from
 version 11 of its tokenizer on a name, `[ARGS]` and the arguments, for each call anew.
-
-Above: `families.py`. Below: `call_object.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """GBNF, as llama.cpp and xgrammar read it (`root ::= "a" | [0-9]+`), to the dialect of Lark that
 llguidance reads.
 
-Above: `lark.py`, `runner/grammar.py`, the gateway's `structured.py`. Below: nothing. Linear in the
-text. A rule may go on over any number of lines, up to where the next one begins. Not taken:
-look-ahead `(= …)`, calls `Tag(…)`, token references `<[1]>`.
+Linear in the text. A rule may go on over any number of lines, up to where the next one begins. Not
+taken: look-ahead `(= …)`, calls `Tag(…)`, token references `<[1]>`.
 
 Rules get names of their own, `start` and `r1`, `r2`, …, so that no name of the text can mean
 anything to the library. Nothing becomes a terminal, which the library's own translation makes of a

@@ -1,7 +1,7 @@
 """A grammar for an output that has to call: the family's own form, with arguments that are valid by
 the function's schema.
 
-Above: `output_format.py`. Below: `writing.py` and `lark.py`. Knows no family.
+Knows no family.
 """
 
 from __future__ import annotations

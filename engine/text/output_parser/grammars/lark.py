@@ -1,7 +1,6 @@
 """Pieces of a grammar in the dialect of Lark that llguidance reads.
 
-Above: `forced_calls.py`, `output_format.py`. Below: `engine.protocol`. Knows the library's words
-and not the library, which runs in the engine.
+Knows the library's words and not the library, which runs in the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A grammar for an output that may call, and whose calls are to be valid: free text around them in
 the family's own form, or an answer of another grammar in their place.
 
-Above: `output_format.py`. Below: `forced_calls.py`. Knows no family.
+Knows no family.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which client is speaking (RFC 6749, section 2.3): a secret in the header or in the body, an
 assertion, or its name alone.
 
-Above: the token endpoint, revocation, introspection. Below: `clients`, `rfc7523_assertion`. A
-client authenticates in the one way that it registered. Knows no grant.
+A client authenticates in the one way that it registered. Knows no grant.
 
 Secrets are ours, with 256 random bits; guesses are bounded all the same, by failures of one client
 from one address: whoever guesses from elsewhere locks nobody out, and successes are never counted.

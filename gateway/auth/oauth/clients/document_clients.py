@@ -1,8 +1,6 @@
 """A client metadata document as a client like any other.
 
-Above: `authorization`, which hands it to `Clients`. Below: `client_id_metadata`, which fetches
-documents and checks what they say. Nobody vouched for such a client, so it is given what a stranger
-is given.
+Nobody vouched for such a client, so it is given what a stranger is given.
 """
 
 from __future__ import annotations

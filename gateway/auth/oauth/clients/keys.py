@@ -1,8 +1,8 @@
 """The keys at a client's `jwks_uri`, fetched and kept for a while.
 
-Above: `rfc7523_assertion`, by way of `wiring`. Below: `egress`. A URI is asked a bounded number of
-times, however many assertions come by, whether it answers or not; nobody whose keys are kept waits
-for one that is slow. How many are asked at once is `egress`'s.
+A URI is asked a bounded number of times, however many assertions come by, whether it answers or
+not; nobody whose keys are kept waits for one that is slow. How many are asked at once is
+`egress`'s.
 """
 
 from __future__ import annotations

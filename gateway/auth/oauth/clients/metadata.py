@@ -1,6 +1,5 @@
 """What a client says about itself (RFC 7591, section 2), read and checked.
 
-Above: `rfc7591_register`, the admin routes, client metadata documents. Below: `redirects`, joserfc.
 Pure. Members that are not known are ignored, as the RFC has it; what is known is valid or refused
 by its name.
 """

@@ -1,12 +1,10 @@
 """Client ID Metadata Documents (draft-ietf-oauth-client-id-metadata-document-02): a client whose
 `client_id` is an https URL says there what it is, and needs no registration.
 
-Above: the authorization endpoint, for a `client_id` that `is_client_id_url`. Below: `egress`, for
-the URL is a stranger's, and `client_metadata`, for the rest is what any client may say. Such a
-client has no secret: it is public, or signs with a key that it publishes. What was fetched is kept
-for as long as the answer allows, within bounds, and for a day more where its host does not answer;
-what failed is not kept, and a host is asked a bounded number of times a minute for what strangers
-make up: a document that was good before is read again whatever they have done.
+Such a client has no secret: it is public, or signs with a key that it publishes. What was fetched
+is kept for as long as the answer allows, within bounds, and for a day more where its host does not
+answer; what failed is not kept, and a host is asked a bounded number of times a minute for what
+strangers make up: a document that was good before is read again whatever they have done.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """OAuth clients: made by an admin or by themselves (RFC 7591), found, changed, archived.
 
-Above: the endpoints of the authorization server and `/v1/admin/oauth/clients`. Below: `tables`,
-`client_metadata`, `peppers`. A client's id is ours (`client_...`), or the https URL of a document
-that describes it, which stands in no table. A secret exists in the return value of the verb that
-made it and is stored hashed. Knows no HTTP.
+A client's id is ours (`client_...`), or the https URL of a document that describes it, which stands
+in no table. A secret exists in the return value of the verb that made it and is stored hashed.
+Knows no HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a user allowed before: one row for (user, client, redirect URI, resource).
 
-Above: the authorization endpoint. Below: `tables`. A consent saves the user a question, and is no
-grant: nothing can be had with it. Consent to an application on the user's own machine is asked for
-each time (RFC 8252, 8.6), which is decided above.
+A consent saves the user a question, and is no grant: nothing can be had with it. Consent to an
+application on the user's own machine is asked for each time (RFC 8252, 8.6), which is decided
+above.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Grants, and the authorization codes that stand for them for a minute (RFC 6749, 4.1).
 
-Above: `rfc6749_authorize` issues, the token endpoint redeems. Below: `tables`, `audit`. A grant is
-what one user allowed one client once: the tokens made from it die with it. A code is a row under
-the hash of its secret. It is redeemed by one UPDATE: of twenty at once one wins, the others are
-told whose grant to revoke. Knows no HTTP and no token.
+A grant is what one user allowed one client once: the tokens made from it die with it. A code is a
+row under the hash of its secret. It is redeemed by one UPDATE: of twenty at once one wins, the
+others are told whose grant to revoke. Knows no HTTP and no token.
 """
 
 from __future__ import annotations

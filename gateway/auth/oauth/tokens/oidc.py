@@ -1,8 +1,6 @@
 """ID tokens and userinfo (OpenID Connect Core 1.0).
 
-Above: `rfc6749_token` issues, `routes.oauth` answers userinfo. Below: `signing_keys`,
-`rfc9068_access_token`. An ID token tells a client who logged in; it opens nothing here, which its
-`typ` makes sure of.
+An ID token tells a client who logged in; it opens nothing here, which its `typ` makes sure of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Refresh tokens: rotated at each use, each derived from the one before it.
 
-Above: `rfc6749_token`, `rfc7009_revoke`, `rfc7662_introspect`. Below: `token_tables`, `peppers`. A
-token's successor is its HMAC under a key that Postgres never sees. So an answer that was lost can
+A token's successor is its HMAC under a key that Postgres never sees. So an answer that was lost can
 be given once more, byte for byte, though neither token stands anywhere: the successor is derived
 again, and the access token is signed again from its claims, which are kept beside the successor's
 hash.

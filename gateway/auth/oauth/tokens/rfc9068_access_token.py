@@ -1,7 +1,6 @@
 """Access tokens as JWTs (RFC 9068): issued, and read back with every check that needs no database.
 
-Above: the grants of the token endpoint issue; `access_tokens` reads. Below: `signing_keys`,
-joserfc. Knows no revocation and no tenant beyond the names in the claims.
+Knows no revocation and no tenant beyond the names in the claims.
 
 Of a token that comes in, nothing is believed before its signature: the algorithm is RS256 and never
 the token's choice, the key is one of ours by its id, `typ` says `at+jwt`, so that no other JWT that

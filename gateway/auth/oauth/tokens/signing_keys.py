@@ -1,7 +1,6 @@
 """The keys that sign our tokens: one at a time, published before it signs and after it has.
 
-Above: `rfc9068_access_token` and `oidc` sign and verify; `routes.signing_keys` shows and rotates;
-`wiring` opens the ring. Below: `token_tables`, `encrypted_at_rest`, joserfc. Knows no claim.
+Knows no claim.
 
 A key's life: *next* (published, signs nothing, so that whoever keeps our key set has it before it
 is needed), *active* (signs), *retired* (verifies what it signed until that has expired). Private

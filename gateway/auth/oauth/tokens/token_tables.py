@@ -1,8 +1,7 @@
 """Tables of issued tokens: refresh tokens, assertions seen, revocations, the keys that sign.
 
-Above: the verbs beside it. Below: Postgres; migration 0009 creates what stands here. Nothing here
-can be used by who reads it: refresh tokens stand as HMACs, private keys encrypted, and access
-tokens nowhere at all.
+Nothing here can be used by who reads it: refresh tokens stand as HMACs, private keys encrypted, and
+access tokens nowhere at all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How an org is billed, what currencies are worth, and what follows an invoice: payments and credit
 notes. An operator's alone to say: nobody says of their own invoice that it was paid.
 
-Above: `app`. Below: `billing.invoices`, the audit log, and what all of administration shares. Each
-change and its entry stand in one transaction, in the logs of the org that it is about and of the
-operator's.
+Each change and its entry stand in one transaction, in the logs of the org that it is about and of
+the operator's.
 """
 
 from __future__ import annotations

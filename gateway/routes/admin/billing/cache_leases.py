@@ -1,7 +1,4 @@
-"""/v1/admin/cache-leases: what an org has paid to be kept in the cache, and what became of it.
-
-Above: `app`. Below: `billing.corrections.cache_leases`, and what all of administration shares.
-"""
+"""/v1/admin/cache-leases: what an org has paid to be kept in the cache, and what became of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """/v1/admin/credit-notes and /v1/admin/payments: what was taken back and paid of an org's invoices,
 and of one invoice which credits have paid it.
 
-Above: `app`. Below: `billing.invoices`, and what all of administration shares. They are made below
-the invoice that they are of (`admin_billing`). Amounts are in the currency of that invoice.
+They are made below the invoice that they are of (`admin_billing`). Amounts are in the currency of
+that invoice.
 """
 
 from __future__ import annotations

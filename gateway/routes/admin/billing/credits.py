@@ -1,7 +1,5 @@
 """/v1/admin/credits and /v1/admin/balance: what an org has paid in advance. Operators give credit,
 and take it back; who administers an org sees its own.
-
-Above: `app`. Below: `tenancy.credits`, `billing.credits.grants_admin`, and what all of administration shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""GET /v1/admin/forecast: what the month will have cost at its end, with its error.
-
-Above: `app`. Below: `billing.reports.spend_history`, and what all of administration shares.
-"""
+"""GET /v1/admin/forecast: what the month will have cost at its end, with its error."""
 
 from __future__ import annotations
 

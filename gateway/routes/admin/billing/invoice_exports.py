@@ -1,9 +1,9 @@
 """A final invoice in the forms that others read, and a journal of all that an org has to do with.
 
-Above: `admin_invoices`, `admin_journal`. Below: `billing.invoices.documents`. All are made in
-threads of their own, of which there are few: the largest invoice is seconds of work. What has a row
-for each line is written to a file, for which the lines are read page by page, so that neither they
-nor a slow reader hold memory, a thread or a connection; what fails, fails before its first byte.
+All are made in threads of their own, of which there are few: the largest invoice is seconds of
+work. What has a row for each line is written to a file, for which the lines are read page by page,
+so that neither they nor a slow reader hold memory, a thread or a connection; what fails, fails
+before its first byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """/v1/admin/invoices: invoices with their lines, and what is behind each line, down to requests.
 
-Above: `app`. Below: `billing.invoices`, and what all of administration shares. Who may read the
-administration of an org reads its invoices; an operator names another org by `org_id`.
+Who may read the administration of an org reads its invoices; an operator names another org by
+`org_id`.
 """
 
 from __future__ import annotations

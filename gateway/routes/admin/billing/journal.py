@@ -1,8 +1,8 @@
 """GET /v1/admin/journal: what was asked of an org and paid by it, in double entry, for beancount or
 hledger.
 
-Above: `app`. Below: `invoice_exports`. Who may read the administration of an org reads its journal;
-an operator names another org by `org_id`.
+Who may read the administration of an org reads its journal; an operator names another org by
+`org_id`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """/v1/admin/price_lists: what is priced now and later, and what else is agreed. To be read; prices
 are changed in the price book's files, which only ever grow.
 
-Above: `app`. Below: the worker's price book, by which it bills. `default` is everybody's; of the
-others an org sees the one that it pays by, an operator all of them. The prices of such a list are
-those that differ from everybody's.
+`default` is everybody's; of the others an org sees the one that it pays by, an operator all of
+them. The prices of such a list are those that differ from everybody's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """/v1/admin/reratings: a period of an org priced anew. An operator sees first what that would
 change, by invoice line, and applies what was seen, by its digest.
 
-Above: `app`. Below: `billing.corrections.rerating`, the audit log, and what all of administration shares. A
-call applies a bounded part; sent again it goes on. Whole months of large tenants are the command
+A call applies a bounded part; sent again it goes on. Whole months of large tenants are the command
 line's (`tollgate billing rerate`).
 """
 

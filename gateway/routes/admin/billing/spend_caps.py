@@ -1,7 +1,5 @@
 """/v1/admin/spend-caps: what an org, a project or a key may spend. Who administers the billing of
 an org sets its own; an operator, who names another org by `org_id`, sets caps that it cannot lift.
-
-Above: `app`. Below: `tenancy.spend_caps`, and what all of administration shares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """/v1/admin/balance/settings and /v1/admin/top-ups: when a prepaid org is told that little is left,
 and how more comes in by itself.
 
-Above: `app`. Below: `tenancy.top_ups`, and what all of administration shares. The org's own billing
-says what it wants; an operator, who hears of each top-up by webhook, grants it once it is paid.
+The org's own billing says what it wants; an operator, who hears of each top-up by webhook, grants
+it once it is paid.
 """
 
 from __future__ import annotations

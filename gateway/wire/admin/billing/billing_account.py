@@ -1,7 +1,6 @@
 """/v1/admin/billing-account, fx-rates, payments and credit notes: what clients write and read.
 
-Above: `routes.admin_billing`. Below: msgspec. Amounts are decimal texts in the invoice's currency;
-moments are Unix seconds.
+Amounts are decimal texts in the invoice's currency; moments are Unix seconds.
 """
 
 from __future__ import annotations

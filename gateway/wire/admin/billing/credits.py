@@ -1,5 +1,5 @@
-"""/v1/admin/credits: what clients write and read. Above: `routes.admin_credits`. Below: msgspec.
-Money is a decimal text in USD, exact; moments are Unix seconds.
+"""/v1/admin/credits: what clients write and read. Money is a decimal text in USD, exact; moments
+are Unix seconds.
 """
 
 from __future__ import annotations

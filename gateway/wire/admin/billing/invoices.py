@@ -1,6 +1,5 @@
-"""/v1/admin/invoices: what clients write and read. Above: `routes.admin_invoices`. Below: msgspec.
-Amounts are decimal texts: `total` and `amount` in the invoice's currency, with its places; `*_usd`
-exact, to the pico. Moments are Unix seconds.
+"""/v1/admin/invoices: what clients write and read. Amounts are decimal texts: `total` and `amount`
+in the invoice's currency, with its places; `*_usd` exact, to the pico. Moments are Unix seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """/v1/admin/reratings: what clients write and read.
 
-Above: `routes.admin_reratings`. Below: msgspec, `billing.corrections.rerating`. Amounts are decimal texts in
-USD, exact to the pico; moments are Unix seconds.
+Amounts are decimal texts in USD, exact to the pico; moments are Unix seconds.
 """
 
 from __future__ import annotations

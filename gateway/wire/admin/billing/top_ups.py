@@ -1,7 +1,7 @@
 """/v1/admin/balance/settings and /v1/admin/top-ups: what clients write and read.
 
-Above: `routes.admin_top_ups`. Below: msgspec, `billing.credits.balance_watch`. Money is a decimal text in
-USD, exact; moments are Unix seconds. A field that a change leaves out stays as it is.
+Money is a decimal text in USD, exact; moments are Unix seconds. A field that a change leaves out
+stays as it is.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""Checks the shape of the tree: how full folders are, who imports whom, and how things are named.
+
+The counts are ratchets: each is what is left today, and may only fall.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path, PurePath
+
+from tests.test_tidy import ROOMS, ROOT, python_files, relative, tree_of
+
+MAX_MODULES = 16
+# Ground words that all of a room uses, and what all handlers share.
+FULL_FOLDERS = {"gateway": 19, "gateway/routes/shared": 19}
+
+# All that the gateway may import of the engine. A name stands for what lies below it, too.
+OF_THE_ENGINE = (
+    "engine.errors",
+    "engine.fairness",
+    "engine.fake",
+    "engine.protocol",
+    "engine.text",
+    "engine.transport.client",
+    "engine.transport.usage_record",
+)
+
+FOLDERS_THAT_IMPORT_EACH_OTHER = 59
+DOCSTRINGS_WITHOUT_A_VERB = {"product": 1038, "elsewhere": 800}
+CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 70, "billing": 8, "mcp_bridge": 7}
+CLASSES_NAMED_BY_NO_NOUN = 195
+
+# One word that ends like a participle, or a pronoun, adverb or irregular participle, is no noun.
+PARTICIPLE = re.compile(r"[A-Z][a-z]+(ed|ing)\b")
+NO_NOUN = set(
+    "About After Again All Also Any Anybody As Asks Away Back Before Begun Bound Built Each Else Fit"
+    " Found Given Gone Grown Heard Held Here Hers His How Its Kept Known Known Later Laid Left Lent"
+    " Lost Made Meant Mine Most Much Nobody None Nothing Now Often Once One Other Others Ours Paid"
+    " Put Said Same Seen Sent Set Shown So Sold Some Somebody Spent Such Taken That Their Them Then"
+    " There This Those Thrown Told Understood Unknown Unpaid Until Unwritten Void Wanted What When"
+    " Where Which Who Whoever Whole Whose Written Yet Drawn Done Cut Read Chosen Broken Spoken"
+    " Withdrawn Borne Borrowed Beside Alone Apart Forgotten".split()
+)
+NOUNS = {
+    "Embedding",
+    "Setting",
+    "Encoding",
+    "Feed",
+    "String",
+    "Ring",
+    "Billing",
+    "Pricing",
+    "Rating",
+    "Rerating",
+}
+
+NO_SENTENCE = re.compile(r"(Of|What|Whose|Which|Where|Who|Whoever|Whatever)\b")
+
+
+def in_a_room(path: Path) -> bool:
+    return relative(path).split("/")[0] in ROOMS
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return each module of the rooms by its dotted name; a package by that of its folder."""
+    return {
+        ".".join(PurePath(relative(p)).with_suffix("").parts).removesuffix(".__init__"): p
+        for p in python_files()
+        if in_a_room(p)
+    }
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the dotted names that a module imports, each as far as it is a module."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in modules() else node.module)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+@cache
+def folder_imports() -> dict[tuple[str, str], list[str]]:
+    """Return which folder imports which, with the imports that make it so.
+
+    `__main__` is the entry of a process and belongs to no folder.
+    """
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, path in modules().items():
+        if path.stem == "__main__":
+            continue
+        here = relative(path.parent)
+        for other in imported(tree_of(path)):
+            if other in modules() and (there := relative(modules()[other].parent)) != here:
+                found[here, there].append(f"{name} -> {other}")
+    return found
+
+
+def test_no_folder_is_a_heap() -> None:
+    held = Counter(relative(p.parent) for p in modules().values() if p.stem != "__init__")
+    full = {k: n for k, n in held.items() if n > FULL_FOLDERS.get(k, MAX_MODULES)}
+    assert full == {}
+
+
+def test_folders_do_not_import_each_other() -> None:
+    edges = folder_imports()
+    pairs = {
+        f"{a} <-> {b}": min(edges[a, b], edges[b, a], key=len)
+        for a, b in edges
+        if a < b and (b, a) in edges
+    }
+    assert len(pairs) <= FOLDERS_THAT_IMPORT_EACH_OTHER, pairs
+
+
+def test_the_gateway_imports_of_the_engine_only_what_is_listed() -> None:
+    others = {
+        f"{name} -> {other}"
+        for name, path in modules().items()
+        if name.split(".")[0] == "gateway"
+        for other in imported(tree_of(path))
+        if other.split(".")[0] == "engine"
+        and not any(f"{other}.".startswith(f"{allowed}.") for allowed in OF_THE_ENGINE)
+    }
+    assert others == set()
+
+
+def test_docstrings_are_sentences() -> None:
+    found: dict[str, list[str]] = {"product": [], "elsewhere": []}
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in python_files():
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, documented):
+                continue
+            text = ast.get_docstring(node)
+            first = re.split(r"[.?!](?:\s|$)", text, maxsplit=1)[0] if text else ""
+            answered = text is not None and text[len(first) : len(first) + 1] == "?"
+            if text and NO_SENTENCE.match(text) and not answered:
+                where = "product" if in_a_room(path) else "elsewhere"
+                line = 1 if isinstance(node, ast.Module) else node.lineno
+                found[where].append(f"{relative(path)}:{line}: {first}")
+    for where, bound in DOCSTRINGS_WITHOUT_A_VERB.items():
+        assert len(found[where]) <= bound, found[where][:40]
+
+
+def test_a_class_name_is_defined_once_in_a_room() -> None:
+    places: dict[str, dict[str, list[str]]] = {room: defaultdict(list) for room in ROOMS}
+    for path in modules().values():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places[relative(path).split("/")[0]][node.name].append(relative(path))
+    for room, bound in CLASSES_DEFINED_TWICE.items():
+        twice = {name: where for name, where in places[room].items() if len(where) > 1}
+        assert len(twice) <= bound, twice
+
+
+def test_classes_are_named_by_nouns() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path in modules().values()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+        and (word := node.name.lstrip("_")) not in NOUNS
+        and (PARTICIPLE.fullmatch(word) or word in NO_NOUN)
+    ]
+    assert len(found) <= CLASSES_NAMED_BY_NO_NOUN, found
+
+
+def test_the_rules_are_about_this_tree() -> None:
+    assert all((ROOT / folder).is_dir() for folder in FULL_FOLDERS)
+    assert all(name in modules() for name in OF_THE_ENGINE)
