@@ -8,10 +8,10 @@ PYTEST_ARGS ?=
 COVERAGE ?=
 SINGLE := tests/engine tests/models
 # Those that Triton's interpreter runs: together it is on from the start, and no file needs a process of its own.
-KERNELS := $(filter-out %/test_aot.py,$(wildcard tests/engine/kernels/test_*.py))
+KERNELS := $(filter-out %/test_aot.py,$(shell find tests/engine/kernels -name "test_*.py"))
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
-  $(addprefix tests/gateway/,test_api_keys.py test_cors.py test_guards.py)
+  $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
 TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
@@ -78,7 +78,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -36,8 +36,8 @@ CLASSES_NAMED_BY_NO_NOUN = 195
 # One word that ends like a participle, or a pronoun, adverb or irregular participle, is no noun.
 PARTICIPLE = re.compile(r"[A-Z][a-z]+(ed|ing)\b")
 NO_NOUN = set(
-    "About After Again All Also Any Anybody As Asks Away Back Before Begun Bound Built Each Else Fit"
-    " Found Given Gone Grown Heard Held Here Hers His How Its Kept Known Known Later Laid Left Lent"
+    "About After Again All Also Any Anybody As Asks Away Back Before Begun Bound Built Each Else"
+    " Fit Found Given Gone Grown Heard Held Here Hers His How Its Kept Known Later Laid Left Lent"
     " Lost Made Meant Mine Most Much Nobody None Nothing Now Often Once One Other Others Ours Paid"
     " Put Said Same Seen Sent Set Shown So Sold Some Somebody Spent Such Taken That Their Them Then"
     " There This Those Thrown Told Understood Unknown Unpaid Until Unwritten Void Wanted What When"

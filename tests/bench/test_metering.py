@@ -7,8 +7,7 @@ import re
 import pytest
 
 from bench.metering import TARGETS, verdict
-
-from .test_smoke import run
+from tests.bench.test_smoke import run
 
 pytestmark = pytest.mark.slow
 

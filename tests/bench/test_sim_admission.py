@@ -18,8 +18,8 @@ from gateway.limits.limiter import Limiter, Refusal
 from gateway.limits.outcomes import burst
 from gateway.principal import Plan, Principal
 from tests.bench.test_sim import COST
-from tests.engine.scheduling import Clock
-from tests.gateway.limiter_oracle import CLOCK_KEY, move_clock
+from tests.engine.scheduling.scheduling import Clock
+from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 
 PLAN = Plan(name="p", tokens_per_minute=6000, input_tokens_per_minute=5000, requests_per_minute=40)
 IDLE = LaneStatus()

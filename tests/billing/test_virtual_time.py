@@ -15,9 +15,8 @@ from billing.events import Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
-
-from .samples import an_attempt, an_event
-from .test_ingest import balances, rows
+from tests.billing.ingestion.test_ingest import balances, rows
+from tests.billing.samples import an_attempt, an_event
 
 PICO_FROM = {
     date(2028, 1, 1): 100_000,

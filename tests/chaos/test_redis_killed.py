@@ -16,7 +16,7 @@ import pytest
 
 from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE
 from tests.chaos.valkey import Valkey, valkey
-from tests.gateway.fleet.scripted_upstream import Exchange, completion
+from tests.gateway.fleet.upstream.scripted_upstream import Exchange, completion
 from tests.journeys.upstreams import LiveUpstream, live_upstreams
 from tests.stack import Stack, running
 

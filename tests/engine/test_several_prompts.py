@@ -18,7 +18,7 @@ from engine.scheduling.validation import MAX_CHOICES, MAX_EMBEDDED
 from engine.transport.client import Engine, EngineClient
 from tests.engine import checkpoints
 from tests.engine.peers import SMALL, Serve, collect
-from tests.engine.scheduling import drain, embedding, make, request, step
+from tests.engine.scheduling.scheduling import drain, embedding, make, request, step
 from tests.engine.test_parity import SETTINGS, prompts, run, start
 
 SAMPLING = SamplingParams(max_tokens=6, temperature=0.8, seed=5, ignore_eos=True)

@@ -17,7 +17,7 @@ from gateway.auth import access_tokens, api_keys, revocations
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.tenancy import changes
-from tests.gateway import one_routing
+from tests.gateway.routes import one_routing
 from tests.gateway.rsa_keys import few_keys
 
 PATIENCE_S = 30.0

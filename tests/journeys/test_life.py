@@ -22,7 +22,7 @@ from openai import OpenAI
 
 from bench.ports import free_port
 from tests.chaos.load import check_books
-from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
+from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.reports import costs_pico, events, usage_of_today
 from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
 from tests.stack import BIN, Stack, running

@@ -23,7 +23,7 @@ from gateway.secret import Secret
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import find_org
 from gateway.tenancy.projects import find_project
-from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion
+from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Script, chunk, completion
 from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
 from tests.stack import Stack, running
 

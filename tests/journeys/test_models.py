@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers
 
 from billing.tables import AMOUNTS
 from tests.engine import checkpoints, quantised
-from tests.engine.test_adapters import ATTENTION, EVERYWHERE, merged, write_adapter
+from tests.engine.weights.test_adapters import ATTENTION, EVERYWHERE, merged, write_adapter
 from tests.journeys.reports import events
 from tests.stack import Stack, running
 

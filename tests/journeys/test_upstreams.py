@@ -16,7 +16,13 @@ import pytest
 from openai import OpenAI
 
 from tests.chaos.load import check_books
-from tests.gateway.fleet.scripted_upstream import Exchange, Script, chunk, completion, usage_chunk
+from tests.gateway.fleet.upstream.scripted_upstream import (
+    Exchange,
+    Script,
+    chunk,
+    completion,
+    usage_chunk,
+)
 from tests.journeys import reports
 from tests.journeys.reports import costs_pico, events, eventually, next_event, usage_of_today
 from tests.journeys.upstream_settings import BIG_KEY, BIG_PRICES, BOOK, CONFIG, PRIORITY_TIMES

@@ -13,7 +13,7 @@ import openai
 from openai import OpenAI
 
 from bench.ports import free_port
-from tests.gateway.fleet.scripted_upstream import (
+from tests.gateway.fleet.upstream.scripted_upstream import (
     USAGE,
     Exchange,
     Script,

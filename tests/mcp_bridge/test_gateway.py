@@ -23,7 +23,7 @@ from openai import AsyncOpenAI
 from billing.events import Attempt
 from billing.spool.format import Checkpoint, Closed, Opened, scan
 from gateway.home import Home
-from tests.gateway.fleet.scripted_upstream import Exchange, chunk, usage_chunk
+from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.upstreams import live_upstreams
 from tests.mcp_bridge.counting import Counting, counting
 from tests.mcp_bridge.fixture_data import PLAIN

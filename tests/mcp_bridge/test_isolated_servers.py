@@ -17,8 +17,8 @@ from gateway.home import Home
 from gateway.secret import Secret
 from mcp_bridge.upstream.stdio.isolation import Bubblewrap, Isolation, OwnUid, chosen
 from mcp_bridge.upstream.stdio.uids import UidLeases, may_change_uid
-from tests.mcp_bridge.stdio.servers import FIRST_UID, children
-from tests.mcp_bridge.test_hosts import SERVER, World
+from tests.mcp_bridge.upstream.stdio.servers import FIRST_UID, children
+from tests.mcp_bridge.upstream.transports.test_channel_owners import SERVER, World
 
 LOOK = """
     elif name == "look":

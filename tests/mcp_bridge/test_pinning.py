@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp_bridge.canonical_json import pointer, walk
 from mcp_bridge.errors import NotPinnable
 from mcp_bridge.pinning import Approved, approve, compare, differences, listing, offer_of, pin_of
-from tests.mcp_bridge.test_canonical import documents
+from tests.mcp_bridge.test_canonical_json import documents
 
 LAUNCH = pin_of(
     "launch", {"command": "/usr/bin/files", "args": ["--root", "/srv"], "env": ["HOME"]}

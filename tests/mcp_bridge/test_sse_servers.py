@@ -22,7 +22,7 @@ from mcp_bridge.upstream.transports.legacy_sse import endpoint_of
 from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
-from tests.mcp_bridge.test_hosts import Worker
+from tests.mcp_bridge.upstream.transports.test_channel_owners import Worker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tests.mcp_bridge.processes import MODERN, ask_modern, last_of, modern, running
-from tests.mcp_bridge.stdio.servers import SDK_SERVER
+from tests.mcp_bridge.upstream.stdio.servers import SDK_SERVER
 from tests.stack import Stack
 from tests.stack import running as running_stack
 

@@ -11,8 +11,7 @@ from billing.invoices.documents.document import Document
 from billing.invoices.invoice import Invoice, Line
 from billing.invoices.states import Amounts
 from billing.tables import EPOCH
-
-from .billed import NOVEMBER, OCTOBER, at
+from tests.billing.invoices.billed import NOVEMBER, OCTOBER, at
 
 CENT = 10**10
 EURO_CENT = 10_845_000_000

@@ -19,9 +19,7 @@ from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import Invoice
 from billing.invoices.lines.accounts import Terms, account_of, add_rate, set_account
 from billing.pricing.price_book import PriceBook, PriceEntry
-from tests.billing.samples import PRICES, an_attempt, an_event
-
-from .billed import (
+from tests.billing.invoices.billed import (
     DECEMBER,
     JANUARY,
     NOVEMBER,
@@ -37,6 +35,7 @@ from .billed import (
     tokens,
     used,
 )
+from tests.billing.samples import PRICES, an_attempt, an_event
 
 CENT = 10**10
 

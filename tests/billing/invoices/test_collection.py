@@ -26,8 +26,7 @@ from billing.invoices.invoice import Invoice, get_invoice
 from billing.ledger.accounts import account_of
 from billing.ledger.transfers import Transfer, TransferStatus, transfer
 from billing.tables import credit_burns
-
-from .billed import (
+from tests.billing.invoices.billed import (
     NOVEMBER,
     OCTOBER,
     ORG,

@@ -15,8 +15,7 @@ from billing.invoices.documents.journal import (
     to_hledger,
 )
 from billing.invoices.documents.paper import to_pdf
-
-from .documented import CENT, DOCUMENTS, PAID, a_document, a_line, advances
+from tests.billing.invoices.documented import CENT, DOCUMENTS, PAID, a_document, a_line, advances
 
 
 def entries() -> list[Entry]:

@@ -25,11 +25,7 @@ from billing.invoices.collection import dun, issue_credit_note, left_of_lines, r
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
 from billing.reconciliation import credit_proof
-from tests.billing.samples import an_attempt, an_event
-from tests.databases import Databases
-from tests.machines import DatabaseMachine, run_over_database
-
-from .billed import (
+from tests.billing.invoices.billed import (
     ACCOUNT_MADE,
     ORG,
     assert_books_agree,
@@ -39,6 +35,9 @@ from .billed import (
     receivable,
     tokens,
 )
+from tests.billing.samples import an_attempt, an_event
+from tests.databases import Databases
+from tests.machines import DatabaseMachine, run_over_database
 
 CENT = 10**10
 pico = st.sampled_from([1, CENT // 2, CENT // 2 - 1, CENT + 7, 3 * CENT])

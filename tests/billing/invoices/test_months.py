@@ -28,9 +28,8 @@ from billing.invoices.invoicer import Invoicer
 from billing.invoices.lines.accounts import Terms
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation import credit_proof
+from tests.billing.invoices.billed import assert_books_agree, lines, open_account, receivable
 from tests.billing.samples import an_attempt, an_event
-
-from .billed import assert_books_agree, lines, open_account, receivable
 
 CENT = 10**10
 PICO_FROM = {

@@ -19,9 +19,7 @@ from billing.events import Band, Price, PriceSet, Quantities, UsageEvent
 from billing.invoices.closing import close, recount
 from billing.invoices.invoice import Line
 from billing.pricing.price_book import PriceBook, PriceEntry
-from tests.billing.samples import an_attempt, an_event
-
-from .billed import (
+from tests.billing.invoices.billed import (
     ACCOUNT_MADE,
     NOVEMBER,
     OCTOBER,
@@ -32,6 +30,7 @@ from .billed import (
     lines,
     open_account,
 )
+from tests.billing.samples import an_attempt, an_event
 
 CHANGES = at(2026, 10, 10)
 """The price, in the book by which all of it is rated anew."""

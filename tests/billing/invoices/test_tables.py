@@ -40,8 +40,7 @@ from billing.invoices.documents.tables import HEAD, write_lines
 from billing.invoices.invoice import amounts_of
 from billing.ledger.price_sets import sync_price_book
 from billing.pricing.price_book import PriceBook
-
-from .billed import (
+from tests.billing.invoices.billed import (
     NOVEMBER,
     OCTOBER,
     at,
@@ -52,7 +51,7 @@ from .billed import (
     tokens,
     used,
 )
-from .documented import CENT, DOCUMENTS, LIST_PICO, a_document, a_line
+from tests.billing.invoices.documented import CENT, DOCUMENTS, LIST_PICO, a_document, a_line
 
 Write = Callable[[Bill, Iterable[Page], IO[bytes]], None]
 LONG, PAGE_LINES = 25_000, 1000

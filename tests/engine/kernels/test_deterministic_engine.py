@@ -10,7 +10,7 @@ import torch
 from engine.core import EngineCore
 from engine.kernels.linear import deterministic_triton as deterministic_linear_triton
 from engine.protocol import EngineRequest, SamplingParams, TokenLogprobs
-from tests.engine.test_deterministic import start
+from tests.engine.runner.test_deterministic import start
 
 pytestmark = pytest.mark.usefixtures("products_without_place")
 

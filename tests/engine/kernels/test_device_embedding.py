@@ -19,7 +19,7 @@ from engine.runner.device.device_runner import DeviceRunner, graph_backend
 from engine.runner.model_runner import ModelRunner
 from tests.engine.kernels.device_runs import LIMITS, ask, load, runner_of, stepper_of
 from tests.engine.kernels.test_device_runner import graphs_of, no_waiting, poison
-from tests.engine.test_embedding import write_modules
+from tests.engine.runner.test_embedding import write_modules
 
 # Padding computes with poison, and numpy, on which the interpreter runs, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

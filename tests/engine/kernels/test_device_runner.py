@@ -39,7 +39,7 @@ from tests.engine.kernels.device_runs import (
     runner_of,
     tokens,
 )
-from tests.engine.test_adapters import ATTENTION, write_adapter
+from tests.engine.weights.test_adapters import ATTENTION, write_adapter
 
 # Padding computes with poison, and numpy, on which the interpreter runs, says so.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

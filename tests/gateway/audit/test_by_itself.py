@@ -21,7 +21,7 @@ from gateway.principal import Plan
 from gateway.processes.database import record_prices
 from gateway.tenancy.bootstrap import bootstrap
 from gateway.tenancy.orgs import create_org
-from tests.gateway.auth.test_signing_keys import CIPHER, Clock
+from tests.gateway.auth.oauth.tokens.test_signing_keys import CIPHER, Clock
 
 PEPPER, PEPPER_ID = b"p" * 32, "1"
 FIRST = """

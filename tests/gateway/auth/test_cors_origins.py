@@ -15,7 +15,7 @@ from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.orgs import archive_org, create_org
 from gateway.tenancy.origins import read_origins, update_origins
-from tests.gateway.test_api_keys import counted_queries
+from tests.gateway.auth.test_api_keys import counted_queries
 
 APP = "https://app.example.com"
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"

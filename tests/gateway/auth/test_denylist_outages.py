@@ -29,8 +29,8 @@ from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
 from migrations.runner import migrate
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
+from tests.gateway.auth.test_api_keys import counted_queries
 from tests.gateway.auth.world import World, open_world
-from tests.gateway.test_api_keys import counted_queries
 from tests.pace import pace
 
 

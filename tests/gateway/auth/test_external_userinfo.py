@@ -9,8 +9,8 @@ import pytest
 
 from gateway.net.egress import Fetched
 from tests.gateway.auth.federating import world
+from tests.gateway.auth.federation.test_external_login import EMAIL, Desk, desk
 from tests.gateway.auth.issuing import ISSUER
-from tests.gateway.auth.test_external_login import EMAIL, Desk, desk
 
 __all__ = ["desk", "world"]
 

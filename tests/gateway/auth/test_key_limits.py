@@ -25,7 +25,7 @@ from gateway.routes.shared.access import needs
 from gateway.routes.shared.guards import authenticate, read_authorization
 from gateway.tenancy.keys.keys import hash_key
 from gateway.tenancy.tables import api_keys, plans, projects
-from tests.gateway.test_api_keys import (
+from tests.gateway.auth.test_api_keys import (
     PEPPER,
     PEPPER_ID,
     authenticating,

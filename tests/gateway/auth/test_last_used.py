@@ -14,7 +14,7 @@ from gateway.auth import last_used
 from gateway.auth.last_used import LastUsed
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.tenancy.tables import api_keys
-from tests.gateway.test_api_keys import authenticating, counted_queries, make_key
+from tests.gateway.auth.test_api_keys import authenticating, counted_queries, make_key
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
 

@@ -40,8 +40,8 @@ from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, update_org_plan
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
+from tests.gateway.auth.test_api_keys import Skewed, counted_queries
 from tests.gateway.auth.world import ACTOR, World, open_world
-from tests.gateway.test_api_keys import Skewed, counted_queries
 from tests.pace import pace, within
 
 

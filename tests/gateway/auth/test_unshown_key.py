@@ -14,7 +14,7 @@ from gateway.auth.errors import ExpiredKey, InvalidKey, RevokedKey
 from gateway.principal import Principal
 from gateway.tenancy.keys.keys import CreatedKey, revoke_key
 from gateway.tenancy.tables import api_keys
-from tests.gateway.test_api_keys import authenticating, make_key
+from tests.gateway.auth.test_api_keys import authenticating, make_key
 
 NOW = datetime.now(UTC)
 

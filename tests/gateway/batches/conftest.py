@@ -17,7 +17,7 @@ from tests.databases import Databases
 from tests.gateway.batches.object_store import ACCESS_KEY, SECRET_KEY, HeldRoad, ObjectStore
 from tests.gateway.batches.world import World, opened
 from tests.gateway.office import ScriptedReplica
-from tests.gateway.openapi.running import Running, running
+from tests.gateway.routes.openapi.running import Running, running
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from billing.tables import usage_events
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
 
 CHAT = "/v1/chat/completions"

@@ -15,7 +15,7 @@ from gateway.audit.tables import entries
 from gateway.files.contents import CHUNK_BYTES
 from gateway.files.uploads import MIN_EXPIRY_S
 from gateway.wire.openai.files import ANCHOR, BATCH_EXPIRY_S, SECONDS
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
 
 

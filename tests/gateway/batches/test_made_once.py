@@ -13,8 +13,8 @@ from openai import OpenAI
 
 from tests.gateway.batches.test_batches import CHAT, line
 from tests.gateway.batches.test_message_batches import request
-from tests.gateway.openapi.running import TIMEOUT_S, Running
 from tests.gateway.responses.test_responses import neighbour
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
 Send = Callable[..., httpx.Response]
 CONTENT = {

@@ -19,7 +19,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from billing.tables import usage_events
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.journeys.sdk_shapes import extras
 
 BATCHES = "/v1/messages/batches"

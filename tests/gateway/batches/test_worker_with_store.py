@@ -14,7 +14,7 @@ from gateway.files.store import FileStore
 from gateway.files.uploads import Upload
 from tests.gateway.batches.object_store import HeldRoad
 from tests.gateway.batches.test_batches import create, line, lines_of, until_ended
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.files.contents import PostgresContents
 from gateway.files.store import FileStore
-from tests.gateway.two_tenants import id_of
+from tests.gateway.walls.two_tenants import id_of
 
 
 class Stage(Protocol):

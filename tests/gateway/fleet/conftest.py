@@ -14,7 +14,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
 from gateway.wire.openai.from_chat import from_openai
-from tests.gateway.fleet.scripted_upstream import API_KEY, UPSTREAM_MODEL, Upstream
+from tests.gateway.fleet.upstream.scripted_upstream import API_KEY, UPSTREAM_MODEL, Upstream
 
 
 @pytest_asyncio.fixture

@@ -15,7 +15,7 @@ from gateway.routes.anthropic.messages import MESSAGES
 from gateway.wire.anthropic.from_anthropic import from_count_tokens
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.gateway.fleet.test_conversations import ANSWER, TEXT, without_none
-from tests.gateway.wire.test_to_anthropic import read_stream, read_whole
+from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
 from tests.journeys.sdk_shapes import extras, said_by
 
 KEPT = st.sampled_from([None, None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])

@@ -14,7 +14,7 @@ from engine.fake.engine import FakeCore
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.fuzz.world import World, respond
-from tests.gateway.openapi.running import VOCAB_SIZE, running
+from tests.gateway.routes.openapi.running import VOCAB_SIZE, running
 
 
 @pytest.fixture(scope="module")

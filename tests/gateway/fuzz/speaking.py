@@ -19,8 +19,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.gateway.fuzz.conversations import Asked, to_raw
-from tests.gateway.wire.test_to_anthropic import read_stream, read_whole
-from tests.gateway.wire.test_to_openai import sdk
+from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
+from tests.gateway.wire.openai.test_to_chat import sdk
 from tests.journeys.sdk_shapes import extras, said, said_by, said_in
 
 TIMEOUT_S = 20.0

@@ -18,7 +18,7 @@ from tests.gateway.fuzz.asking import EXAMPLES
 from tests.gateway.fuzz.conversations import SURFACES, bodies, to_raw
 from tests.gateway.fuzz.speaking import counted
 from tests.gateway.fuzz.world import World
-from tests.gateway.openapi.running import TIMEOUT_S
+from tests.gateway.routes.openapi.running import TIMEOUT_S
 
 NUM_LINES, FEW = 24, 4
 """Of a batch, and batches of a surface."""

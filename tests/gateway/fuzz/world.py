@@ -17,7 +17,7 @@ from engine.fake.engine import FakeCore, drawn
 from engine.protocol import EngineRequest
 from engine.text.tokenizer import Tokenizer
 from tests.gateway.fuzz.asking import SEED_OF_A_CALL, Asker
-from tests.gateway.openapi.running import ROOT, TIMEOUT_S, VOCAB_SIZE, Running
+from tests.gateway.routes.openapi.running import ROOT, TIMEOUT_S, VOCAB_SIZE, Running
 
 TOKENIZER = Tokenizer.load(ROOT / "models" / "penny")
 SAYS = (

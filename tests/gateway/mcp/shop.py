@@ -13,7 +13,7 @@ import uvicorn
 from litestar import Litestar, Request, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from tests.gateway.openapi.running import TIMEOUT_S
+from tests.gateway.routes.openapi.running import TIMEOUT_S
 
 
 class Order(msgspec.Struct):

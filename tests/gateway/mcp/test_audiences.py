@@ -28,8 +28,8 @@ from gateway.tenancy.projects import create_project
 from gateway.tenancy.users import create_user
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from tests.databases import Databases
-from tests.gateway.openapi.fresh import fresh_worker, mcp_client
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.mcp_bridge.counting import counting
 from tests.mcp_bridge.processes import modern
 

@@ -25,9 +25,9 @@ from gateway.tenancy.keys.keys import create_key
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, LIMITED
 from mcp_bridge.trust.policy import SpendLimit, ToolRule
 from tests.databases import Databases
-from tests.gateway.openapi.fresh import fresh_worker, mcp_client
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
-from tests.gateway.tool_loop.scripted import core, script
+from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.routes.openapi.running import ACTOR, TIMEOUT_S, Running
+from tests.gateway.tools.scripted import core, script
 from tests.mcp_bridge.counting import Counting, counting
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")

@@ -12,8 +12,8 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
 from tests.databases import Databases
-from tests.gateway.openapi.fresh import fresh_worker, mcp_client
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.mcp_bridge.counting import counting
 
 CONFIG = """

@@ -21,11 +21,11 @@ from gateway.db import tenant
 from gateway.tenancy.keys.keys import create_key
 from tests.databases import Databases
 from tests.gateway.mcp.shop import Shop, selling
-from tests.gateway.openapi.fresh import fresh_worker
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
-from tests.gateway.tool_loop.scripted import core, mcp, script
+from tests.gateway.routes.openapi.fresh import fresh_worker
+from tests.gateway.routes.openapi.running import ACTOR, TIMEOUT_S, Running
+from tests.gateway.tools.scripted import core, mcp, script
 from tests.mcp_bridge.counting import Counting, counting
-from tests.mcp_bridge.stdio.servers import SDK_SERVER
+from tests.mcp_bridge.upstream.stdio.servers import SDK_SERVER
 
 CONFIG = """
 [mcp.stdio]

@@ -25,8 +25,8 @@ from gateway.mcp.pins import approve_changes, read_pins
 from gateway.settings.load import Settings, load
 from tests.databases import Databases
 from tests.gateway.mcp.shop import Shop, selling
-from tests.gateway.openapi.fresh import fresh_worker, mcp_client
-from tests.gateway.openapi.running import ACTOR, TIMEOUT_S, Running
+from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.routes.openapi.running import ACTOR, TIMEOUT_S, Running
 from tests.mcp_bridge.counting import counting
 
 CONFIG = """

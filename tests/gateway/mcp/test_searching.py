@@ -16,8 +16,8 @@ from gateway.db import tenant
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 from tests.databases import Databases
-from tests.gateway.openapi.fresh import fresh_worker, mcp_client
-from tests.gateway.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client
+from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.mcp_bridge.processes import running as processes
 
 CONFIG = """

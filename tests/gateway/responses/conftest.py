@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.gateway.openapi.conftest import worker
+from tests.gateway.routes.openapi.conftest import worker
 
 __all__ = ["worker"]

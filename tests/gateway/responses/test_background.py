@@ -41,9 +41,9 @@ from gateway.tenancy.tables import orgs, projects
 from gateway.wire.openai_responses.answer import begun
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from tests.gateway.inference.test_generate import open_office, spool, tasks
 from tests.gateway.office import PLAN, Office, ScriptedReplica
 from tests.gateway.responses.test_store import LIFETIME_S, SECRET
-from tests.gateway.test_inference import open_office, spool, tasks
 
 __all__ = ["open_office", "spool", "tasks"]
 BODY = b'{"model": "m", "input": "hello", "background": true}'

@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.gateway.openapi.running import Running
 from tests.gateway.responses.test_responses import ASKED, neighbour, to_client
+from tests.gateway.routes.openapi.running import Running
 from tests.journeys.sdk_shapes import extras
 
 

@@ -11,8 +11,8 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.kept import Owner
-from tests.gateway.test_tenant_verbs import SECRET
-from tests.gateway.two_tenants import id_of
+from tests.gateway.walls.test_tenant_verbs import SECRET
+from tests.gateway.walls.two_tenants import id_of
 
 
 class Stage(Protocol):

@@ -13,7 +13,7 @@ from gateway.db import create_engine
 from gateway.secret import Secret, SecretKey
 from gateway.vault.credentials import put_credential
 from gateway.vault.envelope import Vault
-from tests.gateway.test_cli import environ, folder, invoke
+from tests.gateway.cli.test_main import environ, folder, invoke
 
 __all__ = ["environ", "folder"]
 

@@ -29,7 +29,7 @@ from mcp_bridge.upstream.audience import EVERYBODY
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
 from mcp_bridge.upstream.transports.transport import NotSent
 from tests.gateway.a_secret import a_secret
-from tests.gateway.two_tenants import id_of
+from tests.gateway.walls.two_tenants import id_of
 
 
 class Stage(Protocol):

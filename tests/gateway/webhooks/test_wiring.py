@@ -13,8 +13,8 @@ from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
 from gateway.telemetry import Telemetry
 from gateway.webhooks.wiring import open_webhooks
+from tests.billing.alerts.test_alerts import cap
 from tests.billing.samples import an_attempt, an_event
-from tests.billing.test_alerts import cap
 from tests.gateway.webhooks.conftest import SECRET, Receiver, add_endpoint
 
 

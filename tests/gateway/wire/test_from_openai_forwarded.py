@@ -9,7 +9,7 @@ import pytest
 from gateway.wire.openai.chat import MAX_MESSAGES, MAX_PARTS
 from gateway.wire.openai.forward import BILLED_OTHERWISE, MAX_TOOLS
 from gateway.wire.openai.from_chat import ModelKind, from_openai
-from tests.gateway.wire.test_from_openai import HELLO, encode, refused
+from tests.gateway.wire.openai.test_from_chat import HELLO, encode, refused
 
 
 def test_everything_unknown_is_forwarded() -> None:

@@ -12,7 +12,7 @@ from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.counting import LOOK, counting
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import KEYS
-from tests.mcp_bridge.test_hosts import Worker
+from tests.mcp_bridge.upstream.transports.test_channel_owners import Worker
 
 HARMLESS, HARMFUL, ALONE = ("n" * 60 + end for end in (" reads only", " deletes", "!"))
 

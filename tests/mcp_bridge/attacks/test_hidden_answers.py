@@ -13,8 +13,8 @@ from mcp_bridge.provenance import META_KEY, clean_message
 from mcp_bridge.text_safety.hidden_text import hidden
 from tests.mcp_bridge.processes import LegacyClient, messages_of, modern
 from tests.mcp_bridge.test_hostile import OK, SSE
-from tests.mcp_bridge.test_reads import URI, new_world, reads_of
-from tests.mcp_bridge.test_trust import URL, World, bridge_of
+from tests.mcp_bridge.trust.test_read_permit import URI, new_world, reads_of
+from tests.mcp_bridge.trust.test_trust import URL, World, bridge_of
 
 EVIL = "a\x1b[31m\u202eb\u200b"
 SEEN = "ab"

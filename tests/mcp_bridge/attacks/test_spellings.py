@@ -12,7 +12,7 @@ from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, INVALID_PARAMS
 from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
-from tests.mcp_bridge.test_trust import URL, WEATHER, World, bridge_of, code_of
+from tests.mcp_bridge.trust.test_trust import URL, WEATHER, World, bridge_of, code_of
 
 NAMES = ("weather", "a.b", "long" * 30)
 NAMESPACES = ("identity", None)

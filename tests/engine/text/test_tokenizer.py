@@ -1,0 +1,110 @@
+"""engine.text.tokenizer against the library it wraps, and against broken folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError, InvalidRequest
+from engine.text.tokenizer import Tokenizer
+
+
+def test_special_tokens_are_read_from_both_spellings(tokenizer: Tokenizer) -> None:
+    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.bos_token_id == tokenizer.token_to_id("<s>") == 1
+    assert tokenizer.eos_token_id == tokenizer.token_to_id("</s>") == 2
+    assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+
+
+def test_special_tokens_in_text_are_parsed(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("<|im_start|>user\nhello<|im_end|>")
+    assert ids[0] == tokenizer.token_to_id("<|im_start|>")
+    assert ids[-1] == tokenizer.token_to_id("<|im_end|>")
+    assert tokenizer.decode(ids).strip() == "user\nhello"
+    assert "<|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_bos_is_added_only_when_asked(tokenizer: Tokenizer) -> None:
+    plain = tokenizer.encode("the dog")
+    framed = tokenizer.encode("the dog", add_special_tokens=True)
+    assert tokenizer.bos_token_id not in plain
+    has_post_processor = framed != plain
+    assert framed == ([tokenizer.bos_token_id, *plain] if has_post_processor else plain)
+
+
+@given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
+def test_text_survives_a_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+@given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+    # SentencePiece's vocabularies put a space before every text.
+    assert joined in (text.encode(), b" " + text.encode())
+
+
+def test_special_tokens_have_bytes_and_unknown_ids_have_none(tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_bytes(3) == b"<|im_start|>"
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
+
+
+def test_vocab_size_counts_added_tokens(tokenizer: Tokenizer, tokenizer_folder: Path) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert tokenizer.vocab_size == len(backend.get_vocab(with_added_tokens=True))
+
+
+def test_truncation_and_padding_of_the_training_are_switched_off(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    backend.enable_truncation(8)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.special_tokens == {}
+    assert tokenizer.eos_token_id is None
+    assert len(tokenizer.encode("dog " * 100)) >= 100
+    assert len(tokenizer.encode("x")) < 8
+
+
+def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tokenizer.encode("a\ud800")
+
+
+def test_a_folder_without_tokenizer_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: No such file"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}'])
+def test_a_broken_tokenizer_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: "):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", json.dumps(["a list"])])
+def test_a_broken_tokenizer_config_is_one_clear_line(
+    tokenizer_folder: Path, tmp_path: Path, content: str
+) -> None:
+    shutil.copy(tokenizer_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: "):
+        Tokenizer.load(tmp_path)
+
+
+penny = Tokenizer.load(Path(__file__).resolve().parents[3] / "models" / "penny")
+
+
+@given(st.text(max_size=200))
+def test_no_text_has_fewer_tokens_than_its_length_allows(text: str) -> None:
+    assert penny.fewest_tokens(len(text)) <= len(penny.encode(text))
+    assert penny.fewest_tokens(10_000_000) > 4096

@@ -1,0 +1,339 @@
+"""`tollgate up` as a process: one life, a kill -9, a rolling restart, and starts that must fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gateway.home import Home
+from tests.stack import with_cluster
+
+ROOT = Path(__file__).resolve().parents[3]
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+READY = "Tollgate is ready"
+UPSTREAM_ONLY = '[[model]]\nname = "far"\nupstream = "http://127.0.0.1:1/v1"\n'
+
+
+class Up:
+    """One home, and the `tollgate up` that runs on it at the moment."""
+
+    def __init__(self, folder: Path, config: str = UPSTREAM_ONLY) -> None:
+        self.home = folder / "home"
+        self.config = folder / "tollgate.toml"
+        self.config.write_text(config)
+        self.output = folder / "output"
+
+    def launch(self, *flags: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "gateway", "up", "--port", "0", *flags]
+        command += ["--home", str(self.home), "--config", str(self.config)]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            )
+        return self.process
+
+    def start(self, *flags: str) -> None:
+        self.launch(*flags)
+        until(lambda: "Tollgate is ready" in self.said() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said()
+
+    def runs(self) -> bool:
+        process = getattr(self, "process", None)
+        return process is not None and process.poll() is None
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def url(self) -> str:
+        found: str = json.loads((self.home / "credentials.json").read_text())["base_url"]
+        return found
+
+    def ready(self) -> bool:
+        return httpx.get(self.url().removesuffix("/v1") + "/health/ready").status_code == 200
+
+    def pids(self, name: str = "") -> dict[str, int]:
+        """Registered children by name."""
+        lines = {path: path.read_text().split() for path in self.home.glob(f"run/{name}*.pid")}
+        return {path.stem: int(line[1]) for path, line in lines.items() if line}
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Signal it and return its exit status. No child may remain."""
+        children = self.children()
+        self.process.send_signal(number)
+        status = self.process.wait(STOP_TIMEOUT_S)
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+        return status
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def made() -> Iterator[Up]:
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    up = Up(folder)
+    yield up
+    if up.runs():
+        up.end()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def fresh() -> Iterator[Up]:
+    """Its first start makes everything."""
+    with made() as up:
+        yield up
+
+
+@pytest.fixture
+def up(fresh: Up) -> Up:
+    with_cluster(Home(fresh.home))
+    return fresh
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Up]:
+    """For who needs a running one, whatever it lived through. It may be ended."""
+    with made() as up:
+        with_cluster(Home(up.home))
+        yield up
+
+
+@pytest.fixture
+def running(kept: Up) -> Up:
+    """Of two workers."""
+    if not kept.runs():
+        kept.start("--workers", "2")
+    return kept
+
+
+@pytest.mark.slow
+def test_one_life(fresh: Up) -> None:
+    up = fresh
+    up.start("--workers", "2")
+    assert up.ready()
+    path = up.home / "credentials.json"
+    known = json.loads(path.read_text())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert set(known) == {"base_url", "api_key", "admin_key"}
+    bearer = {"Authorization": f"Bearer {known['api_key']}"}
+    assert httpx.get(f"{known['base_url']}/models", headers=bearer).status_code == 200
+    assert known["api_key"] not in up.said(), "a key in an output that is kept"
+    for log in (up.home / "logs").iterdir():
+        assert known["api_key"] not in log.read_text(), log
+    assert sorted(name.partition("-")[0] for name in up.pids()) == [
+        *("postgres", "redis", "worker", "worker"),
+    ]
+
+    second = subprocess.run(
+        [*(sys.executable, "-m", "gateway", "up"), "--home", up.home, "--config", up.config],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 2
+    assert second.stderr == f"tollgate: {up.home} is in use by a running `tollgate up`\n"
+
+    for name in ("worker-0", "redis", "postgres"):
+        (before,) = up.pids(name).values()
+        os.kill(before, signal.SIGKILL)
+        until(lambda name=name, before=before: list(up.pids(name).values()) not in ([], [before]))
+        until(up.ready)
+
+    assert up.end() == 0
+    assert up.pids() == {}
+    keys = path.read_text()
+    up.start()
+    assert [line for line in path.read_text().splitlines() if "key" in line] == [
+        line for line in keys.splitlines() if "key" in line
+    ]
+    assert up.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_a_rolling_restart_refuses_nobody(running: Up) -> None:
+    up = running
+    before = up.pids("worker")
+    up.process.send_signal(signal.SIGHUP)
+    answers = []
+    while "All workers are new." not in up.said():
+        answers.append(up.ready())
+        time.sleep(0.01)
+    assert len(answers) > 10 and all(answers)
+    after = up.pids("worker")
+    assert len(after) == 2 and not set(before) & set(after)
+    assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
+
+
+@pytest.mark.slow
+def test_what_a_kill_9_leaves_is_gone_after_the_next_start(running: Up) -> None:
+    up = running
+    orphans = up.children()
+    assert len(orphans) >= 3
+    (worker,) = up.pids("worker-0").values()
+    os.kill(worker, signal.SIGSTOP)  # it cannot hear that its parent died, and holds the port
+    up.process.kill()
+    up.process.wait()
+    up.start("--port", up.url().removesuffix("/v1").rpartition(":")[2])
+    assert "Ended worker-0-" in up.said()
+    assert psutil.wait_procs(orphans, timeout=10)[1] == []
+    assert up.ready()
+    assert up.end() == 0
+
+
+NEGLIGENT = """
+import ctypes, subprocess, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+started = []
+for _ in sys.stdin:
+    started.append(subprocess.Popen(sys.argv[1:], stdout=sys.stderr))
+    print(started[-1].pid, flush=True)
+"""
+"""Starts its arguments once for each line, and reaps nothing: a container's PID 1, say."""
+
+
+@pytest.mark.slow
+def test_a_kill_9_of_everything_under_a_parent_that_reaps_nothing(up: Up) -> None:
+    command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--home", str(up.home)]
+    command += ["--config", str(up.config)]
+    with up.output.open("wb") as output:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", NEGLIGENT, *command],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+        )
+    assert parent.stdin is not None and parent.stdout is not None
+    try:
+        for number in (1, 2):
+            parent.stdin.write(b"start\n")
+            parent.stdin.flush()
+            started = psutil.Process(int(parent.stdout.readline()))
+            until(lambda n=number, it=started: up.said().count(READY) == n or gone(it))
+            assert up.said().count(READY) == number, up.said()
+            assert up.ready()
+            everything = [started, *started.children(recursive=True)]
+            assert len(everything) >= 4
+            postmaster = psutil.Process(up.pids("postgres")["postgres"])
+            started.suspend()  # it would reap, and tell Postgres to leave in good order
+            for each in (postmaster, *everything):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            until(lambda each=everything: all(gone(it) for it in each))
+            assert postmaster.status() == psutil.STATUS_ZOMBIE
+            assert (up.home / "postgres" / "postmaster.pid").exists()
+    finally:
+        for child in psutil.Process(parent.pid).children(recursive=True):
+            child.kill()
+        parent.stdin.close()
+        parent.wait(STOP_TIMEOUT_S)
+        parent.stdout.close()
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
+    """A start that is interrupted twice while it waits for something that does not come."""
+    up = running
+    for worker in up.pids("worker").values():
+        os.kill(worker, signal.SIGSTOP)  # it cannot drain
+    children = up.children()
+    up.process.send_signal(signal.SIGINT)
+    until(lambda: "Stopping." in up.said())
+    with pytest.raises(subprocess.TimeoutExpired):
+        up.process.wait(1)
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(10) == 0
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
+    folder = up.home.parent / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / "models" / "penny" / name, folder / name)
+    process = up.launch("--model", str(folder))
+    assert process.wait(START_TIMEOUT_S) == 1
+    (line,) = up.said().splitlines()
+    assert line.startswith("tollgate: engine-0: ") and "NoSuchForCausalLM" in line
+    assert (up.home / "logs" / "engine-0.log").read_text().count("NoSuchForCausalLM") == 1
+    assert up.pids() == {}
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_later_in_life_is_tried_again(up: Up) -> None:
+    folder = up.home.parent / "penny"
+    shutil.copytree(ROOT / "models" / "penny", folder)
+    up.start("--model", str(folder))
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    os.kill(up.pids("engine")["engine-0"], signal.SIGKILL)
+    log = up.home / "logs" / "engine-0.log"
+    until(lambda: log.read_text().count("NoSuchForCausalLM") >= 2)
+    assert up.process.poll() is None, up.said()
+    (folder / "config.json").write_text(config)
+    until(up.ready)
+    assert up.end() == 0
+
+
+def test_a_port_in_use_is_one_line_and_starts_nothing(up: Up) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert up.launch("--port", str(port)).wait(START_TIMEOUT_S) == 2
+    assert up.said() == (
+        f"tollgate: host, port: 127.0.0.1:{port}: Address already in use; "
+        "--port or TOLLGATE_PORT chooses another\n"
+    )
+    assert up.pids() == {}
+
+
+@pytest.mark.slow
+def test_the_printed_examples_can_be_pasted(fresh: Up) -> None:
+    """With penny, as a newcomer starts it; and what its cache holds is said."""
+    up = fresh
+    up.config.write_text("[engine]\nnum_blocks = 700\n")
+    up.start()
+    first, curl, python = up.said().split("\n\n", 2)
+    assert "penny: 700 KV blocks of 16 tokens, context of " in first
+    assert curl.startswith("curl ") and python.startswith("import json\n")
+    for command in (["/bin/sh", "-c", curl], [sys.executable, "-c", python]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        answer = done.stdout
+        if command[0] == "/bin/sh":
+            answer = json.loads(answer)["choices"][0]["message"]["content"]
+        assert len(answer.split()) >= 2, answer

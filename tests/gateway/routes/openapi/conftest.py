@@ -1,0 +1,21 @@
+"""One worker for all tests of the document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.databases import Databases
+from tests.gateway.routes.openapi.fresh import fresh_worker
+from tests.gateway.routes.openapi.running import Running
+
+
+@pytest.fixture(scope="module")
+def worker(
+    databases: Databases, redis_server_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    folder: Path = tmp_path_factory.mktemp("openapi")
+    with fresh_worker(databases, redis_server_url, folder) as found:
+        yield found
