@@ -20,6 +20,7 @@ RUN pip install --no-cache-dir -r requirements/uv.txt \
  && pip install --no-cache-dir --require-hashes -r requirements/runtime.lock
 
 COPY pyproject.toml README.md ./
+COPY foundation foundation
 COPY engine engine
 COPY gateway gateway
 COPY billing billing

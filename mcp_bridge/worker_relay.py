@@ -20,8 +20,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError, from_error
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Relay:
         await self._heard.wait()
 
     async def close(self) -> None:
-        await end(*self._tasks)
+        await end_tasks(*self._tasks)
         try:
             await self._redis.delete(alive_key(self.worker))
         except RedisError:

@@ -19,7 +19,7 @@ MAX_FILE_LINES = 700
 MAX_FUNCTION_LINES = 70
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
-ROOMS = ("engine", "gateway", "billing", "mcp_bridge")
+ROOMS = ("foundation", "engine", "gateway", "billing", "mcp_bridge")
 
 
 @cache

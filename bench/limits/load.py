@@ -19,13 +19,13 @@ from redis.asyncio import from_url
 
 from bench.limits.journal import Admitted, Counted, Ends, Journal, Ready, Wrote
 from bench.limits.tenant import MODELS, NARROW, callers
+from foundation.tasks import TaskSet
 from gateway.limits import limiter as limits
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.outcomes import Units
 from gateway.principal import Principal
-from gateway.tasks import TaskSet
 
 GO = "bench:go"
 """Set when all processes are ready."""

@@ -25,8 +25,8 @@ from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.ingestion.settle_late import settle_late
-from billing.loops import Unforeseen
 from billing.spool.spool import Spool
+from foundation.tasks import LogAndContinue
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -139,7 +139,7 @@ class Shipper:
             return
 
     async def _adopt_forever(self, parent: Path) -> None:
-        unforeseen = Unforeseen(log, "nothing is adopted")
+        unforeseen = LogAndContinue(log, "nothing is adopted")
         while True:
             with unforeseen:
                 await self._adopt_all(parent)

@@ -22,8 +22,8 @@ from billing.invoices.invoice import latest_invoice
 from billing.invoices.lines.accounts import account_of, orgs_with_account
 from billing.invoices.states import DRAFT
 from billing.invoices.suspension import has_changed
-from billing.loops import Unforeseen
 from billing.tables import to_moment
+from foundation.tasks import LogAndContinue
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Invoicer:
             self._looking = None
 
     async def _look_forever(self) -> None:
-        unforeseen = Unforeseen(log, "invoices wait")
+        unforeseen = LogAndContinue(log, "invoices wait")
         while True:
             await asyncio.sleep(self._interval_s)
             with unforeseen:

@@ -16,8 +16,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.loops import Unforeseen
 from billing.reconciliation.agreement import Agreement, EngineCount, agree
+from foundation.tasks import LogAndContinue
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -85,7 +85,7 @@ class DailyAgreement:
 
     async def _look_forever(self) -> None:
         # Whatever it is: the row says that today nobody has ended it.
-        unforeseen = Unforeseen(log, "the books could not be compared")
+        unforeseen = LogAndContinue(log, "the books could not be compared")
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S * JITTER.uniform(0.5, 1.5))
             with unforeseen:

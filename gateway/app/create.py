@@ -31,6 +31,7 @@ from billing.pricing.price_book import PriceBook
 from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
+from foundation.tasks import TaskSet
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.auth.errors import AuthError, MissingScope
@@ -76,7 +77,6 @@ from gateway.routes.shared.schema import complete, openapi_config
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.load import Settings
-from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.tenancy.money.suspension import tell_workers

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

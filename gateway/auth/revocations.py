@@ -38,7 +38,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.tokens.grants import revoke_grant
@@ -47,7 +47,6 @@ from gateway.auth.oauth.tokens.token_tables import revocations
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +214,7 @@ class Denylist:
     async def close(self) -> None:
         await self._listener.close()
         if self._task is not None:
-            await end(self._task)
+            await end_tasks(self._task)
             self._task = None
 
     @property
@@ -300,7 +299,7 @@ class Denylist:
         return self._polled_at + HEALTHY_POLL_S - self._clock()
 
     async def _run(self) -> None:
-        unforeseen = Unforeseen(log, "revocations cannot be read")
+        unforeseen = LogAndContinue(log, "revocations cannot be read")
         while True:
             self._wake.clear()
             with unforeseen:

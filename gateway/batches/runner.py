@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.auth.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
@@ -39,7 +39,6 @@ from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.telemetry import Telemetry
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -120,13 +119,13 @@ class BatchRunner:
         if self._running and self._tasks:
             await asyncio.wait(list(self._running), timeout=CLOSE_TIMEOUT_S)
         for task in (*self._running, *self._attended, *self._tasks):
-            await end(task)
+            await end_tasks(task)
         self._tasks.clear()
 
     # ---- what there is to do
 
     async def _look_forever(self) -> None:
-        unforeseen = Unforeseen(log, "batches wait")
+        unforeseen = LogAndContinue(log, "batches wait")
         while True:
             with unforeseen:
                 try:

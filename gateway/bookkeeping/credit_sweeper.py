@@ -12,8 +12,8 @@ import logging
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits.lines import Turn, sweep
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

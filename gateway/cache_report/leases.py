@@ -26,12 +26,12 @@ from billing.events import UsageEvent
 from billing.ingestion.shipper import OnBooked
 from engine.protocol import LeaseEnded, LeaseGranted
 from engine.transport.client import Engine
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.engine.kept_prefixes import AskedToKeep
 from gateway.limits.recounts import recounting
 from gateway.lru import Lru
 from gateway.settings.models import ModelConfig
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt
+from foundation.periodic import Flusher
 from gateway.cache_report.notes import CacheNote, PrefixLabel, to_label
 from gateway.cache_report.rows import (
     MAX_PREFIXES,
@@ -35,7 +36,6 @@ from gateway.cache_report.rows import (
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.engine.cache_outcome import UNBROKEN, CacheCause, MessagePlace
 from gateway.lru import Lru
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

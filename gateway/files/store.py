@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.files.contents import Contents
 from gateway.files.errors import FilesError, FileStoreUnknown
 from gateway.files.files import SWEEP_BATCH, File, end_files, forget_file
 from gateway.files.uploads import FileTooLarge, Upload, begin_upload
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

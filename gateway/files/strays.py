@@ -16,11 +16,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.files.errors import FilesError
 from gateway.files.s3_contents import PLACE, Place, S3Contents
 from gateway.files.tables import files
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

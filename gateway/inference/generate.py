@@ -22,6 +22,7 @@ from billing.events import Attempt, Quantities, Tags, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import Rated
 from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
 from gateway.cache_report.notes import OnCached, note_of, unnoted
 from gateway.fleet.engine.cache_outcome import CacheOutcome
 from gateway.fleet.errors import (
@@ -48,7 +49,6 @@ from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.limits.spending import to_nano
 from gateway.pauses import Rest, Rests
 from gateway.principal import Principal
-from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from billing.ingestion.settle_late import settle_orphan
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import rate
 from engine.protocol import OrphanedUsage
+from foundation.tasks import TaskSet
 from gateway.inference.metering import from_engine
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Units
 from gateway.limits.spending import to_nano
-from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.superseded import take_back
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.recounts import recounting
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from foundation.tasks import TaskSet
 from gateway.limits.limiter import NOTHING, STEP_TOKENS, Extension, Limiter
 from gateway.limits.outcomes import Admission, Units
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.pauses import Rest
-from gateway.tasks import TaskSet
 
 AHEAD_TOKENS = STEP_TOKENS // 2
 """How much of what was granted may be left when the next step is asked for."""

@@ -19,9 +19,9 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.outcomes import BucketKind, ScopeLimits, Units
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

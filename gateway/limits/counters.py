@@ -33,6 +33,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from billing.events import UsageEvent
+from foundation.tasks import end_tasks
 from gateway.ids import uuid7
 from gateway.limits.outcomes import ScopeName
 from gateway.limits.redis.data_loss import EverUsed
@@ -40,7 +41,6 @@ from gateway.limits.redis.keys import org_keys
 from gateway.limits.redis.pipeline import QueueFull
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Counters:
         self._since: int | None = None
 
     async def close(self) -> None:
-        await end(*self._building.values())
+        await end_tasks(*self._building.values())
 
     # ---- how they begin
 

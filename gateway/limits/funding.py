@@ -26,13 +26,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.redis.keys import org_keys
 from gateway.limits.redis.scripts import LimiterUnavailable, Scripts
 from gateway.limits.spending import MAX_NANO
 from gateway.lru import Lru
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Funds:
 
     async def close(self) -> None:
         for task in list(self._running.values()):
-            await end(task)
+            await end_tasks(task)
 
     def is_short(self, org_id: str, model: str) -> bool:
         """More was asked for a moment ago, and was not there."""
@@ -214,7 +213,7 @@ class Funds:
 
     async def renew_forever(self, running: Callable[[], Iterable[OrgCounter]]) -> None:
         """`running`: whose requests run here."""
-        unforeseen = Unforeseen(log, "a lease on a balance is not renewed")
+        unforeseen = LogAndContinue(log, "a lease on a balance is not renewed")
         while True:
             await asyncio.sleep(RENEW_INTERVAL_S)
             served, self._served = self._served | set(running()), set()

@@ -58,8 +58,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import PriceSet
-from billing.loops import Unforeseen
 from engine.protocol import Lane
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
 from gateway.limits.day_buckets import DayBuckets
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
@@ -88,7 +88,6 @@ from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scrip
 from gateway.limits.reservation import bounded, reservation, to_charges, to_script
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
-from mcp_bridge.task_ending import end
 
 __all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
 
@@ -171,7 +170,7 @@ class Limiter:
         """Leases that are still open are left to expire."""
         await self._outage.close()
         while self._running:
-            await end(self._running.pop())
+            await end_tasks(self._running.pop())
         await self.counters.close()
         await self.funds.close()
 
@@ -418,7 +417,7 @@ class Limiter:
             return Settlement.DEFERRED
 
     async def _renew_forever(self) -> None:
-        unforeseen = Unforeseen(log, "leases not renewed")
+        unforeseen = LogAndContinue(log, "leases not renewed")
         while True:
             wait_s = RETRY_S
             with unforeseen:
@@ -432,7 +431,7 @@ class Limiter:
 
     async def _watch_forever(self) -> None:
         """Redis that has lost what it knew is told what runs here, and of what is in the books."""
-        unforeseen = Unforeseen(log, "not watched")
+        unforeseen = LogAndContinue(log, "not watched")
         while True:
             await asyncio.sleep(WATCH_S)
             with unforeseen:

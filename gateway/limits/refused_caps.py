@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import CapRefusal, raise_for_refusals
+from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.spending import PICO_PER_NANO, Cap
 from gateway.lru import Lru
-from gateway.tasks import Flusher
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from billing.money import Pico
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import rate
 from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
 from gateway.inference.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.limiter import Admission, Limiter, Refusal
@@ -32,7 +33,6 @@ from gateway.limits.spending import to_nano
 from gateway.lru import Lru
 from gateway.principal import Principal, Suspended
 from gateway.settings.mcp_servers import priced_as
-from gateway.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, LIMITED, RpcError
 from mcp_bridge.routing.guard import Outcome

@@ -16,13 +16,12 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.audit.log import Actor, Event, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
 from mcp_bridge.caller import Caller
 from mcp_bridge.routing.guard import Outcome
-from mcp_bridge.task_ending import end
 from mcp_bridge.trust.call_records import CallRecord, Denial, ReadRecord
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class AuditRecords:
         if self._waiting.qsize():
             log.error("mcp: %d entries of the audit log are lost", self._waiting.qsize())
         if self._task is not None:
-            await end(self._task)
+            await end_tasks(self._task)
 
     async def listed(
         self, caller: Caller, server: str, method: str, count: int, stale: bool
@@ -110,7 +109,7 @@ class AuditRecords:
         await self._waiting.put(Entry(caller, "mcp.sampled", server, after))
 
     async def _run(self) -> None:
-        unforeseen = Unforeseen(log, "mcp: audit not written")
+        unforeseen = LogAndContinue(log, "mcp: audit not written")
         while True:
             batch = [await self._waiting.get()]
             await asyncio.sleep(WRITE_EVERY_S)

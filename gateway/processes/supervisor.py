@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
-from billing.loops import Unforeseen
 from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
+from foundation.tasks import LogAndContinue
 from gateway.home import Home, HomeLock
 from gateway.logs import last_error
 from gateway.processes import credentials_file as credentials
@@ -333,7 +333,7 @@ class Supervisor:
                 self._say("All workers are new.")
 
     async def _cut_logs(self) -> None:
-        unforeseen = Unforeseen(log, "logs are not cut")
+        unforeseen = LogAndContinue(log, "logs are not cut")
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             with unforeseen:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.errors import to_face
 from gateway.inference.delivery import Delivery
@@ -29,7 +29,6 @@ from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +79,10 @@ class Background:
             _, late = await asyncio.wait(self._followers, timeout=CLOSE_TIMEOUT_S)
             for task in late:
                 log.warning("%s is left to be recovered", task.get_name())
-                await end(task)
+                await end_tasks(task)
         for round_ in (self._rounds, self._writing):
             if round_ is not None:
-                await end(round_)
+                await end_tasks(round_)
 
     async def run(self, created: Created, *, within: Within | None = None) -> bytes:
         """The answer as it stands: queued. `within`: what stands or falls with it.
@@ -211,7 +210,7 @@ class Background:
                 await asyncio.sleep(ENDING_PAUSE_S)
 
     async def _write_forever(self) -> None:
-        unforeseen = Unforeseen(log, "background events were not written")
+        unforeseen = LogAndContinue(log, "background events were not written")
         while True:
             await asyncio.sleep(EVENTS_INTERVAL_S)
             with unforeseen:
@@ -222,7 +221,7 @@ class Background:
                     log.warning("background events wait (%s)", type(error).__name__)
 
     async def _beat_forever(self) -> None:
-        unforeseen = Unforeseen(log, "background responses were not looked after")
+        unforeseen = LogAndContinue(log, "background responses were not looked after")
         clock = asyncio.get_running_loop().time
         recover_at = 0.0
         while True:

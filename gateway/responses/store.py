@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.fleet.errors import BadField
@@ -174,7 +174,7 @@ class ResponseStore(KeptRows):
 
     async def sweep_forever(self) -> None:
         """Runs in every worker until it is cancelled."""
-        unforeseen = Unforeseen(log, "responses were not swept")
+        unforeseen = LogAndContinue(log, "responses were not swept")
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             with unforeseen:

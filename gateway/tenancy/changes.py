@@ -23,10 +23,9 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.db import tenant
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +96,12 @@ class ChangeListener:
 
     async def close(self) -> None:
         if self._task is not None:
-            await end(self._task)
+            await end_tasks(self._task)
             self._task = None
 
     async def _run(self) -> None:
         backoff_s = HEARTBEAT_S
-        unforeseen = Unforeseen(log, f"{self._channel}: listener lost")
+        unforeseen = LogAndContinue(log, f"{self._channel}: listener lost")
         while True:
             started = self._clock()
             pubsub = self._redis.pubsub()

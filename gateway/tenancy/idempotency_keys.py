@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.corrections.superseded import supersede
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue
 from gateway.audit.tables import entries, heads
 from gateway.conflicts import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.db import tenant
@@ -236,7 +236,7 @@ class IdempotencyKeys:
 
     async def sweep_forever(self) -> None:
         """Runs in every worker until it is cancelled."""
-        unforeseen = Unforeseen(log, "idempotency keys were not swept")
+        unforeseen = LogAndContinue(log, "idempotency keys were not swept")
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             with unforeseen:

@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts import alerts, unusual_spend
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
@@ -30,7 +30,6 @@ from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_at
 from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -82,13 +81,13 @@ class Sender:
     async def close(self) -> None:
         """What is under way is given up; its lease ends by itself, and somebody tries again."""
         if self._polling is not None:
-            await end(self._polling)
+            await end_tasks(self._polling)
             self._polling = None
         for task in list(self._sending):
-            await end(task)
+            await end_tasks(task)
 
     async def _poll_forever(self) -> None:
-        unforeseen = Unforeseen(log, "webhooks wait")
+        unforeseen = LogAndContinue(log, "webhooks wait")
         while True:
             with unforeseen:
                 try:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
 from mcp_bridge.protocol.header_schemas import listed
@@ -35,7 +36,6 @@ from mcp_bridge.protocol.translation import (
     without_reserved,
 )
 from mcp_bridge.provenance import clean_error
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.transports.transport import Carried, Spent
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
@@ -392,7 +392,7 @@ async def both(
                     return
                 yield event
     finally:
-        await end(*(task for task in (coming, hearing) if task is not None))
+        await end_tasks(*(task for task in (coming, hearing) if task is not None))
 
 
 async def next_of(said: AsyncGenerator[Event]) -> Event | None:

@@ -21,10 +21,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.transports.transport import Spent
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
@@ -121,7 +121,7 @@ class Shared:
 
     async def close(self) -> None:
         if self.task is not None:
-            await end(self.task)
+            await end_tasks(self.task)
         self._has_ended()  # one that had not begun says nothing
 
     def _has_ended(self) -> None:
@@ -220,7 +220,7 @@ class SharedStreams:
 
     async def close(self) -> None:
         if self._signing is not None:
-            await end(self._signing)
+            await end_tasks(self._signing)
         await asyncio.gather(*(self._close(key) for key in list(self._open)))
 
     async def drop(self, whose: str) -> None:
@@ -257,7 +257,7 @@ class SharedStreams:
                 log.info("mcp: %s: its stream is not there in time", upstream.name)
             yield None if staying.done() else heard
         finally:
-            await end(staying)
+            await end_tasks(staying)
 
     async def _stay(
         self,
@@ -330,7 +330,7 @@ class SharedStreams:
         try:
             goes_on = await shared.hear(take, ready)
         finally:
-            await end(telling)
+            await end_tasks(telling)
         mute_s = max(0.0, shared.upstream.mute_until - time.monotonic())
         return {"goes_on": goes_on, "mute_s": mute_s}
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpcore
 from redis.asyncio import Redis
 
+from foundation.tasks import end_tasks
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -27,7 +28,6 @@ from mcp_bridge.routing.shared_streams import SharedStreams
 from mcp_bridge.server.legacy import LegacyFace
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.server.modern import ModernFace
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
 from mcp_bridge.upstream.credentials import Whose
 from mcp_bridge.upstream.transports.factory import Carriers, whose_of
@@ -100,7 +100,7 @@ class Bridge:
     async def close(self) -> None:
         """What is under way ends by name."""
         if self._sweeper is not None:
-            await end(self._sweeper)
+            await end_tasks(self._sweeper)
         await self.legacy.close()
         await self.modern.close()
         await self.watches.close()

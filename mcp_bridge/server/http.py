@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.eras import (
@@ -46,7 +47,6 @@ from mcp_bridge.server.streams import (
     forgotten,
     read_event_id,
 )
-from mcp_bridge.task_ending import end
 from mcp_bridge.worker_relay import Emit, OwnerGone
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,7 @@ class Visit:
                     return
             await self._end_with(answer, message["id"])
         finally:
-            await end(*tasks, again_s=ENDING_S)
+            await end_tasks(*tasks, again_s=ENDING_S)
 
     async def _answer_modern(
         self, envelope: Envelope, message: Message, emit: Emit
@@ -375,7 +375,7 @@ class Visit:
                     await stream.prime()
                     await self._event(sse.KEEPALIVE)
         finally:
-            await end(leaving, hearing)
+            await end_tasks(leaving, hearing)
 
     async def _finish(self, stream: Stream) -> None:
         if self._started:
@@ -443,7 +443,7 @@ class Visit:
                 quiet_s += pause_s
                 pause_s = min(2 * pause_s, LAST_LOOK_S)
         finally:
-            await end(leaving)
+            await end_tasks(leaving)
 
     async def _is_answered(self, session: Session, last: Place, request_id: rpc.RequestId) -> bool:
         """Whether what the client had last is the answer: nothing comes after it."""

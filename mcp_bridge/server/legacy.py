@@ -11,6 +11,7 @@ import logging
 from contextlib import aclosing
 from typing import Any
 
+from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import MAX_ROUNDS
@@ -63,7 +64,6 @@ from mcp_bridge.server.sign_in import to_url_required
 from mcp_bridge.server.slots import Places
 from mcp_bridge.server.streams import Stream
 from mcp_bridge.server.subscriptions import SUBSCRIBE, UNSUBSCRIBE, subscribe, unsubscribe
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.upstream import MAX_SESSION_ID_LENGTH, SETUP_TIMEOUT_S, Upstream, as_object
 from mcp_bridge.worker_relay import Payload, Relay
 
@@ -99,7 +99,7 @@ class LegacyFace:
         self.streams.begin_drain()
 
     async def close(self) -> None:
-        await end(*self._calls.values(), *self._tasks)
+        await end_tasks(*self._calls.values(), *self._tasks)
         await self.streams.close()
 
     # Sessions.

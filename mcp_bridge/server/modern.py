@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge import task_ending as ending
+from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import (
@@ -423,7 +423,7 @@ async def end(
 async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
     """Who waits for the next event is done before nobody may."""
     if coming is not None:
-        await ending.end(coming)
+        await end_tasks(coming)
     await events.aclose()
 
 

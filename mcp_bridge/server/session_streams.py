@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, is_loud_enough
 from mcp_bridge.protocol.rpc import Message, RpcError
@@ -31,7 +32,6 @@ from mcp_bridge.routing.sessions import Session, Sessions
 from mcp_bridge.server.elicitation import Questions
 from mcp_bridge.server.list_watch import Watch, Watches
 from mcp_bridge.server.streams import Stream
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.upstream import SessionEnded, Upstream
 from mcp_bridge.worker_relay import Payload, Relay
 
@@ -77,7 +77,7 @@ class SessionStreams:
             self._leave(session_id)
 
     async def close(self) -> None:
-        await end(*self.tasks)
+        await end_tasks(*self.tasks)
 
     async def ended(self, session: Session) -> None:
         """Every worker is told."""
@@ -157,13 +157,13 @@ class SessionStreams:
                         before.uris = uris
                         continue
                     if before is not None:
-                        await end(before.task)
+                        await end_tasks(before.task)
                     found = followed[upstream.name] = Followed(uris)
                     work = self._follow_one(reach, session, upstream, found, stream)
                     found.task = asyncio.create_task(work)
                 await changed.wait()
         finally:
-            await end(watching, *(each.task for each in followed.values()))
+            await end_tasks(watching, *(each.task for each in followed.values()))
 
     async def _follow_one(
         self, reach: Reach, session: Session, upstream: Upstream, found: Followed, stream: Stream

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from mcp_bridge import task_ending as ending
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED, SUBSCRIPTION_META
 from mcp_bridge.protocol.rpc import Message, RpcError
@@ -59,7 +59,7 @@ async def listen(
             answering, owned = await listener.find()
             await beginning
         finally:
-            await ending.end(beginning)
+            await end_tasks(beginning)
         await listener.run(answering, owned, watch, emit, drains)
 
 
@@ -103,7 +103,7 @@ class Listener:
                 following.append(group.create_task(watch.run(self._tell)))
                 await drains.wait()
             finally:
-                await ending.end(*following, again_s=SETUP_TIMEOUT_S)
+                await end_tasks(*following, again_s=SETUP_TIMEOUT_S)
 
     async def _wait_for(self, acknowledgments: int) -> None:
         try:

@@ -13,9 +13,9 @@ import pytest
 from billing.ingestion import shipper as worker
 from billing.ingestion.shipper import Shipper
 from billing.invoices.invoicer import Invoicer
-from billing.loops import LOG_AGAIN_S, Unforeseen
 from billing.reconciliation import daily
 from billing.reconciliation.daily import DailyAgreement
+from foundation.tasks import LOG_AGAIN_S, LogAndContinue
 
 log = logging.getLogger(__name__)
 NO_DB: Any = object()
@@ -80,7 +80,7 @@ async def test_a_loop_goes_on(
 
 def test_a_loop_that_always_fails_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    unforeseen = Unforeseen(log, "not done", clock=lambda: now)
+    unforeseen = LogAndContinue(log, "not done", clock=lambda: now)
     for _ in range(5):
         with unforeseen:
             raise ValueError
@@ -94,5 +94,5 @@ def test_a_loop_that_always_fails_is_logged_now_and_then(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
 def test_what_ends_a_task_passes(error: type[BaseException]) -> None:
-    with pytest.raises(error), Unforeseen(log, "not done"):
+    with pytest.raises(error), LogAndContinue(log, "not done"):
         raise error

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from foundation.periodic import Flusher
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.revocations import Denylist
 from gateway.limits import funding, limiter
 from gateway.limits.limiter import Limiter
-from gateway.tasks import Flusher
 from gateway.tenancy import changes as tenancy_changes
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import ChangeListener
@@ -28,15 +28,15 @@ NOTHING: Any = object()
 
 class Notes(Flusher):
     def __init__(self, work: Work) -> None:
-        super().__init__("notes", 0.001)
         self.flush = work  # type: ignore[method-assign]
+        super().__init__("notes", 0.001)
 
     async def flush(self) -> None:
         raise AssertionError("replaced")
 
 
 def flusher(work: Work, patch: Patch) -> Awaitable[None]:
-    return Notes(work)._flush_forever()
+    return Notes(work)._periodic.run()
 
 
 def nowhere() -> redis.asyncio.Redis:

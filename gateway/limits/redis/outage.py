@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.ids import uuid7
 from gateway.limits.redis.keys import org_keys, org_of
 from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, Grant, LocalBuckets
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ class Outage:
 
     async def close(self) -> None:
         if self._mending is not None:
-            await end(self._mending)
+            await end_tasks(self._mending)
 
     def defer(self, lease_id: str, call: Call) -> None:
         """Settle it when Redis is back."""
@@ -98,7 +97,7 @@ class Outage:
     async def _mend(self) -> None:
         """Until Redis is back, and has stayed until all that waited for it is done."""
         wait_s = FIRST_PROBE_S
-        unforeseen = Unforeseen(log, "Redis is not looked for")
+        unforeseen = LogAndContinue(log, "Redis is not looked for")
         while self._scripts.is_away or self._deferred:
             await asyncio.sleep(wait_s)
             wait_s = min(MAX_PROBE_S, 2 * wait_s)

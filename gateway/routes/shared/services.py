@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ingestion.shipper import Shipper
-from billing.loops import Unforeseen
 from billing.spool.spool import Spool
 from engine.transport.client import Engine
+from foundation.tasks import LogAndContinue
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.federation.wiring import Federation
@@ -98,7 +98,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     async def observe_forever(self) -> None:
         """Runs in every worker until it is cancelled."""
-        unforeseen = Unforeseen(log, "not observed")
+        unforeseen = LogAndContinue(log, "not observed")
         while True:
             with unforeseen:
                 self.observe()

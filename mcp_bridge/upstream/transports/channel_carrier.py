@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.upstream.transports.channel import LISTENING, SENT, Ask, Told
 from mcp_bridge.upstream.transports.channel_owners import Hosts
@@ -108,7 +108,7 @@ class ChannelCarrier:
         try:
             yield answer
         finally:
-            await end(answer.ending, again_s=ENDING_S)
+            await end_tasks(answer.ending, again_s=ENDING_S)
 
     async def _begin(
         self,
@@ -131,7 +131,7 @@ class ChannelCarrier:
         try:
             first = await next_of(said, ending, read_s)
         except BaseException:
-            await end(ending, again_s=ENDING_S)
+            await end_tasks(ending, again_s=ENDING_S)
             raise
         return ChannelAnswer(first, said, ending, read_s, on_change)
 

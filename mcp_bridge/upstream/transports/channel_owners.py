@@ -21,8 +21,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import SAMPLING_BY
-from mcp_bridge.task_ending import end
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
 from mcp_bridge.upstream.transports.channel import Ask, Channel, Emit, Line, Told
@@ -211,10 +211,10 @@ class Hosts:
 
     async def close(self) -> None:
         if self._signing is not None:
-            await end(self._signing)
+            await end_tasks(self._signing)
         if signs := list(self._signs.values()):  # one of them may be ending a connection
             await asyncio.wait(signs, timeout=CLOSE_S)
-            await end(*signs)
+            await end_tasks(*signs)
         places = list(self._hosts)
         await asyncio.gather(*(self._let_go(place) for place in places))
 

@@ -19,6 +19,7 @@ from billing.ingestion.shipper import nobody
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from billing.tables import usage_events
+from foundation.tasks import TaskSet
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import Batch, create_batch, get_batch
 from gateway.batches.endpoints import Endpoint, ask_surface, in_anthropic_shape
@@ -35,7 +36,6 @@ from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.inference.calls import Surface
 from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter
-from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
 from tests.gateway.office import AsListed, ScriptedReplica

@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
 from gateway.cache_report.notes import CacheNote, OnCached
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.fleet.router import Fleet, Route
 from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter
-from gateway.tasks import TaskSet
 from tests.gateway.office import AsListed, Office, ScriptedReplica, read
 
 Open = Callable[[OnCached, ScriptedReplica], Office]

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from billing.events import Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool, SpoolBroken
+from foundation.tasks import TaskSet
 from gateway.errors import to_face
 from gateway.fleet.errors import (
     DeadlinePassed,
@@ -35,7 +36,6 @@ from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn
 from gateway.limits.limiter import LimiterUnavailable
 from gateway.principal import Plan
-from gateway.tasks import TaskSet
 from tests.gateway.office import (
     INPUT_TOKENS,
     AsListed,

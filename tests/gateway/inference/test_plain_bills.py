@@ -17,13 +17,13 @@ from billing.spool.spool import Spool
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from foundation.tasks import TaskSet
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import CompletionPrompt, EmbeddingPrompt, GenerateRequest, Heading
 from gateway.inference.generate import Desk
 from gateway.principal import Plan
-from gateway.tasks import TaskSet
 from gateway.wire.openai.embeddings import to_embeddings
 from gateway.wire.openai.to_completions import to_completions
 from tests.gateway.office import Office, WatchedLimiter, read

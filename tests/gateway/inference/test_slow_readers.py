@@ -20,6 +20,7 @@ from billing.spool.spool import Spool
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from foundation.tasks import TaskSet
 from gateway.app.connection import Connection
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -31,7 +32,6 @@ from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Deli
 from gateway.inference.generate import Desk
 from gateway.principal import Plan
 from gateway.routes.shared.reply import Reply
-from gateway.tasks import TaskSet
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, chunk
 from tests.gateway.office import Office, PlainEncoder, WatchedLimiter
 

@@ -21,6 +21,7 @@ from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from foundation.tasks import TaskSet
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.prepare_threads import PrepareThreads
@@ -30,7 +31,6 @@ from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn
 from gateway.principal import Plan
-from gateway.tasks import TaskSet
 from tests.gateway.office import Office, WatchedLimiter
 
 NUM_REQUESTS = 10_000

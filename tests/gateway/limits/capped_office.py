@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.ids import uuid7
@@ -20,7 +21,6 @@ from gateway.lanes import Turn
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import counter_of
 from gateway.principal import Principal, SpendCap
-from gateway.tasks import TaskSet
 from gateway.telemetry import RequestMeter, Telemetry
 from tests.gateway.office import AsListed, PlainEncoder, read
 

@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio
 
 from engine.protocol import Lane
+from foundation.tasks import TaskSet
 from gateway.limits import limiter
 from gateway.limits.allowance import MIN_REST_S, Allowance
 from gateway.limits.limiter import (
@@ -21,7 +22,6 @@ from gateway.limits.limiter import (
 )
 from gateway.limits.outcomes import Refusal, Settlement, Units, burst
 from gateway.principal import Plan, Principal
-from gateway.tasks import TaskSet
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 
 START_US = 1_700_000_000_000_000

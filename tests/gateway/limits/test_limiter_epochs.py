@@ -22,12 +22,12 @@ from billing.ingestion.ingest import ingest
 from billing.pricing.price_book import PriceBook
 from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
 from gateway.inference.settlement import Settlement as AfterTheFact
 from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.outcomes import Refusal, Units, burst
 from gateway.limits.redis.data_loss import OF_ALL
 from gateway.principal import Plan, Principal
-from gateway.tasks import TaskSet
 from gateway.telemetry import Telemetry
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock

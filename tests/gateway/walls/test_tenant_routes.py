@@ -18,12 +18,12 @@ from litestar import Litestar
 from litestar.routes import HTTPRoute
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.periodic import Flusher
 from gateway.app.create import create_app, open_services
 from gateway.home import Home
 from gateway.routes.shared.access import SCOPE
 from gateway.secret import Secret
 from gateway.settings.load import load
-from gateway.tasks import Flusher
 from gateway.tenancy.keys.keys import ADMIN_PREFIX, PEPPER_PURPOSE, hash_key
 from tests.gateway.walls.two_tenants import ALICE, IDS, MALLORY, populate, rows_of_alice
 

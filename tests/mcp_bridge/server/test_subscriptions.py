@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.inbound import read_envelope
 from mcp_bridge.protocol.rpc import DENIED
@@ -19,7 +20,6 @@ from mcp_bridge.routing.change_streams import ACKNOWLEDGED, follow
 from mcp_bridge.routing.paging import STALE_META
 from mcp_bridge.routing.sessions import Sessions
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.task_ending import end
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.trust.catalog import Catalog
 from mcp_bridge.trust.policy import ToolRule
@@ -149,7 +149,7 @@ class World:
         try:
             yield told
         finally:
-            await end(listening)
+            await end_tasks(listening)
 
 
 @asynccontextmanager
@@ -412,7 +412,7 @@ async def test_a_server_is_followed_whatever_goes_wrong_with_what_it_says(
         async with asyncio.timeout(120):
             assert await told.get() == CHANGED
     finally:
-        await end(following)
+        await end_tasks(following)
     lost = [each for each in caplog.records if each.levelname == "WARNING"]
     assert ["s0" in each.getMessage() for each in lost] == [True, True]
 

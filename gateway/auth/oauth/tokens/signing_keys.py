@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from joserfc.jwk import KeyParameters, RSAKey
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.loops import Unforeseen
+from foundation.tasks import LogAndContinue, end_tasks
 from gateway.audit.log import ROTATION, record
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
@@ -34,7 +34,6 @@ from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator
-from mcp_bridge.task_ending import end
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +300,7 @@ class KeyRing:
 
     async def close(self) -> None:
         if self._task is not None:
-            await end(self._task)
+            await end_tasks(self._task)
             self._task = None
 
     @property
@@ -360,7 +359,7 @@ class KeyRing:
 
     async def _run(self) -> None:
         failing = self._ring is None
-        unforeseen = Unforeseen(log, "signing keys cannot be read")
+        unforeseen = LogAndContinue(log, "signing keys cannot be read")
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S if failing else RELOAD_S):

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from gateway.tasks import TaskSet
-from mcp_bridge import task_ending as ending
+from foundation import tasks as ending
+from foundation.tasks import TaskSet
 
 
 async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of Redis whose timeout runs out in that very moment raises that instead."""
-    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
+    monkeypatch.setattr(ending, "CANCEL_AGAIN_S", 0.01)
     asked = asyncio.Event()
     lost = 0
 

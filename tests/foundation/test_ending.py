@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge import task_ending as ending
+from foundation import tasks as ending
+from foundation.tasks import end_tasks
 from mcp_bridge.routing.sessions import Sessions
 from mcp_bridge.server import subscribe as module
-from mcp_bridge.task_ending import end
 from tests.mcp_bridge.attacks.hostile import Attacker, answer, attacked, events, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 
 
 async def test_a_task_that_loses_a_cancellation_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
+    monkeypatch.setattr(ending, "CANCEL_AGAIN_S", 0.01)
     lost = 0
 
     async def forever() -> None:
@@ -37,9 +37,9 @@ async def test_a_task_that_loses_a_cancellation_is_ended(monkeypatch: pytest.Mon
     tasks = [asyncio.create_task(forever()), asyncio.create_task(fails())]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        await end(*tasks)
+        await end_tasks(*tasks)
     assert lost == 3 and all(task.done() for task in tasks)
-    await end()
+    await end_tasks()
 
 
 async def test_a_task_that_has_ended_is_left_alone() -> None:
@@ -48,7 +48,7 @@ async def test_a_task_that_has_ended_is_left_alone() -> None:
 
     task = asyncio.create_task(fail())
     await asyncio.wait((task,))
-    await end(task)
+    await end_tasks(task)
     assert isinstance(task.exception(), ValueError)
 
 
@@ -69,7 +69,7 @@ async def test_a_bridge_that_closes_ends_calls_that_lose_a_cancellation(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what was asked of a client by then, and who listens."""
-    monkeypatch.setattr(ending, "AGAIN_S", 0.01)
+    monkeypatch.setattr(ending, "CANCEL_AGAIN_S", 0.01)
     keeping = Losing()
     monkeypatch.setattr(Sessions, "keep", keeping)
 

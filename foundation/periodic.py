@@ -1,0 +1,110 @@
+"""Work that is repeated at an interval for as long as its process runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+
+from foundation.tasks import LogAndContinue, end_tasks
+
+
+class Periodic:
+    """Repeats `work` in a task of its own, whatever happens in one round.
+
+    `interval_s`: seconds between the end of a round and the begin of the next, or a function that
+    returns them (for jitter, or a shorter wait after a failure). `failure`: what did not happen
+    when a round fails, for the log. `expected`: exceptions that are logged as one warning; any
+    other is logged with its traceback (`LogAndContinue`), and the next round comes all the same.
+    `at_once`: the first round begins when the task starts, else after one interval. `timeout_s`:
+    after which a round is cancelled, and counted as failed; None: never.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        interval_s: float | Callable[[], float],
+        work: Callable[[], Awaitable[object]],
+        *,
+        log: logging.Logger,
+        failure: str,
+        expected: tuple[type[Exception], ...] = (),
+        at_once: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._name, self._interval_s, self._work = name, interval_s, work
+        self._log, self._failure, self._expected = log, failure, expected
+        self._at_once, self._timeout_s = at_once, timeout_s
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self.run(), name=self._name)
+
+    async def close(self) -> None:
+        """End the task, in the middle of a round if need be."""
+        if self._task is not None:
+            await end_tasks(self._task)
+            self._task = None
+
+    def wake(self) -> None:
+        """Let the next round begin now instead of at the end of the interval."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Repeat the work until cancelled, in the caller's own task."""
+        unforeseen = LogAndContinue(self._log, self._failure)
+        if not self._at_once:
+            await self._wait()
+        while True:
+            self._woken.clear()
+            with unforeseen:
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._work()
+                except self._expected as error:
+                    self._log.warning("%s (%s)", self._failure, type(error).__name__)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        interval_s = self._interval_s() if callable(self._interval_s) else self._interval_s
+        try:
+            async with asyncio.timeout(interval_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+
+class Flusher(ABC):
+    """Keeps what was noted in memory and writes it every `interval_s`, in a task of its own."""
+
+    def __init__(self, name: str, interval_s: float) -> None:
+        self._periodic = Periodic(
+            name,
+            interval_s,
+            self.flush,
+            log=logging.getLogger(type(self).__module__),
+            failure=f"{name}: not done",
+            at_once=False,
+        )
+
+    def start(self) -> None:
+        self._periodic.start()
+
+    async def close(self) -> None:
+        """Stop, and write what is left if Postgres takes it in time."""
+        await self.stop()
+        await self.flush()
+
+    async def stop(self) -> None:
+        """Stop without writing what is left."""
+        await self._periodic.close()
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Write what was noted, never raising what Postgres raises; what fails stays for later."""

@@ -1,0 +1,88 @@
+"""Tasks that a process owns: kept referenced, their failures logged, ended when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LOG_AGAIN_S = 60.0
+"""The least time between two tracebacks of one loop."""
+CANCEL_AGAIN_S = 1.0
+"""How long a task may take to end before it is cancelled once more: longer than any cleanup."""
+
+
+async def end_tasks(*tasks: asyncio.Task[Any], again_s: float | None = None) -> None:
+    """Cancel tasks until they have ended; what they raise is dropped.
+
+    again_s: the seconds after which what still runs is cancelled again; None: CANCEL_AGAIN_S. Once
+    is not enough: up to Python 3.11 `asyncio.wait_for`, with which redis-py sends, loses a
+    cancellation that comes as its work is done
+    (https://github.com/python/cpython/issues/86296), and a loop around it goes on.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=again_s or CANCEL_AGAIN_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+
+
+class TaskSet:
+    """Holds tasks until they end, logs those that fail, and ends them all on `close`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str | None = None) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background task %s failed", task.get_name(), exc_info=error)
+
+    async def close(self) -> None:
+        await end_tasks(*self._tasks)
+
+
+class LogAndContinue:
+    """A context around each round of a loop, so that no unforeseen error ends the loop.
+
+    An `Exception` that reaches it is logged with its traceback, at most one traceback every
+    LOG_AGAIN_S, and the round is over. Cancellation and what ends a process pass through.
+    `failure`: what did not happen, for the log. `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self, log: logging.Logger, failure: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log, self._failure, self._clock = log, failure, clock
+        self._log_from = clock()
+        self._num_unlogged = 0
+
+    def __enter__(self) -> None:
+        """Begin a round."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        now = self._clock()
+        if now < self._log_from:
+            self._num_unlogged += 1
+            return True
+        more = f" ({self._num_unlogged} more since the last)" if self._num_unlogged else ""
+        self._log.error("%s%s: %r", self._failure, more, error, exc_info=error)
+        self._log_from, self._num_unlogged = now + LOG_AGAIN_S, 0
+        return True
