@@ -57,8 +57,8 @@ from gateway.inference.superseded import start_superseded
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps
-from gateway.mcp.admin.call_arguments import AskedArguments
-from gateway.mcp.door import open_mcp, open_tool_loops
+from gateway.mcp.call_arguments import CallArguments
+from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.networks import Networks
 from gateway.responses.wiring import open_responses
 from gateway.routes.all import ROUTES
@@ -239,7 +239,7 @@ async def open_services(
         batches=batches,
         mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth, telemetry)),
         tool_loops=open_tool_loops(settings, mcp),
-        asked_arguments=AskedArguments(secret),
+        asked_arguments=CallArguments(secret),
         cache_report=report,
         trusted_proxies=Networks.of(settings.trusted_proxies),
     )

@@ -72,8 +72,8 @@ def mcp() -> None:
 def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
     """List the servers: how much of what they offer is approved, and how much waits for it."""
     from gateway.cli import administration
-    from gateway.mcp.door import to_config
     from gateway.mcp.pins import read_pins
+    from gateway.mcp.service.service import to_config
 
     settings = load(flags)
 
@@ -270,7 +270,7 @@ def calls(
     """List the calls that wait for a person's yes, show one or answer it."""
     from gateway.cli import administration
     from gateway.mcp.approvals import list_approvals
-    from gateway.mcp.wiring import open_approvals
+    from gateway.mcp.service.wiring import open_approvals
     from mcp_bridge.text_safety.hidden_text import visible
 
     if sum(each is not None for each in (allow, deny, show)) > 1:
@@ -305,12 +305,12 @@ def calls(
 
 async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
     """Readable, and what nobody sees in them, too. Raises: ClickException, SecretError."""
-    from gateway.mcp.admin.call_arguments import AskedArguments
     from gateway.mcp.approvals import PostgresApprovals
+    from gateway.mcp.call_arguments import CallArguments
     from gateway.secret import Secret
     from mcp_bridge.text_safety.hidden_text import visible
 
-    shown = AskedArguments(Secret.load(settings.secret_key_file))
+    shown = CallArguments(Secret.load(settings.secret_key_file))
     found = await PostgresApprovals(db, shown=shown).arguments(org_id, approval_id, time.time())
     if found is None:
         raise click.ClickException(f"{approval_id}: no arguments are kept of it")
@@ -356,7 +356,7 @@ async def org_of(db: AsyncEngine, org: str, project: str) -> str:
 
 
 def server_of(settings: Settings, name: str) -> ServerConfig:
-    from gateway.mcp.door import to_config
+    from gateway.mcp.service.service import to_config
 
     for each in settings.mcp_servers:
         if each.name == name:
@@ -381,7 +381,7 @@ async def offered(
 ) -> Offer:
     """As the tenant is shown it, with what it shows the server. `on_end`: is told how a process
     ended that was started for it."""
-    from gateway.mcp.door import NAME, own_version
+    from gateway.mcp.service.service import NAME, own_version
     from gateway.mcp.upstreams import open_carriers
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.protocol.rpc import RpcError

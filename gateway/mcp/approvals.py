@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
-from gateway.mcp.admin.call_arguments import FORGOTTEN, AskedArguments
+from gateway.mcp.call_arguments import FORGOTTEN, CallArguments
 from gateway.mcp.tables import approvals as table
 from mcp_bridge.trust.approvals import Approval, ApprovalEvent, Decider, Moved
 
@@ -28,7 +28,7 @@ class PostgresApprovals:
     shown the arguments; None: nobody is."""
 
     def __init__(
-        self, db: AsyncEngine, decider: Actor | None = None, shown: AskedArguments | None = None
+        self, db: AsyncEngine, decider: Actor | None = None, shown: CallArguments | None = None
     ) -> None:
         self._db, self._decider, self._shown = db, decider, shown
 

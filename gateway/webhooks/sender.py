@@ -23,7 +23,7 @@ from foundation.tasks import LogAndContinue, end_tasks
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
-from gateway.mcp.admin import call_arguments as asked_arguments
+from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_attempt, lease

@@ -59,7 +59,7 @@ class Seen(msgspec.Struct, frozen=True):
         return f"sha256:{said.hexdigest()}"
 
 
-class PinDesk:
+class PinsAdmin:
     """Of one worker. `servers`: those of the settings."""
 
     def __init__(

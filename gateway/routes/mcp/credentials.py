@@ -12,7 +12,7 @@ import msgspec
 from litestar import Request, Response, delete, get, put
 from litestar.params import FromPath
 
-from gateway.mcp.door import vault_of
+from gateway.mcp.service.service import vault_of
 from gateway.permissions import SCOPE_ADMIN_READ, SCOPE_MCP_CALL
 from gateway.principal import Principal
 from gateway.routes.shared.access import actor_of, needs, services

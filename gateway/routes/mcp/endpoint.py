@@ -20,7 +20,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.auth.errors import InvalidToken
 from gateway.errors import to_face
-from gateway.mcp.door import McpDoor
+from gateway.mcp.service.service import McpService
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import Principal
 from gateway.routes.oauth.protected_resources import challenged, public_url
@@ -120,7 +120,7 @@ async def call(request: Request[Principal, Any, Any]) -> ASGIApp:
     return (await refuse_method(request)).to_asgi_response(None, request)
 
 
-async def through(door: McpDoor, request: Request[Principal, Any, Any]) -> ASGIApp:
+async def through(door: McpService, request: Request[Principal, Any, Any]) -> ASGIApp:
     """An answer that takes its own time, and says itself what it is."""
     principal, (_, _, namespace) = request.user, parts_of(request)
     principal.check_served()

@@ -15,7 +15,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from gateway.mcp.door import pins_of
+from gateway.mcp.service.service import pins_of
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import Principal
 from gateway.routes.shared.access import actor_of, needs, services

@@ -20,7 +20,7 @@ from litestar.params import FromPath
 
 from gateway.auth.login.sessions import Session
 from gateway.console.pages import page, redirect
-from gateway.mcp.door import vault_of
+from gateway.mcp.service.service import vault_of
 from gateway.permissions import within
 from gateway.routes.mcp.credentials import SCOPE
 from gateway.routes.oauth.authorize import LOGIN

@@ -26,8 +26,8 @@ from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.inference.generate import Desk
-from gateway.mcp.admin.call_arguments import AskedArguments
-from gateway.mcp.door import McpDoor
+from gateway.mcp.call_arguments import CallArguments
+from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
 from gateway.responses.wiring import Responses
 from gateway.routes.shared.readiness import Readiness
@@ -71,8 +71,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     files: FileStore
     batches: BatchRunner
     cache_report: CacheReport
-    asked_arguments: AskedArguments
-    mcp: McpDoor | None = None
+    asked_arguments: CallArguments
+    mcp: McpService | None = None
     """None: no servers are configured."""
     tool_loops: ToolLoops | None = None
     """None: there is no server whose tools a model could call."""

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.mcp.calls import RedisCalls
-from gateway.mcp.door import to_caller
+from gateway.mcp.service.service import to_caller
 from gateway.principal import Principal
 from gateway.tools.mcp_toolbox import BridgeToolbox, to_tool
 from gateway.tools.toolbox import ListFailed, OfferedTool, Refused, ToolResult

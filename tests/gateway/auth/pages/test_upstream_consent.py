@@ -11,7 +11,7 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.mcp.door import vault_of
+from gateway.mcp.service.service import vault_of
 from mcp_bridge.upstream.credentials import Whose
 from tests.gateway.auth.browsing import live_app, new_browser, sign_in
 from tests.gateway.auth.conftest import Clock, Tenant

@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.mcp.admin.call_arguments import AskedArguments, forget_late
 from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.call_arguments import CallArguments, forget_late
 from gateway.mcp.tables import approvals as table
 from mcp_bridge.trust.approvals import Moved, decided, requested, used
 from tests.gateway.a_secret import a_secret
@@ -18,7 +18,7 @@ NOW_S, LATE_S = 110.0, 160.0
 
 
 def store_of(tenant_db: AsyncEngine, *names: str) -> PostgresApprovals:
-    return PostgresApprovals(tenant_db, shown=AskedArguments(a_secret(*names)))
+    return PostgresApprovals(tenant_db, shown=CallArguments(a_secret(*names)))
 
 
 async def insert(store: PostgresApprovals, new: Moved) -> None:

@@ -26,7 +26,7 @@ PURPOSE = "mcp-asked-arguments"
 FORGOTTEN: Mapping[str, None] = {"arguments": None, "secret_id": None}
 
 
-class AskedArguments:
+class CallArguments:
     def __init__(self, secret: Secret) -> None:
         self._cipher = Cipher(secret, PURPOSE)
 

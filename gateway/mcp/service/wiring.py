@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
 from gateway.ids import uuid7_text
-from gateway.mcp.admin.call_arguments import AskedArguments
 from gateway.mcp.approvals import PostgresApprovals
+from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.calls import RedisCalls
 from gateway.mcp.known import Feed, KnownTrust
 from gateway.mcp.metered import CallMeter
@@ -50,7 +50,7 @@ async def open_trust(
     records: AuditRecords,
     *,
     taints: bool,
-    shown: AskedArguments,
+    shown: CallArguments,
 ) -> Trust:
     """Closed with `stack`, after the bridge. `taints`: some server does. `shown`: what who decides
     sees of a call."""
@@ -78,7 +78,7 @@ def tell_of(feed: Feed, watches: Watches) -> None:
 
 
 def open_approvals(
-    db: AsyncEngine, decider: Actor | None = None, shown: AskedArguments | None = None
+    db: AsyncEngine, decider: Actor | None = None, shown: CallArguments | None = None
 ) -> Approvals:
     """`decider`: in whose name they are answered."""
     return Approvals(

@@ -32,7 +32,7 @@ from gateway.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from gateway.auth.wiring import Auth
     from gateway.mcp.admin.credentials_admin import UpstreamVault
-    from gateway.mcp.admin.pins_admin import PinDesk
+    from gateway.mcp.admin.pins_admin import PinsAdmin
     from gateway.mcp.metered import Callers
     from gateway.mcp.models.own_models import OwnModels
     from gateway.mcp.records import AuditRecords
@@ -51,7 +51,7 @@ STATE_PURPOSE = "mcp-request-state"
 NAME = "tollgate"
 
 
-class McpDoor:
+class McpService:
     """`vault`: what servers are shown. `pins`: what is approved of them."""
 
     def __init__(
@@ -61,7 +61,7 @@ class McpDoor:
         callers: Callers,
         guard: Trust,
         vault: UpstreamVault,
-        pins: PinDesk,
+        pins: PinsAdmin,
         approvals_of: Callable[[Principal], Approvals],
         price_of: Callable[[Principal, str], Pico],
     ) -> None:
@@ -148,17 +148,23 @@ async def open_mcp(
     desk: Desk,
     auth: Auth,
     telemetry: Telemetry,
-) -> McpDoor | None:
+) -> McpService | None:
     """`auth`: its keys sign who calls. None: there is no server."""
     if not settings.mcp_servers:
         return None
-    from gateway.mcp.admin.call_arguments import AskedArguments
     from gateway.mcp.admin.credentials_admin import open_vault
-    from gateway.mcp.admin.pins_admin import PinDesk
+    from gateway.mcp.admin.pins_admin import PinsAdmin
+    from gateway.mcp.call_arguments import CallArguments
     from gateway.mcp.metered import Callers, CallMeter
     from gateway.mcp.models.own_models import OwnModels
+    from gateway.mcp.service.wiring import (
+        open_approvals,
+        open_feed,
+        open_records,
+        open_trust,
+        tell_of,
+    )
     from gateway.mcp.upstreams import open_carriers
-    from gateway.mcp.wiring import open_approvals, open_feed, open_records, open_trust, tell_of
     from mcp_bridge.routing.pruning import Pruner
     from mcp_bridge.server.allowed_origins import Allowed
     from mcp_bridge.server.bridge import Bridge
@@ -179,7 +185,7 @@ async def open_mcp(
     taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
     feed = await open_feed(stack, redis)
-    shown = AskedArguments(secret)
+    shown = CallArguments(secret)
     guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints, shown=shown)
     info = {"name": NAME, "version": own_version()}
     own = OwnModels(desk, telemetry, callers)
@@ -196,13 +202,13 @@ async def open_mcp(
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    pins = PinDesk(servers, carriers, info, db, redis)
+    pins = PinsAdmin(servers, carriers, info, db, redis)
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))
 
     allowed = Allowed(public_url=settings.issuer)
-    return McpDoor(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
+    return McpService(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
 
 
 def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
@@ -225,21 +231,21 @@ def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
     return ModelEmbedder(own, settings.mcp_search_model)
 
 
-def vault_of(door: McpDoor | None) -> UpstreamVault:
+def vault_of(door: McpService | None) -> UpstreamVault:
     """Raises: NotFound, where there are no servers."""
     if door is None:
         raise NotFound("server", "no MCP server is configured")
     return door.vault
 
 
-def pins_of(door: McpDoor | None) -> PinDesk:
+def pins_of(door: McpService | None) -> PinsAdmin:
     """Raises: NotFound, where there are no servers."""
     if door is None:
         raise NotFound("server", "no MCP server is configured")
     return door.pins
 
 
-def open_tool_loops(settings: Settings, door: McpDoor | None) -> ToolLoops | None:
+def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | None:
     """None: there is no server to ask."""
     if door is None:
         return None
