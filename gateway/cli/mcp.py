@@ -422,7 +422,7 @@ def refusal_behind(error: BaseException) -> str:
     """Why it is none, where it was we who refused what a server is made of: callers are told a
     word, the operator which place of it."""
     from mcp_bridge.errors import BridgeError
-    from mcp_bridge.upstream.stdio.errors import DigestMismatch
+    from mcp_bridge.upstream.launch_errors import DigestMismatch
 
     while error.__cause__ is not None:
         error = error.__cause__

@@ -19,7 +19,7 @@ from gateway.settings.edit import rewrite, with_key
 from gateway.settings.load import config_path, load
 
 if TYPE_CHECKING:
-    from mcp_bridge.upstream.stdio.launch_spec import Digest
+    from mcp_bridge.upstream.launch_spec import Digest
 
 
 def launched(
@@ -45,7 +45,7 @@ def now(
     name: str, command: str, arguments: Sequence[str], kept: Sequence[Digest]
 ) -> list[dict[str, str]]:
     """Raises: click.ClickException."""
-    from mcp_bridge.upstream.stdio.errors import StdioError
+    from mcp_bridge.upstream.launch_errors import StdioError
     from mcp_bridge.upstream.stdio.launch_digests import measured
 
     try:

@@ -28,7 +28,7 @@ from gateway.vault.envelope import Vault
 from gateway.vault.errors import VaultError
 from gateway.vault.oauth import UpstreamToken, UpstreamTokens
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
-from mcp_bridge.upstream.transports.transport import NotSent
+from mcp_bridge.upstream.transport import NotSent
 
 KNOWN_S = 5.0
 """So long a credential is shown without looking whether it is there still."""

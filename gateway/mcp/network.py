@@ -24,7 +24,7 @@ from gateway.net.egress import (
     lookup_on,
     public_trust,
 )
-from mcp_bridge.upstream.transports.network import AsyncioNetwork
+from mcp_bridge.upstream.network import AsyncioNetwork
 from mcp_bridge.upstream.upstream import Addresses
 
 

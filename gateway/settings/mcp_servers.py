@@ -25,7 +25,7 @@ from gateway.settings.file import SettingsError, WrittenMcpOauth, WrittenMcpServ
 
 if TYPE_CHECKING:
     from mcp_bridge.upstream.audience import Audience
-    from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+    from mcp_bridge.upstream.launch_spec import LaunchSpec
 
 EXCHANGE = "token_exchange"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint")
@@ -205,7 +205,7 @@ def to_audience(server: WrittenMcpServer) -> Audience:
 
 def to_launch(server: WrittenMcpServer) -> LaunchSpec:
     """Raises: BadLaunch, msgspec.ValidationError."""
-    from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+    from mcp_bridge.upstream.launch_spec import LaunchSpec
 
     assert server.command is not None
     spec = msgspec.convert(
@@ -227,7 +227,7 @@ def to_launch(server: WrittenMcpServer) -> LaunchSpec:
 
 
 def _check_launch(place: str, server: WrittenMcpServer, *, drift: bool) -> None:
-    from mcp_bridge.upstream.stdio.errors import BadLaunch
+    from mcp_bridge.upstream.launch_errors import BadLaunch
     from mcp_bridge.upstream.stdio.package_refs import unpinned
 
     try:

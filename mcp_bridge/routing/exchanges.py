@@ -36,7 +36,7 @@ from mcp_bridge.protocol.translation import (
     without_reserved,
 )
 from mcp_bridge.provenance import clean_error
-from mcp_bridge.upstream.transports.transport import Carried, Spent
+from mcp_bridge.upstream.transport import Carried, Spent
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
     SessionEnded,

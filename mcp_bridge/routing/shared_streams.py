@@ -25,7 +25,7 @@ from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.transports.transport import Spent
+from mcp_bridge.upstream.transport import Spent
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
     SessionEnded,

@@ -5,7 +5,7 @@ The caller's own credential is never among them: it is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, Protocol
 
 import msgspec
@@ -60,3 +60,11 @@ class NobodysCredentials:
 
     async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         return NO_CREDENTIAL
+
+
+Shown = Callable[[Refusal | None], Awaitable[CredentialSet]]
+"""The credential for a request; where one was refused, another."""
+
+
+async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
+    return NO_CREDENTIAL

@@ -7,7 +7,7 @@ Knows nothing of who calls us. What the owner of a server keeps apart (tenants, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, Protocol
 
@@ -16,7 +16,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.names import Shortened
-from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
     LEGACY,
@@ -36,10 +36,9 @@ from mcp_bridge.provenance import clean_error
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.upstream.credentials import CredentialOf
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.resource_claims import Known
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
-from mcp_bridge.upstream.transports.http1 import Response
-from mcp_bridge.upstream.transports.transport import Carried, Carrier, CarrierFailed, NotSent, Spent
+from mcp_bridge.upstream.transport import Carried, Carrier, CarrierFailed, NotSent
 
 CONNECT_TIMEOUT_S = 5.0
 PLACE_TIMEOUT_S = 5.0
@@ -160,78 +159,6 @@ class Unreachable(RpcError):
             message = f"Somebody has to sign in at the server {server!r} first: {sign_in_url}"
         super().__init__(INTERNAL_ERROR, message, said)
         self.server, self.sign_in_url = server, sign_in_url
-
-
-class Answer:
-    """An answer whose head is there."""
-
-    def __init__(
-        self,
-        server: str,
-        response: Response,
-        *,
-        endless: bool = False,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._server, self._response, self._endless = server, response, endless
-        self._on_change = on_change
-        self.status = response.status
-        self.headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in response.headers
-        }
-        self.last_id: str | None = None
-        self.retry_ms = DEFAULT_RETRY_MS
-        self.kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise Unreachable(server, "content_coding")
-
-    @property
-    def is_stream(self) -> bool:
-        return self.kind == "text/event-stream"
-
-    async def body(self) -> bytes:
-        """Raises: Unreachable, for one that is too long."""
-        body = bytearray()
-        async for chunk in self._response.aiter_stream():
-            body += chunk
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise Unreachable(self._server, "too_long")
-        return bytes(body)
-
-    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
-        """One, or those of a stream; None where a stream only tells from where to read on. Without
-        `spent` one without an end may be of any length. Raises: Unreachable."""
-        if not self.is_stream:
-            yield self._decode(await self.body())
-            return
-        decoder = sse.Decoder(MAX_MESSAGE_BYTES)
-        is_bounded = spent is not None or not self._endless
-        spent = spent or Spent()
-        async for chunk in self._response.aiter_stream():
-            spent.bytes += len(chunk)
-            if is_bounded and spent.bytes > MAX_EXCHANGE_BYTES:
-                raise Unreachable(self._server, "too_much")
-            try:
-                events = list(decoder.feed(chunk))
-            except sse.TooLong:
-                raise Unreachable(self._server, "too_long") from None
-            for event in events:
-                spent.messages += 1
-                if is_bounded and spent.messages > MAX_EXCHANGE_MESSAGES:
-                    raise Unreachable(self._server, "too_much")
-                self.last_id = event.id or self.last_id
-                self.retry_ms = self.retry_ms if event.retry_ms is None else event.retry_ms
-                yield self._decode(event.data) if event.data else None
-
-    def _decode(self, body: bytes) -> Message:
-        try:
-            found = rpc.decode(body)
-        except RpcError:
-            raise Unreachable(self._server, "no_json_rpc") from None
-        if str(found.get("method")).endswith("/list_changed"):
-            self._on_change()
-        return found
 
 
 class Upstream:

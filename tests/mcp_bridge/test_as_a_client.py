@@ -9,8 +9,8 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transport import NotSent
 from mcp_bridge.upstream.transports.factory import Carriers
-from mcp_bridge.upstream.transports.transport import NotSent
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import CALL, Server, bridged, result, whole
 

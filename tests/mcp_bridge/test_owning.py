@@ -12,10 +12,10 @@ import redis.asyncio
 
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.upstream.transport import CarrierFailed
 from mcp_bridge.upstream.transports import channel_owners as hosts
 from mcp_bridge.upstream.transports.channel import Ask
 from mcp_bridge.upstream.transports.channel_owners import Hosts, Place
-from mcp_bridge.upstream.transports.transport import CarrierFailed
 from mcp_bridge.upstream.upstream import ServerConfig
 from mcp_bridge.worker_relay import Relay
 from tests.mcp_bridge.test_starting import Slow

@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.upstream.credentials import Credentials, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transport import CarrierFailed, NotSent
 from mcp_bridge.upstream.transports.factory import Carriers
 from mcp_bridge.upstream.transports.legacy_sse import endpoint_of
-from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
 from tests.mcp_bridge.upstream.transports.test_channel_owners import Worker

@@ -14,10 +14,10 @@ from mcp_bridge.protocol.eras import SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.transport import Carried
 from mcp_bridge.upstream.transports.channel import Ask
 from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
 from mcp_bridge.upstream.transports.channel_owners import Host, Hosts
-from mcp_bridge.upstream.transports.transport import Carried
 from mcp_bridge.upstream.upstream import ServerConfig
 from mcp_bridge.worker_relay import Relay
 

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import httpcore
 
+from mcp_bridge.upstream.http1 import Pool, Response
 from mcp_bridge.upstream.openapi.calls import HttpAnswer, HttpRequest
 from mcp_bridge.upstream.openapi.errors import HttpFailed
 from mcp_bridge.upstream.redaction import without
-from mcp_bridge.upstream.transports.http1 import Pool, Response
 from mcp_bridge.upstream.upstream import CONNECT_TIMEOUT_S, PLACE_TIMEOUT_S, WRITE_TIMEOUT_S
 
 READ_TIMEOUT_S = 120.0

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from mcp_bridge.upstream.http1 import Pool
 from mcp_bridge.upstream.openapi.calls import HttpRequest
 from mcp_bridge.upstream.openapi.document import MAX_DOCUMENT_BYTES
 from mcp_bridge.upstream.openapi.errors import BadDocument, HttpFailed
 from mcp_bridge.upstream.openapi.http import PoolClient
 from mcp_bridge.upstream.openapi.tools import OpenApiTools
-from mcp_bridge.upstream.transports.http1 import Pool
-from mcp_bridge.upstream.transports.transport import NotSent
+from mcp_bridge.upstream.transport import NotSent
 from mcp_bridge.upstream.upstream import ServerConfig
 
 log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal
+from mcp_bridge.upstream.http import FRAMING, Dialled, refusal_of
 from mcp_bridge.upstream.openapi.calls import Secrets
 from mcp_bridge.upstream.openapi.errors import BadArguments, HttpFailed
 from mcp_bridge.upstream.openapi.http import PoolClient
 from mcp_bridge.upstream.openapi.source import DocumentSource, Loaded
 from mcp_bridge.upstream.redaction import written
-from mcp_bridge.upstream.transports.streamable_http import FRAMING, Dialled, refusal_of
-from mcp_bridge.upstream.transports.transport import Carried, CarrierFailed, NotSent, Spent
+from mcp_bridge.upstream.transport import Carried, CarrierFailed, NotSent, Spent
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from mcp_bridge.upstream.stdio.errors import DigestMismatch
-from mcp_bridge.upstream.stdio.launch_spec import ImageDigest, LaunchSpec
+from mcp_bridge.upstream.launch_errors import DigestMismatch
+from mcp_bridge.upstream.launch_spec import ImageDigest, LaunchSpec
 from mcp_bridge.upstream.stdio.package_refs import CONTAINERS, images_in
 
 log = logging.getLogger(__name__)

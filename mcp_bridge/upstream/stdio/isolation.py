@@ -20,8 +20,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from mcp_bridge.upstream.stdio.errors import CannotIsolate
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec, ProcessLimits
+from mcp_bridge.upstream.launch_errors import CannotIsolate
+from mcp_bridge.upstream.launch_spec import LaunchSpec, ProcessLimits
 from mcp_bridge.upstream.stdio.uids import (
     NoUid,
     UidLease,

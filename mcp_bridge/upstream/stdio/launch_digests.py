@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from mcp_bridge.upstream.stdio.errors import BadLaunch
-from mcp_bridge.upstream.stdio.launch_spec import (
+from mcp_bridge.upstream.launch_errors import BadLaunch
+from mcp_bridge.upstream.launch_spec import (
     Budget,
     Digest,
     FileDigest,

@@ -13,13 +13,12 @@ from mcp_types import jsonrpc_message_adapter
 
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream.credentials import CredentialSet, Whose
-from mcp_bridge.upstream.stdio.errors import StdioError
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+from mcp_bridge.upstream.launch_errors import StdioError
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.process import Launcher, Owner
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords, ending_of, lines_of, secrets_of
 from mcp_bridge.upstream.stdio.transport import IDLE_STOP_S, StdioTransport
-from mcp_bridge.upstream.transports.channel import Line
-from mcp_bridge.upstream.transports.transport import CarrierFailed
+from mcp_bridge.upstream.transport import CarrierFailed, Line
 from mcp_bridge.upstream.upstream import ServerConfig
 
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import msgspec
 
-from mcp_bridge.upstream.stdio.errors import StartFailed, StdioError, TooManyProcesses
+from mcp_bridge.upstream.launch_errors import StartFailed, StdioError, TooManyProcesses
+from mcp_bridge.upstream.launch_spec import LaunchSpec, check_on_disk, filled_environment
 from mcp_bridge.upstream.stdio.images import check_images
 from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, traversable
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec, check_on_disk, filled_environment
 
 MAX_PROCESSES = 64
 """Of one gateway process."""

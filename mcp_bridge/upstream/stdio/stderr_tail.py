@@ -13,8 +13,8 @@ from collections.abc import Iterable
 import msgspec
 
 from mcp_bridge.text_safety.hidden_text import stripped
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.redaction import MIN_HIDDEN_CHARS, without, written
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
 
 MAX_LINES = 20
 MAX_LINE_CHARS = 500

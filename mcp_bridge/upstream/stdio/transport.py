@@ -28,9 +28,9 @@ from mcp_types import (
     jsonrpc_message_adapter,
 )
 
-from mcp_bridge.upstream.stdio.errors import LineTooLong, NotSpeaking, UpstreamEnded
+from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.framing import MAX_LINE_BYTES, Framer, LineOverflow
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.process import READ_BYTES, Launcher, Owner, ServerProcess
 
 MAX_BAD_LINES = 100

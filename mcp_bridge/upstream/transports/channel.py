@@ -14,9 +14,9 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from mcp_bridge.protocol.eras import (
     VERSION_META,
 )
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.transports.transport import CarrierFailed
+from mcp_bridge.upstream.transport import CarrierFailed, Line
 
 log = logging.getLogger(__name__)
 
@@ -55,28 +55,6 @@ LISTENING: Message = {}
 """What who listens is told first: from now on nothing is missed."""
 SENT: Message = {"sent": True}
 """What who asks is told first: from now on the server may have been asked."""
-
-
-class Line(Protocol):
-    """Whole messages, both ways."""
-
-    @property
-    def legacy_only(self) -> bool:
-        """It is of a transport that the newer era does not have."""
-        ...
-
-    @property
-    def left(self) -> bool:
-        """It ended because nothing was on its way for long."""
-        ...
-
-    async def send(self, message: Message) -> None:
-        """Raises: CarrierFailed."""
-        ...
-
-    def messages(self) -> AsyncIterator[Message]:
-        """Until the server has ended it. Raises: CarrierFailed."""
-        ...
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,10 @@ from functools import partial
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Shown, Whose
+from mcp_bridge.upstream.transport import Carried, CarrierFailed, NotTaken, Spent
 from mcp_bridge.upstream.transports.channel import LISTENING, SENT, Ask, Told
 from mcp_bridge.upstream.transports.channel_owners import Hosts
-from mcp_bridge.upstream.transports.streamable_http import Shown
-from mcp_bridge.upstream.transports.transport import Carried, CarrierFailed, NotTaken, Spent
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS, READ_TIMEOUT_S, ServerConfig
 
 ENDING_S = 5.0

@@ -25,8 +25,8 @@ from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
-from mcp_bridge.upstream.transports.channel import Ask, Channel, Emit, Line, Told
-from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent, NotTaken
+from mcp_bridge.upstream.transport import CarrierFailed, Line, NotSent, NotTaken
+from mcp_bridge.upstream.transports.channel import Ask, Channel, Emit, Told
 from mcp_bridge.upstream.upstream import ServerConfig, Unreachable
 from mcp_bridge.worker_relay import NotHeard, Relay, report
 

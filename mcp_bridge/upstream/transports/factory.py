@@ -19,20 +19,17 @@ from mcp_bridge.upstream.credentials import (
     CredentialSet,
     NobodysCredentials,
     Refusal,
-    Whose,
-)
-from mcp_bridge.upstream.transports.channel import Line
-from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
-from mcp_bridge.upstream.transports.channel_owners import Hosts
-from mcp_bridge.upstream.transports.http1 import Pool
-from mcp_bridge.upstream.transports.legacy_sse import open_sse
-from mcp_bridge.upstream.transports.streamable_http import (
-    Dialled,
-    HttpCarrier,
     Shown,
+    Whose,
     shows_nothing,
 )
-from mcp_bridge.upstream.transports.transport import Carrier
+from mcp_bridge.upstream.http import Dialled
+from mcp_bridge.upstream.http1 import Pool
+from mcp_bridge.upstream.transport import Carrier, Line
+from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
+from mcp_bridge.upstream.transports.channel_owners import Hosts
+from mcp_bridge.upstream.transports.legacy_sse import open_sse
+from mcp_bridge.upstream.transports.streamable_http import HttpCarrier
 from mcp_bridge.upstream.upstream import (
     IDLE_S,
     MAX_CONNECTIONS,

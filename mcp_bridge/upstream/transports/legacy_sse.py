@@ -17,9 +17,8 @@ import httpcore
 from mcp_bridge.protocol import rpc, sse
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
-from mcp_bridge.upstream.transports.channel import Line
-from mcp_bridge.upstream.transports.streamable_http import FRAMING, refusal_of
-from mcp_bridge.upstream.transports.transport import CarrierFailed, NotTaken
+from mcp_bridge.upstream.http import FRAMING, refusal_of
+from mcp_bridge.upstream.transport import CarrierFailed, Line, NotTaken
 from mcp_bridge.upstream.upstream import (
     CONNECT_TIMEOUT_S,
     MAX_MESSAGE_BYTES,

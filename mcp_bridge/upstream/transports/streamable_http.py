@@ -7,46 +7,31 @@ of the credential that is its. Redirects are not followed, and no content coding
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal
-from mcp_bridge.upstream.transports.http1 import Headers, Pool, Response
-from mcp_bridge.upstream.transports.transport import Carried, NotSent
+from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.upstream.credentials import CredentialSet
+from mcp_bridge.upstream.http import FRAMING, Dialled, refusal_of
+from mcp_bridge.upstream.http1 import Response
+from mcp_bridge.upstream.transport import Carried, NotSent, Spent
 from mcp_bridge.upstream.upstream import (
     ACCEPT,
     CONNECT_TIMEOUT_S,
+    DEFAULT_RETRY_MS,
+    MAX_EXCHANGE_BYTES,
+    MAX_EXCHANGE_MESSAGES,
+    MAX_MESSAGE_BYTES,
     PLACE_TIMEOUT_S,
     READ_TIMEOUT_S,
     WRITE_TIMEOUT_S,
-    Answer,
-    ServerConfig,
+    Unreachable,
 )
-
-FRAMING = frozenset(
-    ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")
-)
-
-Shown = Callable[[Refusal | None], Awaitable[CredentialSet]]
-"""The credential for a request; where one was refused, another."""
-
-
-async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
-    return NO_CREDENTIAL
-
-
-class Dialled(msgspec.Struct, frozen=True):
-    """A server that is asked over HTTP. `pool`: of one carrier alone, which closes it."""
-
-    config: ServerConfig
-    pool: Pool
-    shown: Shown
 
 
 class HttpCarrier:
@@ -143,14 +128,73 @@ class HttpCarrier:
             yield response
 
 
-def refusal_of(status: int, headers: Headers, credential: CredentialSet) -> Refusal | None:
-    """None: whatever the answer is, another credential would not change it."""
-    if status not in (401, 403):
-        return None
-    said = [
-        value.decode("latin-1") for name, value in headers if name.lower() == b"www-authenticate"
-    ]
-    challenge = ", ".join(said)
-    if status == 401 or "insufficient_scope" in challenge:
-        return Refusal(credential, status, challenge)
-    return None
+class Answer:
+    """An answer whose head is there."""
+
+    def __init__(
+        self,
+        server: str,
+        response: Response,
+        *,
+        endless: bool = False,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._server, self._response, self._endless = server, response, endless
+        self._on_change = on_change
+        self.status = response.status
+        self.headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        self.last_id: str | None = None
+        self.retry_ms = DEFAULT_RETRY_MS
+        self.kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise Unreachable(server, "content_coding")
+
+    @property
+    def is_stream(self) -> bool:
+        return self.kind == "text/event-stream"
+
+    async def body(self) -> bytes:
+        """Raises: Unreachable, for one that is too long."""
+        body = bytearray()
+        async for chunk in self._response.aiter_stream():
+            body += chunk
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise Unreachable(self._server, "too_long")
+        return bytes(body)
+
+    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+        """One, or those of a stream; None where a stream only tells from where to read on. Without
+        `spent` one without an end may be of any length. Raises: Unreachable."""
+        if not self.is_stream:
+            yield self._decode(await self.body())
+            return
+        decoder = sse.Decoder(MAX_MESSAGE_BYTES)
+        is_bounded = spent is not None or not self._endless
+        spent = spent or Spent()
+        async for chunk in self._response.aiter_stream():
+            spent.bytes += len(chunk)
+            if is_bounded and spent.bytes > MAX_EXCHANGE_BYTES:
+                raise Unreachable(self._server, "too_much")
+            try:
+                events = list(decoder.feed(chunk))
+            except sse.TooLong:
+                raise Unreachable(self._server, "too_long") from None
+            for event in events:
+                spent.messages += 1
+                if is_bounded and spent.messages > MAX_EXCHANGE_MESSAGES:
+                    raise Unreachable(self._server, "too_much")
+                self.last_id = event.id or self.last_id
+                self.retry_ms = self.retry_ms if event.retry_ms is None else event.retry_ms
+                yield self._decode(event.data) if event.data else None
+
+    def _decode(self, body: bytes) -> Message:
+        try:
+            found = rpc.decode(body)
+        except RpcError:
+            raise Unreachable(self._server, "no_json_rpc") from None
+        if str(found.get("method")).endswith("/list_changed"):
+            self._on_change()
+        return found

@@ -19,7 +19,7 @@ from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import UpstreamTokens, tokens_to_values
 from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
-from mcp_bridge.upstream.transports.transport import NotSent
+from mcp_bridge.upstream.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.vault.conftest import Tenants, tenants
 from tests.gateway.vault.token_server import TokenServer, running

@@ -27,7 +27,7 @@ from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.upstream.audience import EVERYBODY
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
-from mcp_bridge.upstream.transports.transport import NotSent
+from mcp_bridge.upstream.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.walls.two_tenants import id_of
 

@@ -15,7 +15,7 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.exchanges import Done, Event, LegacyExchange, Noted
 from mcp_bridge.routing.guard import Asking, GuardedExchange, LetsAllPass, Outcome
-from tests.mcp_bridge.upstream.transports.test_http1 import pool_to
+from tests.mcp_bridge.upstream.test_http1 import pool_to
 
 PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "progress": 1})
 

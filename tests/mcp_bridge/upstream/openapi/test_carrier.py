@@ -22,9 +22,9 @@ from mcp_bridge.trust.catalog import changes_of
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.upstream.openapi import calls
 from mcp_bridge.upstream.openapi import http as openapi_http
+from mcp_bridge.upstream.transport import CarrierFailed, NotSent
 from mcp_bridge.upstream.transports import factory as carriers
 from mcp_bridge.upstream.transports.factory import Carriers
-from mcp_bridge.upstream.transports.transport import CarrierFailed, NotSent
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.upstream.openapi.documents import document
 

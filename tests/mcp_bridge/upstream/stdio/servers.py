@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.process import Owner
 
 SDK_SERVER = """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mcp_bridge.upstream.launch_errors import DigestMismatch
+from mcp_bridge.upstream.launch_spec import ImageDigest, LaunchSpec
 from mcp_bridge.upstream.stdio import images
-from mcp_bridge.upstream.stdio.errors import DigestMismatch
-from mcp_bridge.upstream.stdio.launch_spec import ImageDigest, LaunchSpec
 from mcp_bridge.upstream.stdio.process import Launcher
 from tests.mcp_bridge.upstream.stdio.servers import OWNER
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import uvloop
 
-from mcp_bridge.upstream.stdio.errors import (
+from mcp_bridge.upstream.launch_errors import (
     BadLaunch,
     CannotIsolate,
     DigestMismatch,
@@ -22,8 +22,8 @@ from mcp_bridge.upstream.stdio.errors import (
     StdioError,
     TooManyProcesses,
 )
+from mcp_bridge.upstream.launch_spec import FileDigest, LaunchSpec, ProcessLimits
 from mcp_bridge.upstream.stdio.isolation import OwnUid, Unprotected, chosen
-from mcp_bridge.upstream.stdio.launch_spec import FileDigest, LaunchSpec, ProcessLimits
 from mcp_bridge.upstream.stdio.process import Launcher, Owner, ServerProcess
 from mcp_bridge.upstream.stdio.uids import NoUid, UidLeases, runs_as
 from tests.mcp_bridge.upstream.stdio.servers import (

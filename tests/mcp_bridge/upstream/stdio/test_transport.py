@@ -12,7 +12,7 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent
 
-from mcp_bridge.upstream.stdio.errors import LineTooLong, NotSpeaking, UpstreamEnded
+from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
 from mcp_bridge.upstream.stdio.process import STDERR_TAIL_BYTES, Launcher
 from mcp_bridge.upstream.stdio.transport import StdioTransport
 from tests.mcp_bridge.upstream.stdio.servers import OWNER, living, python_spec, sdk_spec

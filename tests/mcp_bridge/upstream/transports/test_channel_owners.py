@@ -22,8 +22,8 @@ from mcp_bridge.server.allowed_origins import Allowed
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.server.http import Door
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.isolation import Isolation, Unprotected
-from mcp_bridge.upstream.stdio.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.transports.factory import Carriers
 from mcp_bridge.upstream.upstream import ServerConfig

@@ -14,8 +14,8 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_bridge.upstream.transports.http1 import MAX_HEAD_BYTES, Pool, written
-from mcp_bridge.upstream.transports.network import HIGH_WATER_BYTES
+from mcp_bridge.upstream.http1 import MAX_HEAD_BYTES, Pool, written
+from mcp_bridge.upstream.network import HIGH_WATER_BYTES
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"

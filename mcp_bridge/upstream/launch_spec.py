@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge.upstream.stdio.errors import BadLaunch, DigestMismatch
+from mcp_bridge.upstream.launch_errors import BadLaunch, DigestMismatch
 
 MAX_ARGS = 64
 MAX_ARG_BYTES = 4096

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from mcp_bridge.upstream.stdio import launch_spec
-from mcp_bridge.upstream.stdio.errors import BadLaunch, DigestMismatch
-from mcp_bridge.upstream.stdio.launch_spec import (
+from mcp_bridge.upstream import launch_spec
+from mcp_bridge.upstream.launch_errors import BadLaunch, DigestMismatch
+from mcp_bridge.upstream.launch_spec import (
     FileDigest,
     ImageDigest,
     LaunchSpec,

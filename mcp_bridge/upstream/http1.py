@@ -21,7 +21,7 @@ import httpcore
 import httptools
 import msgspec
 
-from mcp_bridge.upstream.transports.network import AsyncioNetwork
+from mcp_bridge.upstream.network import AsyncioNetwork
 
 READ_BYTES = 64 * 1024
 """At most what a server sends ahead of who reads it, beside what the system holds."""

@@ -7,7 +7,7 @@ knows no era and no caller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -91,3 +91,25 @@ class Carrier(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class Line(Protocol):
+    """Whole messages, both ways."""
+
+    @property
+    def legacy_only(self) -> bool:
+        """It is of a transport that the newer era does not have."""
+        ...
+
+    @property
+    def left(self) -> bool:
+        """It ended because nothing was on its way for long."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Raises: CarrierFailed."""
+        ...
+
+    def messages(self) -> AsyncIterator[Message]:
+        """Until the server has ended it. Raises: CarrierFailed."""
+        ...
