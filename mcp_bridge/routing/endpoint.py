@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.protocol.translation import server_capabilities
+from mcp_bridge.routing.catalog import KIND_OF, Catalog, Fetched, Seen, Shown
 from mcp_bridge.routing.exchanges import (
     MAX_PAGES,
     Exchange,
@@ -37,7 +38,7 @@ from mcp_bridge.routing.exchanges import (
     result_of,
     without_misnamed,
 )
-from mcp_bridge.routing.guard import KIND_OF, Asking, Fetched, Guard, GuardedExchange
+from mcp_bridge.routing.guard import Asking, Guard, GuardedExchange, needs_listing
 from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages, read_cursor, write_cursor
 from mcp_bridge.routing.pruning import Pruner, called
 from mcp_bridge.routing.resource_owners import owner_of
@@ -134,7 +135,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
         """With the instructions of the only server that there is. Where none answers a client is
         let in all the same: lists have what was approved, and a call says what is wrong."""
-        tells = self.guard.holds_back
+        tells = self.guard.catalog is not None
         try:
             found = await self.describe()
         except RpcError:
@@ -258,9 +259,12 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     ) -> dict[str, Any] | None:
         """A page of what was approved, as JSON already, behind the name that `cursor` is; None: as
         the server says it. Raises: RpcError."""
-        shown = await self.guard.offered(self, upstream, method)
-        if shown is None:
+        if self.guard.catalog is None or method not in KIND_OF:
             return None
+        shown = Shown((), stale=False)
+        if await self.guard.opens(self.caller, upstream):
+            seen = await self._listing(self.guard.catalog, upstream)
+            shown = await self.guard.offered(self.caller, upstream, method, seen)
         first, pins = 0, shown.pins
         if cursor is not None:
             first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
@@ -281,8 +285,24 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         shown = await self.guard.screened(self.caller, upstream, method, items)
         return self._renamed(upstream, method, {**page, LISTS[method]: shown})
 
+    async def list_digests(self, upstream: Upstream, *, passes_on: bool) -> Mapping[str, bytes]:
+        """Return a digest of what the caller is shown of each list of a server, by the
+        notification that says that the list changed. `passes_on`: as `Catalog.current` has it.
+        Raises: RpcError."""
+        catalog = self.guard.catalog
+        if catalog is None or not await self.guard.opens(self.caller, upstream):
+            return {}
+        seen = await self._listing(catalog, upstream, passes_on=passes_on)
+        return await self.guard.list_digests(self.caller, upstream, seen)
+
+    async def _listing(
+        self, catalog: Catalog, upstream: Upstream, *, passes_on: bool = True
+    ) -> Seen:
+        org_id = self.caller.org_id
+        return await catalog.current(org_id, upstream, self.fetch, passes_on=passes_on)
+
     async def fetch(self, upstream: Upstream) -> Fetched:
-        """Raises: RpcError."""
+        """Ask a server for everything that is pinned of it. Raises: RpcError."""
         described = await self.described(upstream)
         if not described.modern:
             await self.sessions.get(upstream)  # one that begins now is not another change
@@ -337,10 +357,16 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         )
         if is_sampled:
             exchange = SampledExchange(exchange, upstream, self.caller, before)
+        catalog = self.guard.catalog if needs_listing(method, params) else None
         asking = Asking(
-            upstream=upstream, alias=alias, method=method, params=params, continues=continues
+            upstream=upstream,
+            alias=alias,
+            method=method,
+            params=params,
+            continues=continues,
+            seen=None if catalog is None else await self._listing(catalog, upstream),
         )
-        return GuardedExchange(exchange, self.guard, self, asking)
+        return GuardedExchange(exchange, self.guard, self.caller, asking)
 
     def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
         """What is no list of things with names is none of it."""

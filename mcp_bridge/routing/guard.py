@@ -6,112 +6,42 @@ One object is injected; `LetsAllPass` is that of a bridge without trust, `trust.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.pinning import Kind, Pin
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.provenance import clean_message, clean_requests
+from mcp_bridge.routing.catalog import Catalog, Seen, Shown
 from mcp_bridge.routing.exchanges import Answers, Asked, Done, Event, Exchange, Noted, Waiting
-from mcp_bridge.upstream.upstream import Unreachable, Upstream
+from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
 
 Outcome = Literal["done", "asked", "failed", "left"]
 """Of a request that went out. `asked`: the client is to answer something first, and then asks
 again; `left`: nobody waited for the end."""
 
-KIND_OF: Mapping[str, Kind] = {
-    "tools/list": "tool",
-    "tools/call": "tool",
-    "prompts/list": "prompt",
-    "prompts/get": "prompt",
-}
-"""The methods that are about what is pinned."""
-
-
-class Fetched(msgspec.Struct, frozen=True):
-    """Everything of a server that is pinned, as it offers it now. `generation`: the server's
-    (`Upstream.generation`) when it was asked. `digest`: SHA-256; of other things it is another."""
-
-    things: tuple[tuple[Kind, object], ...]
-    generation: int
-    digest: bytes
-
-
-class Source(Protocol):
-    """How somebody's requests get to a server."""
-
-    @property
-    def caller(self) -> Caller: ...
-
-    async def fetch(self, upstream: Upstream) -> Fetched:
-        """Raises: RpcError."""
-        ...
-
-
-class Shown:
-    """What clients see of one list: `pins`, ordered by the server's own names. `stale`: the server
-    does not answer, and what was approved of it stands in. Never changes: another list is another
-    Shown, so what is written of it is kept with it."""
-
-    def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
-        self.pins, self.stale = pins, stale
-        self.views: dict[tuple[str, ...], Shown] = {}
-        """Of it what somebody is shown (`views`)."""
-        self._digest: bytes | None = None
-        self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256; of other things it is another."""
-        if self._digest is None:
-            said = "\n".join(pin.digest for pin in self.pins)
-            self._digest = hashlib.sha256(said.encode()).digest()
-        return self._digest
-
-    def without_others(self, pins: tuple[Pin, ...]) -> Shown:
-        """Of its own some."""
-        found = Shown(pins, stale=self.stale)
-        found._written = self._written
-        return found
-
-    def written(
-        self, label: str, alias_of: Callable[[str], str | None], first: int, end: int
-    ) -> list[msgspec.Raw]:
-        """The pins from `first` to before `end` as JSON, each by its alias, without those that have
-        none. `label`: what the aliases begin with, which is all that tells them apart, and a server
-        has two. A page at a time: nobody waits for twenty thousand."""
-        kept = self._written.setdefault(label, {})
-        asked = self.pins[first:end]
-        new = [pin for pin in asked if pin.name not in kept]
-        for pin in new:  # all, before any is written: of two that are one neither is
-            alias_of(pin.name)
-        for pin in new:
-            kept[pin.name] = written(pin, alias_of(pin.name))
-        return [found for pin in asked if (found := kept[pin.name]) is not None]
-
-
-def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:
-    if alias is None or alias == pin.name:
-        return None if alias is None else msgspec.Raw(pin.body)
-    value = pin.value()
-    assert isinstance(value, dict)
-    return msgspec.Raw(msgspec.json.encode({**value, "name": alias}))
-
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it would go out. `alias`: what its tool or prompt is called in front of us.
-    `continues`: the client's state says that it went out before, and what proves that."""
+    `continues`: the client's state says that it went out before, and what proves that. `seen`: the
+    server's approved listing, where `needs_listing` and there is a catalogue."""
 
     upstream: Upstream
     alias: str
     method: str
     params: Mapping[str, Any]
     continues: str | None = None
+    seen: Seen | None = None
+
+
+def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
+    """True if the request is about a tool or a prompt, which the catalogue has to list."""
+    if method == "completion/complete":
+        return as_object(params.get("ref")).get("type") == "ref/prompt"
+    return method in ("tools/call", "prompts/get")
 
 
 class Passage(Protocol):
@@ -145,21 +75,16 @@ class Answered(msgspec.Struct, frozen=True):
 
 class Guard(Protocol):
     @property
-    def holds_back(self) -> bool:
-        """Whether lists may change though no server says so."""
+    def catalog(self) -> Catalog | None:
+        """The approved lists of servers, which may change though no server says so. None: what
+        servers list is passed on as it is, and no other method here is given a listing."""
         ...
 
-    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
-        """`noticed`: called with an org's id and its server whose offer was found to be another,
-        so that a list of it is."""
-        ...
-
-    async def shows(
-        self, source: Source, upstream: Upstream, *, passes_on: bool
+    async def list_digests(
+        self, caller: Caller, upstream: Upstream, seen: Seen
     ) -> Mapping[str, bytes]:
-        """Of each list of a server, by the notification that says that it changed, a digest of
-        what somebody is shown of it. `passes_on`: whether others are told of another offer that is
-        found so. Raises: RpcError."""
+        """Return a digest of what the caller is shown of each list of a server, by the
+        notification that says that the list changed. Raises: RpcError."""
         ...
 
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
@@ -170,8 +95,8 @@ class Guard(Protocol):
         self, caller: Caller, upstream: Upstream, said: str | None
     ) -> str | None: ...
 
-    async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
-        """None: page by page, as the server says. Raises: RpcError."""
+    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+        """Return what the caller is shown of the list that `method` asks for. Raises: RpcError."""
         ...
 
     async def screened(
@@ -184,9 +109,9 @@ class Guard(Protocol):
         """Whether somebody may be told that it is there."""
         ...
 
-    async def before(self, source: Source, asking: Asking) -> Passage | None:
-        """None: there is nothing to say of such a request. Raises: RpcError, if it is not to go
-        out."""
+    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
+        """Check a request before it goes out. None: there is nothing to say of such a request.
+        Raises: RpcError, if it is not to go out."""
         ...
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
@@ -195,15 +120,12 @@ class Guard(Protocol):
 
 
 class LetsAllPass:
-    holds_back = False
+    catalog = None
 
-    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
-        """There is nothing that it would notice."""
-
-    async def shows(
-        self, source: Source, upstream: Upstream, *, passes_on: bool
+    async def list_digests(
+        self, caller: Caller, upstream: Upstream, seen: Seen
     ) -> Mapping[str, bytes]:
-        return {}
+        raise AssertionError("there is no catalogue")
 
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
         return True
@@ -213,8 +135,8 @@ class LetsAllPass:
     ) -> str | None:
         return said
 
-    async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
-        return None
+    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+        raise AssertionError("there is no catalogue")
 
     async def screened(
         self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
@@ -224,7 +146,7 @@ class LetsAllPass:
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
         return True
 
-    async def before(self, source: Source, asking: Asking) -> Passage | None:
+    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
         return None
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
@@ -235,9 +157,9 @@ class GuardedExchange:
     """An exchange that is opened only if the guard lets it, and whose result the guard has seen.
     What is said and asked before the result loses what hides."""
 
-    def __init__(self, inner: Exchange, guard: Guard, source: Source, asking: Asking) -> None:
+    def __init__(self, inner: Exchange, guard: Guard, caller: Caller, asking: Asking) -> None:
         self._inner, self._guard = inner, guard
-        self._source, self._asking = source, asking
+        self._caller, self._asking = caller, asking
         self.holds = inner.holds
         self._has_heard = False
 
@@ -246,7 +168,7 @@ class GuardedExchange:
         return self._inner.is_out
 
     async def events(self) -> AsyncGenerator[Event]:
-        passage = await self._guard.before(self._source, self._asking)
+        passage = await self._guard.before(self._caller, self._asking)
         if passage is not None and passage.answered is not None:
             yield Done(passage.answered)
             return
@@ -282,7 +204,7 @@ class GuardedExchange:
     async def _heard(self) -> None:
         """Results, errors, questions and notifications alike."""
         if not self._has_heard:
-            await self._guard.heard(self._source.caller, self._asking.upstream)
+            await self._guard.heard(self._caller, self._asking.upstream)
             self._has_heard = True
 
     async def answer(self, answers: Answers) -> None:

@@ -103,8 +103,7 @@ class Watch:
         """None: not now. Whatever fails, others are looked at, and this one again."""
         try:
             async with self._turns, asyncio.timeout(LOOK_S):
-                shows = self.reach.guard.shows
-                return await shows(self.reach, upstream, passes_on=passes_on)
+                return await self.reach.list_digests(upstream, passes_on=passes_on)
         except Exception as error:
             name = type(error).__name__
             log.warning("mcp: %s: what is shown of it is not known: %s", upstream.name, name)
@@ -121,7 +120,8 @@ class Watches:
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._telling: set[asyncio.Task[None]] = set()
         relay.handlers[KIND] = self._take
-        guard.watched_by(self._noticed)
+        if guard.catalog is not None:
+            guard.catalog.noticed.append(self._noticed)
 
     async def close(self) -> None:
         await asyncio.gather(*self._telling, return_exceptions=True)

@@ -69,7 +69,7 @@ class Listener:
     def __init__(self, reach: Reach, subscription: rpc.RequestId, wanted: dict[str, Any]) -> None:
         self._reach, self._subscription, self._wanted = reach, subscription, wanted
         self._granted: dict[str, Any] = {}
-        if reach.guard.holds_back:
+        if reach.guard.catalog is not None:
             self._granted |= {flag: True for flag in FLAGS if wanted.get(flag) is True}
         self._pending: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING)
         self._acknowledged = asyncio.Semaphore(0)

@@ -85,7 +85,7 @@ async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
 async def permitted(reach: Reach, owner: Upstream, method: str, uri: str) -> AsyncIterator[None]:
     """By the rules and the caller's limits, and on record. Raises: RpcError."""
     asking = Asking(upstream=owner, alias=uri, method=method, params={"uri": uri})
-    passage = await reach.guard.before(reach, asking)
+    passage = await reach.guard.before(reach.caller, asking)
     outcome: Outcome = "failed"
     try:
         yield

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
+from foundation.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.protocol.rpc import DENIED, RpcError
 from mcp_bridge.routing.guard import Asking, Outcome
-from mcp_bridge.trust.approvals import Approval, ApprovedCall, Decider, no_yes
-from mcp_bridge.trust.call_records import CallRecord, Denial, Rules, Taken, Ticket
+from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall, Decider, no_yes
+from mcp_bridge.trust.call_records import (
+    CallMemory,
+    CallRecord,
+    Denial,
+    Meter,
+    Records,
+    Rules,
+    Taken,
+    Ticket,
+)
 from mcp_bridge.trust.policy import CallState, Decision, ToolCall, ToolRule, decide, taint_matters
 
-if TYPE_CHECKING:
-    from mcp_bridge.trust.trust import Trust
-
 APPROVAL_TTL_S = 3600.0
+
+
+class Ports(msgspec.Struct):
+    """The services that a check asks and tells. `endings`: work that ends a call, outside of what
+    may be cancelled."""
+
+    records: Records
+    memory: CallMemory
+    meter: Meter
+    approvals: Approvals
+    endings: TaskSet
 
 
 class Permit:
@@ -29,7 +47,7 @@ class Permit:
 
     def __init__(
         self,
-        trust: Trust,
+        ports: Ports,
         asking: Asking,
         call: ToolCall,
         rules: Rules,
@@ -37,7 +55,7 @@ class Permit:
         *,
         goes_on: bool,
     ) -> None:
-        self._trust, self._asking, self._goes_on = trust, asking, goes_on
+        self._ports, self._asking, self._goes_on = ports, asking, goes_on
         self._call, self._rules, self.record = call, rules, record
         self._by: list[ToolRule] = []
         self._ticket: Ticket | None = None
@@ -50,14 +68,14 @@ class Permit:
 
     async def ask(self) -> None:
         """Raises: RpcError."""
-        trust, call, rules = self._trust, self._call, self._rules.rules
+        ports, call, rules = self._ports, self._call, self._rules.rules
         decision = decide(call, rules, CallState())
         if decision.effect == "deny":
             raise await self._denied(decision)
         looking = None
-        if trust.memory.taints and taint_matters(call, decision):
+        if ports.memory.taints and taint_matters(call, decision):
             # While the limits are asked: both are trips to Redis.
-            looking = asyncio.create_task(trust.memory.tainted_by(self.record.caller))
+            looking = asyncio.create_task(ports.memory.tainted_by(self.record.caller))
         try:
             if not self._goes_on:
                 self._ticket = await self._admitted()
@@ -86,7 +104,7 @@ class Permit:
 
     async def record_it(self) -> None:
         """Before anything goes out. Raises: RpcError."""
-        await self._trust.records.opened(self.record)
+        await self._ports.records.opened(self.record)
         if self._ticket is not None:
             await self._ticket.begun()
 
@@ -95,7 +113,7 @@ class Permit:
         try:
             await self._settled(outcome)
         finally:
-            await self._trust.records.closed(self.record, outcome)
+            await self._ports.records.closed(self.record, outcome)
 
     async def give_back(self) -> None:
         """It did not go out."""
@@ -115,14 +133,14 @@ class Permit:
         """What the rules count; who leaves meanwhile has it given back."""
         if not any(rule.rate is not None or rule.budget is not None for rule in self._by):
             return Taken()
-        memory, cost_pico = self._trust.memory, self._cost_pico
+        memory, cost_pico = self._ports.memory, self._cost_pico
         taking = asyncio.ensure_future(
             memory.take(self._call.org_id, self._by, self.record.id, cost_pico)
         )
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
-            self._trust.soon(self._untake_late(taking))
+            self._ports.endings.spawn(self._untake_late(taking))
             raise
 
     async def _untake_late(self, taking: Awaitable[Taken]) -> None:
@@ -131,7 +149,7 @@ class Permit:
             await self._untake(taken)
 
     async def _untake(self, taken: Taken) -> None:
-        memory = self._trust.memory
+        memory = self._ports.memory
         await memory.give_back(self._call.org_id, self._by, self._cost_pico, taken)
 
     @property
@@ -143,20 +161,20 @@ class Permit:
 
     async def _denied(self, decision: Decision) -> RpcError:
         denial = self._denial(decision.reason)
-        return await self._trust.denied(denial, decision, self._asking.alias)
+        return await record_denial(self._ports.records, denial, decision, self._asking.alias)
 
     async def _admitted(self) -> Ticket:
         """Raises: RpcError."""
         try:
-            return await self._trust.meter.admit(self.record)
+            return await self._ports.meter.admit(self.record)
         except RpcError as error:
-            await self._trust.limited(self._denial(""), error)
+            await record_limit(self._ports.records, self._denial(""), error)
             raise
 
     async def _said_yes(self, decider: Decider) -> Approval | None:
         """What a person approved of this call, not spent yet; None: it was spent when the call went
         out that this continues. Raises: RpcError."""
-        record, approvals = self.record, self._trust.approvals
+        record, approvals = self.record, self._ports.approvals
         if self._goes_on:
             return None
         if self._asking.continues is not None:
@@ -185,7 +203,7 @@ class Permit:
 
     async def _spend(self, found: Approval) -> None:
         """Raises: RpcError."""
-        spent = await self._trust.approvals.use(
+        spent = await self._ports.approvals.use(
             found.id, found.call, nonce=found.nonce, call_id=self.record.id
         )
         if isinstance(spent, str):
@@ -195,3 +213,23 @@ class Permit:
 def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
     server = asking.upstream.name
     return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)
+
+
+async def record_denial(
+    records: Records, denial: Denial, decision: Decision, called: str
+) -> RpcError:
+    """Record that the rules refuse a request, and return the error for its client. `called`: what
+    the client called the thing."""
+    denial = msgspec.structs.replace(denial, reason=decision.reason, rules=decision.rules)
+    await records.denied(denial)
+    data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
+    if decision.retry_after_s is not None:
+        data["retryAfterSeconds"] = decision.retry_after_s
+    return RpcError(DENIED, f"Not allowed: {called}", data)
+
+
+async def record_limit(records: Records, denial: Denial, error: RpcError) -> None:
+    """Record that the caller's limits refuse a request."""
+    data = error.data if isinstance(error.data, dict) else {}
+    reason = str(data.get("reason", "not_accounted_for"))
+    await records.denied(msgspec.structs.replace(denial, reason=reason))

@@ -8,8 +8,8 @@ to rates of rules, and cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -20,12 +20,10 @@ from mcp_bridge.pinning import Kind
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.routing.guard import Asking, Outcome
-from mcp_bridge.trust.call_records import Denial, ReadRecord
+from mcp_bridge.trust.call_permit import Ports, record_denial, record_limit
+from mcp_bridge.trust.call_records import Denial, ReadRecord, Rules
 from mcp_bridge.trust.policy import CallState, ToolCall, decide
 from mcp_bridge.upstream.upstream import as_object
-
-if TYPE_CHECKING:
-    from mcp_bridge.trust.trust import Trust
 
 READS_ONLY: Mapping[str, object] = {
     "readOnlyHint": True,
@@ -90,20 +88,28 @@ def to_call(
     )
 
 
-async def before_read(
-    trust: Trust, caller: Caller, asking: Asking, about: About, *, pin: str = ""
+async def permit_read(
+    ports: Ports,
+    now_s: Callable[[], float],
+    caller: Caller,
+    asking: Asking,
+    about: About,
+    rules: Rules,
+    *,
+    read_id: str,
+    pin: str = "",
 ) -> Reading:
-    """`pin`: of a prompt, its digest as it was approved. Raises: RpcError."""
+    """Check a read by the rules and the caller's limits, and count it. `pin`: of a prompt, its
+    digest as it was approved. Raises: RpcError."""
     server, name = asking.upstream.name, about.name
-    rules = await trust.rules.rules(caller.org_id)
     call = to_call(caller, server, about.kind, name, arguments=about.arguments)
     denial = Denial(caller=caller, server=server, name=name, reason="", method=asking.method)
     said = asking.alias if asking.method == "prompts/get" else name
     decision = decide(call, rules.rules, CallState())
     if decision.effect != "allow":
-        raise await trust.denied(denial, decision, said)
+        raise await record_denial(ports.records, denial, decision, said)
     record = ReadRecord(
-        id=trust.new_id(),
+        id=read_id,
         caller=caller,
         server=server,
         method=asking.method,
@@ -111,14 +117,16 @@ async def before_read(
         rules=decision.rules,
     )
     try:
-        await trust.meter.count(record)
+        await ports.meter.count(record)
     except RpcError as error:
-        await trust.limited(denial, error)
+        await record_limit(ports.records, denial, error)
         raise
     by = [rule for rule in rules.rules if rule.id in decision.rules]
-    taken = await trust.memory.take(caller.org_id, by, record.id, 0)
+    taken = await ports.memory.take(caller.org_id, by, record.id, 0)
     if taken.full is not None:
-        raise await trust.denied(denial, decide(call, rules.rules, taken.full), said)
+        raise await record_denial(
+            ports.records, denial, decide(call, rules.rules, taken.full), said
+        )
     origin = Provenance(
         server=server,
         prompt=name if about.kind == "prompt" else "",
@@ -128,7 +136,7 @@ async def before_read(
         received_at_s=0.0,
         trusted=asking.upstream.config.trust == "all",
     )
-    return Reading(trust, record, origin)
+    return Reading(ports, now_s, record, origin)
 
 
 class Reading:
@@ -136,15 +144,22 @@ class Reading:
 
     answered = None
 
-    def __init__(self, trust: Trust, record: ReadRecord, origin: Provenance) -> None:
-        self._trust, self._record, self._origin = trust, record, origin
+    def __init__(
+        self,
+        ports: Ports,
+        now_s: Callable[[], float],
+        record: ReadRecord,
+        origin: Provenance,
+    ) -> None:
+        self._ports, self._now_s = ports, now_s
+        self._record, self._origin = record, origin
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        now_s = self._trust.now_s()
+        now_s = self._now_s()
         try:
             return enveloped(result, msgspec.structs.replace(self._origin, received_at_s=now_s))
         except NotCanonical:
             raise RpcError(INTERNAL_ERROR, "The server's answer nests too deeply") from None
 
     def ended(self, outcome: Outcome) -> None:
-        self._trust.soon(self._trust.records.read(self._record, outcome))
+        self._ports.endings.spawn(self._ports.records.read(self._record, outcome))

@@ -14,31 +14,28 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-import msgspec
-
+from foundation.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import NotCanonical, NotPinnable, SchemaRefused, ValidationTimedOut
 from mcp_bridge.pinning import Pin, pin_of
-from mcp_bridge.protocol.rpc import DENIED, INTERNAL_ERROR, INVALID_PARAMS, RpcError
+from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
-from mcp_bridge.routing.guard import KIND_OF, Answered, Asking, Outcome, Passage, Shown, Source
+from mcp_bridge.routing.catalog import KIND_OF, Catalog, Seen, Shown
+from mcp_bridge.routing.guard import Answered, Asking, Outcome, Passage
 from mcp_bridge.trust.approvals import Approvals, arguments_digest
-from mcp_bridge.trust.call_permit import Permit, denial_of
+from mcp_bridge.trust.call_permit import Permit, Ports, denial_of
 from mcp_bridge.trust.call_records import (
     CallMemory,
     CallRecord,
-    Denial,
     FreeMeter,
     Meter,
     Records,
     RuleSource,
 )
-from mcp_bridge.trust.catalog import Catalog
-from mcp_bridge.trust.policy import Decision
-from mcp_bridge.trust.read_permit import about_of, before_read, to_call
+from mcp_bridge.trust.read_permit import About, about_of, permit_read, to_call
 from mcp_bridge.trust.visibility import Screen, digests_of, resources_shown, shows, view_of
 from mcp_bridge.upstream.upstream import Unreachable, Upstream
 from mcp_bridge.validation.arguments import Compiled, KillableEngine, Problem, SchemaCache, problems
@@ -51,8 +48,6 @@ from mcp_bridge.validation.results import (
 from mcp_bridge.validation.sandboxed_validator import KillableValidator
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is good for."""
 URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
@@ -75,36 +70,35 @@ class Trust:
         bounds: ResultBounds | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self.catalog, self.rules, self.approvals = catalog, rules, approvals
-        self.memory, self.records = memory, records
-        self.meter = meter or FreeMeter()
+        self._catalog, self.rules = catalog, rules
+        self.ports = Ports(
+            records=records,
+            memory=memory,
+            meter=meter or FreeMeter(),
+            approvals=approvals,
+            endings=TaskSet(),
+        )
         self.new_id, self.now_s = new_id, now_s
         self.killable = killable or KillableValidator()
         self.bounds = bounds or ResultBounds()
         self.schemas = SchemaCache()
         self._screen = Screen()
-        self._closing: set[asyncio.Task[Any]] = set()
+
+    @property
+    def catalog(self) -> Catalog:
+        return self._catalog
 
     async def close(self) -> None:
         """Once nothing calls any more."""
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self.ports.endings.wait()
         if isinstance(self.killable, KillableValidator):
             await self.killable.close()
 
     # What is shown.
 
-    holds_back = True
-
-    def watched_by(self, noticed: Callable[[str, Upstream], None]) -> None:
-        self.catalog.noticed.append(noticed)
-
-    async def shows(
-        self, source: Source, upstream: Upstream, *, passes_on: bool
+    async def list_digests(
+        self, caller: Caller, upstream: Upstream, seen: Seen
     ) -> Mapping[str, bytes]:
-        caller = source.caller
-        if not await self.opens(caller, upstream):
-            return {}
-        seen = await self.catalog.current(source, upstream, passes_on=passes_on)
         rules = await self.rules.rules(caller.org_id)
         return await digests_of(seen.shown, caller=caller, server=upstream.name, rules=rules)
 
@@ -123,18 +117,12 @@ class Trust:
         admitted = await self.catalog.admits(caller.org_id, upstream.config, pin)
         return said if admitted else None
 
-    async def offered(self, source: Source, upstream: Upstream, method: str) -> Shown | None:
-        kind = KIND_OF.get(method)
-        if kind is None:
-            return None
-        if not await self.opens(source.caller, upstream):
-            return Shown((), stale=False)
-        seen = await self.catalog.current(source, upstream)
-        caller, server = source.caller, upstream.name
+    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+        kind, server = KIND_OF[method], upstream.name
         rules = await self.rules.rules(caller.org_id)
         shown = await view_of(seen.shown[kind], kind, caller=caller, server=server, rules=rules)
         count = len(shown.pins)
-        await self.records.listed(caller, server, method, count, shown.stale)
+        await self.ports.records.listed(caller, server, method, count, shown.stale)
         return shown
 
     async def screened(
@@ -147,7 +135,7 @@ class Trust:
         if member := URI_OF.get(method):
             rules = await self.rules.rules(caller.org_id)
             shown = await resources_shown(shown, member, caller, upstream.name, rules)
-        await self.records.listed(caller, upstream.name, method, len(shown), False)
+        await self.ports.records.listed(caller, upstream.name, method, len(shown), False)
         return shown
 
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
@@ -156,41 +144,36 @@ class Trust:
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
         if upstream.config.taints:
-            await self.memory.taint(caller, upstream.name)
+            await self.ports.memory.taint(caller, upstream.name)
 
     # A call.
 
-    async def before(self, source: Source, asking: Asking) -> Passage | None:
-        about, caller = about_of(asking), source.caller
+    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
+        about = about_of(asking)
         if about is None:
             return None
         if about.kind == "resource":
-            return await before_read(self, caller, asking, about)
-        seen = await self.catalog.current(source, asking.upstream)
+            return await self._before_read(caller, asking, about)
+        seen = asking.seen
+        assert seen is not None, "a request about a tool or a prompt comes with the listing"
         if seen.stale:
             raise Unreachable(asking.upstream.name, "catalogue")
         pin = seen.pins.get((about.kind, about.name))
         if pin is None:
-            await self.records.denied(denial_of(caller, asking, about.name, "not_approved"))
+            await self.ports.records.denied(denial_of(caller, asking, about.name, "not_approved"))
             raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {asking.alias}")
         if about.kind == "prompt":
-            return await before_read(self, caller, asking, about, pin=pin.digest)
+            return await self._before_read(caller, asking, about, pin=pin.digest)
         return await self._before_call(caller, asking, pin)
 
-    async def denied(self, denial: Denial, decision: Decision, said: str) -> RpcError:
-        """On record by now. `said`: what the client called it."""
-        denial = msgspec.structs.replace(denial, reason=decision.reason, rules=decision.rules)
-        await self.records.denied(denial)
-        data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}
-        if decision.retry_after_s is not None:
-            data["retryAfterSeconds"] = decision.retry_after_s
-        return RpcError(DENIED, f"Not allowed: {said}", data)
-
-    async def limited(self, denial: Denial, error: RpcError) -> None:
-        """Its caller's limits refused it: that is on record, too."""
-        data = error.data if isinstance(error.data, dict) else {}
-        reason = str(data.get("reason", "not_accounted_for"))
-        await self.records.denied(msgspec.structs.replace(denial, reason=reason))
+    async def _before_read(
+        self, caller: Caller, asking: Asking, about: About, *, pin: str = ""
+    ) -> Passage:
+        rules = await self.rules.rules(caller.org_id)
+        read_id = self.new_id()
+        return await permit_read(
+            self.ports, self.now_s, caller, asking, about, rules, read_id=read_id, pin=pin
+        )
 
     async def _before_call(self, caller: Caller, asking: Asking, pin: Pin) -> Passage:
         tool = pin.value()
@@ -200,13 +183,13 @@ class Trust:
         wrong = await self._wrong_arguments(pin, tool, arguments)
         denial = denial_of(caller, asking, pin.name, "arguments")
         if wrong:
-            await self.records.denied(denial)
+            await self.ports.records.denied(denial)
             return Answered(failed_result("The arguments do not conform to inputSchema.", wrong))
         try:
             digest = arguments_digest(arguments)
         except NotCanonical as error:
             problem = Problem(error.path, "type", error.message)
-            await self.records.denied(denial)
+            await self.ports.records.denied(denial)
             return Answered(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
         config = asking.upstream.config
@@ -231,14 +214,14 @@ class Trust:
             continues=asking.continues is not None,
         )
         goes_on = await self._goes_on(caller, asking)
-        permit = Permit(self, asking, call, rules, record, goes_on=goes_on)
+        permit = Permit(self.ports, asking, call, rules, record, goes_on=goes_on)
         try:
             await permit.ask()
             output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
             await permit.record_it()
         except BaseException:
             if permit.holds:
-                self.soon(permit.give_back())
+                self.ports.endings.spawn(permit.give_back())
             raise
         return CallPassage(self, asking.upstream, permit, output)
 
@@ -248,7 +231,7 @@ class Trust:
         if asking.continues is None:
             return False
         state = hashlib.sha256(asking.continues.encode()).hexdigest()
-        return await self.memory.once(caller.org_id, state, REPLAY_TTL_S)
+        return await self.ports.memory.once(caller.org_id, state, REPLAY_TTL_S)
 
     async def _wrong_arguments(
         self, pin: Pin, tool: Mapping[str, Any], arguments: object
@@ -290,18 +273,6 @@ class Trust:
         )
         return enveloped(result, origin)
 
-    def soon(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Outside of what may be cancelled."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._closing.add(task)
-        task.add_done_callback(self._has_closed)
-        return task
-
-    def _has_closed(self, task: asyncio.Task[Any]) -> None:
-        self._closing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("mcp: the end of a call was not kept", exc_info=error)
-
 
 class CallPassage:
     answered = None
@@ -318,10 +289,10 @@ class CallPassage:
         record = self._permit.record
         found = await self._trust.checked(self._upstream, record, self._output, result)
         self._is_closed = True
-        await asyncio.shield(self._trust.soon(self._permit.ended("done")))
+        await asyncio.shield(self._trust.ports.endings.spawn(self._permit.ended("done")))
         return found
 
     def ended(self, outcome: Outcome) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._trust.soon(self._permit.ended(outcome))
+            self._trust.ports.endings.spawn(self._permit.ended(outcome))

@@ -17,7 +17,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Kind, Pin
-from mcp_bridge.routing.guard import Shown
+from mcp_bridge.routing.catalog import Shown
 from mcp_bridge.trust.call_records import Rules
 from mcp_bridge.trust.policy import ToolRule, concerns, may_ever
 from mcp_bridge.trust.read_permit import READS_ONLY, to_call

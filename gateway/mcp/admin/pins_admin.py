@@ -22,9 +22,9 @@ from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.pinning import Approved, Change, Key, Kind, Offer, Unpinnable
 from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.catalog import changes_of
 from mcp_bridge.routing.offer_reader import look
 from mcp_bridge.text_safety.hidden_text import visible
-from mcp_bridge.trust.catalog import changes_of
 from mcp_bridge.trust.scan import Finding, Offered, scan, scan_together, worst
 from mcp_bridge.upstream.transports.factory import Carriers
 from mcp_bridge.upstream.upstream import ServerConfig

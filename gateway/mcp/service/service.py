@@ -69,7 +69,7 @@ class McpService:
 
         self.vault, self.pins = vault, pins
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
-        self._once, self._approvals_of = guard.memory.once, approvals_of
+        self._once, self._approvals_of = guard.ports.memory.once, approvals_of
         self._price_of = price_of
         self._door = Door(bridge)
 

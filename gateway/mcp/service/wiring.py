@@ -21,9 +21,9 @@ from gateway.mcp.known import Feed, KnownTrust
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
 from gateway.tenancy.changes import EVERYTHING
+from mcp_bridge.routing.catalog import Catalog
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.trust.approvals import Approvals
-from mcp_bridge.trust.catalog import Catalog
 from mcp_bridge.trust.trust import Trust
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from mcp_bridge.pinning import Approved, pin_of
-from mcp_bridge.routing.guard import Shown
-from mcp_bridge.trust.catalog import launch_pin
+from mcp_bridge.routing.catalog import Shown, launch_pin
 from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient

@@ -73,7 +73,7 @@ def guarded(inner: Any) -> tuple[GuardedExchange, Kept]:
     caller = Caller(org_id="org_a", project_id="p", subject="s", client="c")
     source: Any = type("Source", (), {"caller": caller})
     asking: Any = Asking(upstream=source, alias="a", method="tools/call", params={})
-    return GuardedExchange(inner, guard, source, asking), guard.passage
+    return GuardedExchange(inner, guard, caller, asking), guard.passage
 
 
 async def drained(exchange: GuardedExchange) -> None:

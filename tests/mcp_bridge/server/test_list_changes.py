@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Approved, Kind, offer_of
+from mcp_bridge.routing.catalog import Catalog, changes_of
 from mcp_bridge.server import list_watch
 from mcp_bridge.server.allowed_origins import Allowed
 from mcp_bridge.server.bridge import Bridge
@@ -26,7 +27,6 @@ from mcp_bridge.server.http import Door
 from mcp_bridge.server.list_watch import Watch
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.trust.call_records import Rules
-from mcp_bridge.trust.catalog import Catalog, changes_of
 from mcp_bridge.trust.policy import ToolRule
 from mcp_bridge.trust.trust import Trust
 from mcp_bridge.trust.visibility import may_name
@@ -329,7 +329,7 @@ class Guard:
         self.now: Any = {}
         self.looks = asyncio.Semaphore(0)
 
-    async def shows(self, source: Any, upstream: Any, *, passes_on: bool) -> Any:
+    async def list_digests(self, upstream: Any, *, passes_on: bool) -> Any:
         self.looks.release()
         found = self.now[upstream.name]
         if isinstance(found, Exception):
@@ -350,7 +350,7 @@ def watch_of(guard: Guard, *names: str) -> Watch:
         pass
 
     reach: Any = Reach()
-    reach.guard, reach.endpoint = guard, Endpoint
+    reach.list_digests, reach.endpoint = guard.list_digests, Endpoint
     return Watch(reach, asyncio.Semaphore(1))
 
 

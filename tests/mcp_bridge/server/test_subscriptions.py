@@ -16,12 +16,12 @@ from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.inbound import read_envelope
 from mcp_bridge.protocol.rpc import DENIED
 from mcp_bridge.routing import change_streams as changes
+from mcp_bridge.routing.catalog import Catalog
 from mcp_bridge.routing.change_streams import ACKNOWLEDGED, follow
 from mcp_bridge.routing.paging import STALE_META
 from mcp_bridge.routing.sessions import Sessions
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.trust.approvals import Approvals
-from mcp_bridge.trust.catalog import Catalog
 from mcp_bridge.trust.policy import ToolRule
 from mcp_bridge.trust.trust import Trust
 from mcp_bridge.upstream import circuit_breaker as breaker

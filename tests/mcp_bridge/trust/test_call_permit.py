@@ -50,7 +50,7 @@ async def test_who_leaves_while_a_budget_is_asked_leaves_nothing_in_it(
 
     budget = SpendLimit(amount_pico=5 if full else 100, window_s=60)
     world.rules.now = kept.MemoryRules(ToolRule(id="b", effect="allow", budget=budget)).now
-    world.guard.meter, world.guard.memory = Paid(), (memory := SlowCalls())
+    world.guard.ports.meter, world.guard.ports.memory = Paid(), (memory := SlowCalls())
     async with bridge_of(world, redis):
         await world.approve()
         call = asyncio.create_task(world.call())

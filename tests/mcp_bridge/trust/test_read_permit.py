@@ -123,7 +123,7 @@ async def test_reads_are_counted_by_rates_and_by_their_callers_limits(
         if len(counted) > 2:
             raise RpcError(-32032, "Too many calls", {"reason": "rate_limit_exceeded"})
 
-    monkeypatch.setattr(world.guard.meter, "count", count)
+    monkeypatch.setattr(world.guard.ports.meter, "count", count)
     async with bridge_of(world, redis):
         await world.approve()
         assert "result" in await world.ask("resources/read", {"uri": URI})
@@ -222,7 +222,7 @@ async def test_every_list_and_what_arguments_or_limits_refuse_is_on_record(
             ("s", "resources/templates/list", 0, False),
         ]
         assert (await world.call(city=1))["result"]["isError"]
-        monkeypatch.setattr(world.guard.meter, "admit", admit)
+        monkeypatch.setattr(world.guard.ports.meter, "admit", admit)
         assert code_of(await world.call()) == -32032
         told = [(each.name, each.reason) for each in world.records.denials]
         assert told == [("weather", "arguments"), ("weather", "insufficient_quota")]

@@ -20,12 +20,12 @@ from mcp_bridge.pinning import Kind, offer_of
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED
 from mcp_bridge.provenance import META_KEY
 from mcp_bridge.routing import endpoint
+from mcp_bridge.routing.catalog import Catalog, changes_of
 from mcp_bridge.routing.exchanges import MAX_PAGES
 from mcp_bridge.server.allowed_origins import Allowed
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.server.http import Door
 from mcp_bridge.trust.approvals import Approvals
-from mcp_bridge.trust.catalog import Catalog, changes_of
 from mcp_bridge.trust.policy import CallLimit, ToolRule
 from mcp_bridge.trust.trust import Trust
 from mcp_bridge.upstream.upstream import ServerConfig

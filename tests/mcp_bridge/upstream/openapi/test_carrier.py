@@ -17,8 +17,8 @@ import pytest
 from gateway.mcp.network import UpstreamNetworks
 from mcp_bridge.pinning import Approved, approve
 from mcp_bridge.protocol import rpc
+from mcp_bridge.routing.catalog import changes_of
 from mcp_bridge.routing.offer_reader import look
-from mcp_bridge.trust.catalog import changes_of
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
 from mcp_bridge.upstream.openapi import calls
 from mcp_bridge.upstream.openapi import http as openapi_http

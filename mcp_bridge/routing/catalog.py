@@ -10,9 +10,10 @@ The store is the caller's and says by the identity of what it returns whether an
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -34,7 +35,6 @@ from mcp_bridge.pinning import (
     pin_of,
 )
 from mcp_bridge.protocol.rpc import RpcError
-from mcp_bridge.routing.guard import KIND_OF, Shown, Source
 from mcp_bridge.upstream.upstream import ServerConfig, Upstream
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,78 @@ FRESH_S = 5.0
 """How old an offer may be that a list or a call is checked against."""
 
 MAX_LAUNCHES = 1024
+
+
+KIND_OF: Mapping[str, Kind] = {
+    "tools/list": "tool",
+    "tools/call": "tool",
+    "prompts/list": "prompt",
+    "prompts/get": "prompt",
+}
+"""The methods that are about what is pinned."""
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Everything of a server that is pinned, as it offers it now. `generation`: the server's
+    (`Upstream.generation`) when it was asked. `digest`: SHA-256; of other things it is another."""
+
+    things: tuple[tuple[Kind, object], ...]
+    generation: int
+    digest: bytes
+
+
+class Shown:
+    """What clients see of one list: `pins`, ordered by the server's own names. `stale`: the server
+    does not answer, and what was approved of it stands in. Never changes: another list is another
+    Shown, so what is written of it is kept with it."""
+
+    def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
+        self.pins, self.stale = pins, stale
+        self.views: dict[tuple[str, ...], Shown] = {}
+        """Of it what somebody is shown (`views`)."""
+        self._digest: bytes | None = None
+        self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256; of other things it is another."""
+        if self._digest is None:
+            said = "\n".join(pin.digest for pin in self.pins)
+            self._digest = hashlib.sha256(said.encode()).digest()
+        return self._digest
+
+    def without_others(self, pins: tuple[Pin, ...]) -> Shown:
+        """Of its own some."""
+        found = Shown(pins, stale=self.stale)
+        found._written = self._written
+        return found
+
+    def written(
+        self, label: str, alias_of: Callable[[str], str | None], first: int, end: int
+    ) -> list[msgspec.Raw]:
+        """The pins from `first` to before `end` as JSON, each by its alias, without those that have
+        none. `label`: what the aliases begin with, which is all that tells them apart, and a server
+        has two. A page at a time: nobody waits for twenty thousand."""
+        kept = self._written.setdefault(label, {})
+        asked = self.pins[first:end]
+        new = [pin for pin in asked if pin.name not in kept]
+        for pin in new:  # all, before any is written: of two that are one neither is
+            alias_of(pin.name)
+        for pin in new:
+            kept[pin.name] = written(pin, alias_of(pin.name))
+        return [found for pin in asked if (found := kept[pin.name]) is not None]
+
+
+def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:
+    if alias is None or alias == pin.name:
+        return None if alias is None else msgspec.Raw(pin.body)
+    value = pin.value()
+    assert isinstance(value, dict)
+    return msgspec.Raw(msgspec.json.encode({**value, "name": alias}))
+
+
+Fetch = Callable[[Upstream], Awaitable[Fetched]]
+"""Asks a server for all that it offers. Raises: RpcError."""
 
 
 class PinStore(Protocol):
@@ -105,15 +177,18 @@ class Catalog:
             return True
         return (await self._pins.approved(org_id, config.name)).admits(pin)
 
-    async def current(self, source: Source, upstream: Upstream, *, passes_on: bool = True) -> Seen:
-        """What clients see of a server at this moment. `passes_on`: not for who was told already
-        that it may be another, or two would tell each other for ever of a server that is never the
-        same."""
+    async def current(
+        self, org_id: str, upstream: Upstream, fetch: Fetch, *, passes_on: bool = True
+    ) -> Seen:
+        """Return what clients of an org see of a server now. `fetch` asks the server for its
+        offer, where what is known is too old. `passes_on`: tell `noticed` of another offer; False
+        for who was told already, or two would tell each other forever of a server that never
+        offers the same twice."""
         entry = self._entries.setdefault(upstream, Entry())
         async with entry.turn:
             if not self._is_fresh(entry, upstream):
-                await self._ask(entry, source, upstream)
-            approved = await self._pins.approved(source.caller.org_id, upstream.name)
+                await self._refresh(entry, upstream, fetch)
+            approved = await self._pins.approved(org_id, upstream.name)
             if entry.seen is None or entry.approved is not approved:
                 before = entry.last if entry.seen is None else None
                 entry.approved = approved
@@ -121,7 +196,7 @@ class Catalog:
                 self._log_hidden(upstream, entry.seen)
                 if before is not None and passes_on and differs(before, entry.seen):
                     for noticed in self.noticed:
-                        noticed(source.caller.org_id, upstream)
+                        noticed(org_id, upstream)
             return entry.seen
 
     def _is_fresh(self, entry: Entry, upstream: Upstream) -> bool:
@@ -130,10 +205,10 @@ class Catalog:
             and self._now_s() < entry.checked_at + self._fresh_s
         )
 
-    async def _ask(self, entry: Entry, source: Source, upstream: Upstream) -> None:
+    async def _refresh(self, entry: Entry, upstream: Upstream, fetch: Fetch) -> None:
         generation = upstream.generation
         try:
-            fetched = await source.fetch(upstream)
+            fetched = await fetch(upstream)
             generation = fetched.generation
             if entry.offer is None or fetched.digest != entry.digest:
                 # Tens of milliseconds for a thousand tools, which nobody else should wait for.
