@@ -29,16 +29,11 @@ from billing.events import Attempt
 from engine.protocol import SeenPrefix
 from gateway.cache_report.notes import CacheNote, note_of
 from gateway.cache_report.report import CacheReport
-from gateway.fleet.engine.cache_outcome import (
-    CacheCause,
-    CacheOutcome,
-    Circumstances,
-    outcome_of,
-    prefix_digest,
-)
+from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.prefix_memory import SentBefore
-from gateway.fleet.replica import MeteredUsage, PreparedRequest
+from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
 from gateway.lanes import Turn
 
 BATCH = 5_000

@@ -30,8 +30,8 @@ from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
 from openai.types.responses import ResponseTextDeltaEvent
 
 from bench.record import record
-from gateway.fleet.replica import TextDelta
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.to_anthropic import to_anthropic
 from gateway.wire.openai.completions import from_completions

@@ -19,9 +19,9 @@ from msgspec import Meta
 from billing.events import Tier
 from engine.fairness import LANE_RANKS
 from engine.protocol import Lane, LaneStatus
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest, ServiceTier
 from gateway.principal import Principal
+from gateway.request_errors import BadField
 
 DEADLINE_HEADER = b"x-request-timeout-ms"
 MAX_DEADLINE_MS = 3_600_000

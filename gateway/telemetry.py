@@ -11,14 +11,14 @@ from collections import Counter as Counted
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from engine.fairness import LANE_WEIGHTS
-from engine.protocol import ReplicaStatus
-from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
-from gateway.fleet.waiting_room import WaitingRoom
+from engine.protocol import Lane, ReplicaStatus
+from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TTFT_BUCKETS_S = (
@@ -34,6 +34,13 @@ UPSTREAM_STATES = ("closed", "trying", "resting")
 """Those of `mcp_bridge.upstream.circuit_breaker`, the worst last."""
 MAX_CHILDREN = 4096
 """Of one metric that are remembered by their labels."""
+
+
+class LaneCounts(Protocol):
+    """A queue in front of a model that counts its requests in each lane."""
+
+    num_waiting: dict[Lane, int]
+    num_served: dict[Lane, int]
 
 
 class Telemetry:
@@ -194,7 +201,7 @@ class Telemetry:
     def cache_leases_became(self, model: str, outcome: str, number: int) -> None:
         self.cache_leases.labels(self.label(model), outcome).inc(number)
 
-    def waiting_rooms(self, model: str, rooms: Sequence[WaitingRoom]) -> None:
+    def waiting_rooms(self, model: str, rooms: Sequence[LaneCounts]) -> None:
         for lane in LANE_WEIGHTS:
             running = sum(room.num_served[lane] for room in rooms)
             waiting = sum(room.num_waiting[lane] for room in rooms)

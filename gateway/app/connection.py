@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.errors import INVALID, Face, face, unavailable
+from gateway.http_errors.table import INVALID, Face, face, unavailable
 from gateway.ids import uuid7
 from gateway.routes.asgi.envelope import named
 from gateway.routes.shared.reply import ON_LEAVE

@@ -44,13 +44,13 @@ from gateway.cache_report.leases import CacheLeases, both
 from gateway.cache_report.notes import OnCached
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.errors import to_face
 from gateway.files.wiring import open_files
 from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
+from gateway.http_errors.table import to_face
 from gateway.inference.generate import Desk, drain
 from gateway.inference.settlement import Settlement
 from gateway.inference.superseded import start_superseded

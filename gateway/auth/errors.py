@@ -1,5 +1,6 @@
-"""What can go wrong between a credential and a principal. Knows no HTTP: `gateway.errors` gives
-these their face.
+"""The errors between a credential and a principal.
+
+Knows no HTTP: `gateway.http_errors` gives them their status and body.
 
     AuthError                one public face, so that nobody learns which keys once existed
     ├── MissingCredential    no `Authorization: Bearer ...`

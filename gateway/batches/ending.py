@@ -23,7 +23,7 @@ from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused, waste_of
 from gateway.db import DATABASE_ERRORS
-from gateway.errors import SERVER, face
+from gateway.http_errors.table import SERVER, face
 
 log = logging.getLogger(__name__)
 

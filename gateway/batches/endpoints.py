@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.errors import Face, to_face
-from gateway.fleet.errors import UnsupportedField
+from gateway.http_errors.table import Face, to_face
 from gateway.inference.calls import Asker, Surface, to_call
 from gateway.inference.generate import Call, Desk
+from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
 from gateway.tools.servers import refuse_servers

@@ -32,12 +32,12 @@ from gateway.batches.running import LineAccount, PutOff, Ran, model_of, refused,
 from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
-from gateway.fleet.errors import UnknownModel
 from gateway.ids import uuid7_hex
 from gateway.inference.generate import Desk
 from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.request_errors import UnknownModel
 from gateway.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

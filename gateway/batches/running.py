@@ -16,12 +16,12 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.errors import Face
-from gateway.fleet.errors import BadField
+from gateway.http_errors.table import Face
 from gateway.inference.calls import Asker
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
+from gateway.request_errors import BadField
 from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.openai.from_chat import peek
 

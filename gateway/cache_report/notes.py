@@ -12,9 +12,9 @@ import msgspec
 
 from billing.events import Attempt
 from gateway.cache_report.rows import PrefixKind
-from gateway.fleet.engine.cache_outcome import CacheOutcome, MessagePlace
 from gateway.fleet.engine.prompt_beginning import text_digest
-from gateway.fleet.replica import Locating, MeteredUsage, PreparedRequest, Replica
+from gateway.fleet.replica import Locating, MessagePlace, PreparedRequest, Replica
+from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Turn
 
 MAX_CACHE_KEY = 128

@@ -17,7 +17,7 @@ from billing.reports.usage import OpenRows
 from billing.reports.window import WIDTH_S, Window, window_of
 from billing.tables import EPOCH, to_moment
 from gateway.cache_report.rows import EXAMPLE, MAX_BREAKS, Break
-from gateway.fleet.engine.cache_outcome import CAUSES, CacheCause
+from gateway.generation_events import CAUSES, CacheCause
 
 CacheGroup = Literal["project_id", "api_key_id", "model", "prefix"]
 COLUMNS: Mapping[CacheGroup, tuple[str, ...]] = {

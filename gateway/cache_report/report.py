@@ -34,7 +34,8 @@ from gateway.cache_report.rows import (
     write,
 )
 from gateway.db import DATABASE_ERRORS
-from gateway.fleet.engine.cache_outcome import UNBROKEN, CacheCause, MessagePlace
+from gateway.fleet.replica import MessagePlace
+from gateway.generation_events import UNBROKEN, CacheCause
 from gateway.lru import Lru
 
 log = logging.getLogger(__name__)

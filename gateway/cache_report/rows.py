@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.fleet.engine.cache_outcome import CAUSES, CacheCause
+from gateway.generation_events import CAUSES, CacheCause
 
 PrefixKind = Literal["cache_key", "digest", "short", "other"]
 """`short`: all prompts under `PREFIX_TOKENS` of who names no key. `other`: those that were too

@@ -1,10 +1,6 @@
-"""What can go wrong between the gateway and a replica.
+"""The errors between the gateway and a replica; those of the request are `gateway.request_errors`.
 
 FleetError                  code
-├── BadField                invalid_request     a field that cannot be honoured (names `param`)
-│   ├── ContextTooLong      context_length_exceeded
-│   ├── UnsupportedField    unsupported_parameter   known, and cannot be honoured here
-│   └── UnknownModel        model_not_found
 ├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
 │   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
 │       └── NoPlace         no_place            it did not get its turn, or not in time
@@ -25,34 +21,6 @@ class FleetError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-
-
-class BadField(FleetError):
-    """`detail`: the message without a word of the client's."""
-
-    code = "invalid_request"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        detail: str = "This is not what can stand here.",
-    ) -> None:
-        super().__init__(message, param=param)
-        self.detail = detail
-
-
-class ContextTooLong(BadField):
-    code = "context_length_exceeded"
-
-
-class UnsupportedField(BadField):
-    code = "unsupported_parameter"
-
-
-class UnknownModel(BadField):
-    code = "model_not_found"
 
 
 class ReplicaUnavailable(FleetError):

@@ -5,148 +5,14 @@ Knows no tenant and no price.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from gateway.fleet.engine.cache_outcome import CacheOutcome, MessagePlace
 from gateway.generate_request import GenerateRequest, ToTokenize
+from gateway.generation_events import ReplicaEvent
 from gateway.lanes import Turn
-
-FinishReason = Literal["stop", "length", "content_filter", "tool_calls", "function_call"]
-
-
-class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Cumulative over the attempt, in tokens; monotone from event to event, but for the step from
-    an estimate to the replica's own count.
-
-    prompt = uncached_input + cache_read + cache_write + cache_write_1h + embedding_input.
-    `wasted_output` was generated but lies behind a stop string, so nobody sees it or pays for it.
-    """
-
-    uncached_input: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    """For five minutes."""
-    cache_write_1h: int = 0
-    embedding_input: int = 0
-    """Read to make embeddings of it."""
-    output: int = 0
-    reasoning_output: int = 0
-    """Part of `output`."""
-    wasted_output: int = 0
-    estimated: bool = False
-    """True where a count is ours and not the replica's."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        cached = self.cache_read + self.cache_write + self.cache_write_1h
-        return self.uncached_input + cached + self.embedding_input
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.output
-
-
-class TokenTop(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenInfo(msgspec.Struct, frozen=True):
-    """OpenAI's `logprobs.content[]` entry."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TokenTop]
-
-
-class CallDelta(msgspec.Struct, frozen=True):
-    """What came of call `index` of a choice: its name, once, and a piece of its arguments."""
-
-    index: int
-    name: str | None = None
-    arguments: str = ""
-
-
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """Text our engine added to choice `index`."""
-
-    index: int
-    text: str
-    reasoning: str = ""
-    """What came of it before `text`."""
-    calls: tuple[CallDelta, ...] = ()
-    """What came of them behind `text`."""
-    logprobs: list[TokenInfo] | None = None
-    finish_reason: FinishReason | None = None
-    stop_string: str | None = None
-    """The one of the client's at which it ended."""
-
-
-class PromptEcho(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt of choice `index`, said again before anything else."""
-
-    index: int
-    text: str
-    first: bytes
-    """Its first token: nothing comes before it, so nothing is said of it."""
-    logprobs: list[TokenInfo] | None
-    """Of the others; None: not asked for."""
-
-
-class EmbeddingVector(msgspec.Struct, frozen=True):
-    """What prompt `index` became."""
-
-    index: int
-    vector: bytes
-    """float32, little-endian."""
-
-
-class RawChunk(msgspec.Struct, frozen=True):
-    """An upstream's `chat.completion.chunk`, as JSON without its usage and under our model name."""
-
-    payload: bytes
-
-
-class RawRun(msgspec.Struct, frozen=True):
-    """Such chunks, one behind the other, that differ in one text alone: before, text, after."""
-
-    before: bytes
-    texts: list[bytes]
-    after: bytes
-
-    @property
-    def last(self) -> bytes:
-        return self.before + self.texts[-1] + self.after
-
-
-class RawBody(msgspec.Struct, frozen=True):
-    """An upstream's whole `chat.completion`, as JSON under our model name."""
-
-    payload: bytes
-
-
-Item = TextDelta | PromptEcho | EmbeddingVector | RawChunk | RawRun | RawBody
-Items = Sequence[Item]
-
-
-class ReplicaEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step of a replica brought. `usage` is None until the replica has begun to work:
-    there is nothing to bill.
-
-    The last event of an attempt has `finished=True` and its final usage.
-    """
-
-    items: tuple[Item, ...] = ()
-    usage: MeteredUsage | None = None
-    finished: bool = False
-    queue_time_s: float | None = None
-    cache: CacheOutcome | None = None
-    """With the last event: why so much of the prompt was cached and no more. None: nobody says."""
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,14 +60,14 @@ class Replica(Protocol):
     async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
         """Translate and count, off the event loop and in its turn where it is heavy.
 
-        Raises: fleet.errors.BadField (names the field), ContextTooLong, NoPlace.
+        Raises: BadField (names the field), ContextTooLong, NoPlace.
         """
         ...
 
     async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
         """Tokens of its prompt, exact or estimated as those of `prepare`, be they more than fit.
 
-        Raises: fleet.errors.BadField, NoPlace.
+        Raises: BadField, NoPlace.
         """
         ...
 
@@ -209,7 +75,7 @@ class Replica(Protocol):
         """What `prepare` would make of it, had it been told to write no more than that over all
         choices; counted once. Of a capped one that names no bound.
 
-        Raises: fleet.errors.BadField.
+        Raises: BadField.
         """
         ...
 
@@ -269,3 +135,13 @@ class Locating(Protocol):
         """The message in which a token of the prompt lies, when nobody waits for anything. None:
         there is none, or it cannot be told. Raises: BadField, NoPlace."""
         ...
+
+
+class MessagePlace(msgspec.Struct, frozen=True):
+    """Of a conversation, the message that a token lies in."""
+
+    path: str
+    """Where its client wrote it: `messages[2]`, `tools`."""
+    index: int | None = None
+    """Of those that the model reads; None: it is no message."""
+    role: str | None = None

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
-from gateway.fleet.replica import MeteredUsage
 from gateway.fleet.slots import OwnPlaces, Places
+from gateway.generation_events import MeteredUsage
 from gateway.lanes import Turn
 
 MAX_WAITING = 1024

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from billing.events import Tags
-from gateway.fleet.replica import MeteredUsage
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import MeteredUsage
 from gateway.inference.generate import Call, Desk, Encoder
 from gateway.lanes import turn_of
 from gateway.principal import Principal

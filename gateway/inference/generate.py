@@ -24,7 +24,6 @@ from billing.pricing.rating import Rated
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.cache_report.notes import OnCached, note_of, unnoted
-from gateway.fleet.engine.cache_outcome import CacheOutcome
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoPlace,
@@ -32,15 +31,10 @@ from gateway.fleet.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.fleet.replica import (
-    Item,
-    MeteredUsage,
-    PreparedRequest,
-    Replica,
-    ReplicaEvent,
-)
+from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.fleet.router import Fleet, affinity
 from gateway.generate_request import GenerateRequest, under_a_cap
+from gateway.generation_events import CacheOutcome, Item, MeteredUsage, ReplicaEvent
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import Terms, new_attempt, to_events, to_quantities, to_units
 from gateway.lanes import LaneDeadlines, Turn, later

@@ -23,7 +23,7 @@ from billing.events import (
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import Rated, rate
 from engine.protocol import Usage
-from gateway.fleet.replica import MeteredUsage
+from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
 from gateway.lanes import Turn
 from gateway.limits.outcomes import Units

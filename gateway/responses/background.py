@@ -21,11 +21,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.db import DATABASE_ERRORS
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, NotAccepting
+from gateway.request_errors import TooManyFollowed
 from gateway.responses.created import Created
-from gateway.responses.errors import TooManyFollowed
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows, Within

@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
-from gateway.fleet.errors import BadField
 from gateway.ids import uuid7_hex
+from gateway.request_errors import BadField
 from gateway.responses.kept import Owner, to_json
 from gateway.responses.tables import conversation_items as items_table
 from gateway.responses.tables import conversations as table

@@ -13,12 +13,12 @@ from functools import partial
 import msgspec
 
 from gateway.db import DATABASE_ERRORS
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.inference.calls import Asker, Voice, to_call
 from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
+from gateway.request_errors import BadField
 from gateway.responses.created import Created
 from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
 from gateway.responses.wiring import Responses

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import tenant
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RUNS
 from gateway.responses.store import KeptRows, alive, missing, opened

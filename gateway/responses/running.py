@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.db import tenant
-from gateway.fleet.errors import BadField
-from gateway.responses.errors import TooManyInBackground
+from gateway.request_errors import BadField, TooManyInBackground
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned

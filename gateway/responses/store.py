@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from foundation.tasks import LogAndContinue
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import Kept, Owner, decode, encode
 from gateway.responses.tables import owned

@@ -32,8 +32,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.corrections.superseded import supersede
 from foundation.tasks import LogAndContinue
 from gateway.audit.tables import entries, heads
-from gateway.conflicts import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.db import tenant
+from gateway.request_errors import AnswerLost, OtherBody, OtherRequest, RequestInFlight
 from gateway.secret import Secret
 from gateway.tenancy.tables import idempotency_keys as table
 

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.inference.calls import Asker, Voice, to_call
 from gateway.inference.generate import Desk
+from gateway.request_errors import BadField
 from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import known_servers
 from gateway.wire.openai.from_chat import from_openai

@@ -17,12 +17,13 @@ import msgspec
 
 from billing.money import Pico
 from billing.pricing.rating import Rated
-from gateway.fleet.errors import ContextTooLong, ReplicaOverloaded
-from gateway.fleet.replica import Item, MeteredUsage, TextDelta
+from gateway.fleet.errors import ReplicaOverloaded
 from gateway.generate_request import GenerateRequest, ToolUse
+from gateway.generation_events import Item, MeteredUsage, TextDelta
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Call, Desk, RateLimited, drive, watched
 from gateway.principal import Principal
+from gateway.request_errors import ContextTooLong
 from gateway.telemetry import RequestMeter
 from gateway.tools.approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tools.rounds import (

@@ -12,10 +12,10 @@ import msgspec
 
 from billing.money import Pico
 from billing.pricing.rating import Rated, RatedLine
-from gateway.fleet.errors import BadField
-from gateway.fleet.replica import FinishReason, MeteredUsage, TextDelta
 from gateway.generate_request import GenerateRequest, Tool, ToolUse
+from gateway.generation_events import FinishReason, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
+from gateway.request_errors import BadField
 from gateway.tools.toolbox import CallOutcome, NeedsApproval, OfferedTool, ToolResult
 from gateway.wire.constraints.to_tool_use import offered
 from gateway.wire.openai_responses.items import (

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.auth.errors import MissingScope
-from gateway.fleet.errors import BadField
 from gateway.permissions import SCOPE_MCP_CALL, may
 from gateway.principal import Principal
+from gateway.request_errors import BadField
 from gateway.tools.approvals import AnsweredRequest
 from gateway.tools.loop import ToolLoops
 from gateway.tools.rounds import MadeCall

@@ -13,15 +13,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
-from gateway.fleet.replica import (
-    ANYBODYS,
-    MeteredUsage,
-    PreparedRequest,
-    ReplicaEvent,
-    ReplicaHealth,
-    TextDelta,
-)
+from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
+from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Call, Desk, Encoder, start

@@ -11,10 +11,10 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 
 from billing.events import TIERS, Tier
 from engine.protocol import Lane
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest, ServiceTier
 from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, later, read_deadline_s, turn_of
 from gateway.principal import UNLIMITED, Plan, Principal
+from gateway.request_errors import BadField
 
 NO_DEADLINES = LaneDeadlines(interactive=None, agentic=None)
 PLAIN = GenerateRequest(model="m", stream=True, include_usage=False)

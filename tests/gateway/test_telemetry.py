@@ -6,8 +6,8 @@ import msgspec
 
 from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.fleet.waiting_room import WaitingRoom
+from gateway.generation_events import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
 from gateway.lanes import Turn
 from gateway.telemetry import RequestMeter, Telemetry
 

@@ -20,51 +20,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Literal, get_args
 
 import msgspec
 
 from billing.cache_contracts import FLOORS, Breakpoint, ContractName
 from engine.protocol import SeenPrefix
 from gateway.fleet.engine.prefix_memory import SentBefore
+from gateway.generation_events import CacheCause
 
-CacheCause = Literal[
-    "intact",
-    "first",
-    "changed",
-    "evicted",
-    "restarted",
-    "other_replica",
-    "not_kept",
-    "unmarked",
-    "too_short",
-    "unknown",
-]
-CAUSES: tuple[CacheCause, ...] = get_args(CacheCause)
-UNBROKEN: tuple[CacheCause, ...] = ("intact", "unknown")
 PREFIX_TOKENS = 128
 """By which prompts are told apart whose clients name no key."""
 DIGEST_BYTES = 8
-
-
-class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    cause: CacheCause
-    position: int = 0
-    """Of the first token that was not the same, or not there. 0 where the prompt has no such
-    place."""
-    prefix: str = ""
-    """A digest of how the prompt begins, by which nobody can tell what it is who does not know the
-    namespace; empty: it is shorter than that."""
-
-
-class MessagePlace(msgspec.Struct, frozen=True):
-    """Of a conversation, the message that a token lies in."""
-
-    path: str
-    """Where its client wrote it: `messages[2]`, `tools`."""
-    index: int | None = None
-    """Of those that the model reads; None: it is no message."""
-    role: str | None = None
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):

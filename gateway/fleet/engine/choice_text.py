@@ -29,7 +29,8 @@ from engine.text.output_parser import (
     ToolCallStart,
 )
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.replica import (
+from gateway.generate_request import ChatPrompt, Writing
+from gateway.generation_events import (
     CallDelta,
     FinishReason,
     MeteredUsage,
@@ -38,7 +39,6 @@ from gateway.fleet.replica import (
     TokenInfo,
     TokenTop,
 )
-from gateway.generate_request import ChatPrompt, Writing
 
 UNLIKELY = -9999.0
 """OpenAI's word for a logprob too small to say; minus infinity is not JSON."""

@@ -14,8 +14,8 @@ from billing.cache_contracts import ContractName
 from engine.protocol import EngineOutput, TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import Choices, ChoiceText
-from gateway.fleet.replica import Item, PromptEcho, ReplicaEvent, TextDelta
 from gateway.generate_request import CompletionPrompt
+from gateway.generation_events import Item, PromptEcho, ReplicaEvent, TextDelta
 
 
 class PlainChoice(ChoiceText):

@@ -13,9 +13,9 @@ import msgspec
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import Rendered
-from gateway.fleet.errors import BadField
-from gateway.fleet.replica import ReplicaEvent
 from gateway.generate_request import OutputForm, Writing
+from gateway.generation_events import ReplicaEvent
+from gateway.request_errors import BadField
 
 
 class Reader(Protocol):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from engine.errors import InvalidRequest
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.cache_outcome import MessagePlace
 from gateway.fleet.engine.kept_prefixes import Render, common_chars, render_before
+from gateway.fleet.replica import MessagePlace
 from gateway.generate_request import ChatPrompt, PromptPlace
 
 BROKEN = "\ufffd"

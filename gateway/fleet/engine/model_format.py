@@ -18,12 +18,12 @@ from engine.text.output_parser import OutputFormat, ReasoningState, Tool
 from engine.text.output_parser.grammars.ebnf import EbnfError
 from engine.text.output_parser.reader import MAX_CALLS
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.cache_outcome import MessagePlace
 from gateway.fleet.engine.choice_text import Parsing
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
-from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.fleet.replica import MessagePlace
 from gateway.generate_request import ChatPrompt, OutputForm, ToolUse, ToTokenize
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.constraints.to_grammar import check_size
 
 ANY_OBJECT = {"type": "object"}

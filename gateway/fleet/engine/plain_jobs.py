@@ -16,9 +16,8 @@ from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.completion_text import CompletionText
 from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
-from gateway.fleet.errors import BadField, ContextTooLong
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import EmbeddingVector, MeteredUsage, PreparedRequest, ReplicaEvent
+from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import (
     CompletionPrompt,
     EmbeddingPrompt,
@@ -26,7 +25,9 @@ from gateway.generate_request import (
     PlainPrompt,
     ToTokenize,
 )
+from gateway.generation_events import EmbeddingVector, MeteredUsage, ReplicaEvent
 from gateway.lanes import Turn
+from gateway.request_errors import BadField, ContextTooLong
 
 MAX_TOKENS_TOGETHER = 300_000
 """Of several prompts (OpenAI's, of embeddings); one alone may be as long as the context."""

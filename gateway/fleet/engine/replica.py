@@ -26,13 +26,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
-from gateway.fleet.engine.cache_outcome import (
-    CacheOutcome,
-    Circumstances,
-    MessagePlace,
-    outcome_of,
-    prefix_digest,
-)
+from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
 from gateway.fleet.engine.kept_prefixes import (
@@ -47,25 +41,18 @@ from gateway.fleet.engine.model_format import ModelFormat, Rendered
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import (
-    BadField,
-    ContextTooLong,
     FleetError,
     NoPlace,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
-    UnsupportedField,
 )
 from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
-from gateway.fleet.replica import (
-    ANYBODYS,
-    InTokens,
-    PreparedRequest,
-    ReplicaEvent,
-    ReplicaHealth,
-)
+from gateway.fleet.replica import ANYBODYS, InTokens, MessagePlace, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, bounded_to
+from gateway.generation_events import CacheOutcome, ReplicaEvent
 from gateway.lanes import Turn, first_token_s
+from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 
 RESTART_S = 1.0
 """What a client is told to wait for an engine that is away: its supervisor is starting it again."""
@@ -370,7 +357,7 @@ class EngineReplica:
 
     def _to_refusal(
         self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: Job
-    ) -> FleetError:
+    ) -> BadField | FleetError:
         match error:
             case DeadlineExceeded():
                 return NoPlace(f"{self.name}: {error.message}")

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from billing.events import Tier
-from gateway.fleet.replica import PreparedRequest, RawBody, RawChunk, RawRun, TextDelta
+from gateway.fleet.replica import PreparedRequest
 from gateway.fleet.upstream.http1 import Connection
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.text import UpstreamText
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import RawBody, RawChunk, RawRun, TextDelta
 
 Clock = Callable[[], float]
 Items = tuple[RawChunk | RawRun | RawBody, ...]

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from engine.protocol import Grammar
-from gateway.fleet.errors import UnsupportedField
 from gateway.generate_request import (
     ChatPrompt,
     GenerateRequest,
@@ -23,6 +22,7 @@ from gateway.generate_request import (
     Tool,
     ToolUse,
 )
+from gateway.request_errors import UnsupportedField
 from gateway.wire.constraints.to_grammar import ANY_OBJECT
 
 UNKNOWN_THERE = (

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.errors import UnsupportedField
 from gateway.fleet.upstream.input_estimate import (
     Encode,
     estimate_input_tokens,
@@ -31,6 +30,7 @@ from gateway.fleet.upstream.input_estimate import (
     parts_of,
 )
 from gateway.generate_request import MaxTokensField, PlainPrompt
+from gateway.request_errors import UnsupportedField
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
 """Per choice, where neither the request nor the configuration has a limit."""

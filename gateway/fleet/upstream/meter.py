@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from billing.events import Tier
-from gateway.fleet.replica import MeteredUsage, RawBody, RawChunk, RawRun
 from gateway.fleet.upstream.chunk_form import ChunkForm
+from gateway.generation_events import MeteredUsage, RawBody, RawChunk, RawRun
 
 BYTES_PER_TOKEN = 5
 """Of text in chunks of several tokens. A little more than English has, so that chunks of one token,

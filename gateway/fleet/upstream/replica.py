@@ -30,15 +30,7 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
 )
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import (
-    ANYBODYS,
-    MeteredUsage,
-    PreparedRequest,
-    RawChunk,
-    RawRun,
-    ReplicaEvent,
-    ReplicaHealth,
-)
+from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
 from gateway.fleet.upstream.attempt import Aborted, Attempt, Clock
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
@@ -48,6 +40,7 @@ from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
+from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 from gateway.lanes import Turn
 from gateway.wire.shared.sse import END, Event, EventParser, EventTooLarge
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gateway.fleet.replica import (
+from gateway.fleet.upstream.meter import BrokenAnswer
+from gateway.generation_events import (
     CallDelta,
     FinishReason,
     RawBody,
@@ -21,7 +22,6 @@ from gateway.fleet.replica import (
     TokenInfo,
     TokenTop,
 )
-from gateway.fleet.upstream.meter import BrokenAnswer
 
 FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX, Surface
 from gateway.inference.generate import RateLimited

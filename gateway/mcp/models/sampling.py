@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import to_face
-from gateway.fleet.errors import BadField, ContextTooLong, UnknownModel
+from gateway.http_errors.table import to_face
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX, Surface
 from gateway.inference.generate import RateLimited
@@ -23,6 +22,7 @@ from gateway.mcp.metered import refused
 from gateway.mcp.models.own_models import OwnModels
 from gateway.mcp.models.sampling_turns import refused_field, to_chat, to_result
 from gateway.mcp.records import AuditRecords, SampleOutcome
+from gateway.request_errors import BadField, ContextTooLong, UnknownModel
 from gateway.settings.file import WrittenMcpSampling
 from gateway.wire.openai.chat_answer import ChatCompletion
 from gateway.wire.openai.from_chat import from_openai

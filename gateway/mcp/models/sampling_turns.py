@@ -21,7 +21,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.settings.file import WrittenMcpSampling
 from gateway.wire.constraints.tool_structs import MAX_NAME_CHARS, MAX_TOOL_CALLS, MAX_TOOLS
 from gateway.wire.openai.chat_answer import AnswerCall, ChatCompletion

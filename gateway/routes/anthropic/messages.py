@@ -9,10 +9,10 @@ from litestar import Request, post
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
-from gateway.fleet.errors import BadField
 from gateway.inference.calls import Surface
 from gateway.lanes import turn_of
 from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.request_errors import BadField
 from gateway.routes.asgi.counted import MODEL
 from gateway.routes.shared.access import HotRoute, needs, services
 from gateway.routes.shared.body import plain_body

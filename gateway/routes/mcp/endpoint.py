@@ -19,7 +19,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.auth.errors import InvalidToken
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.mcp.service.service import McpService
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import Principal

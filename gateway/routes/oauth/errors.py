@@ -23,7 +23,7 @@ from gateway.auth.oauth.rfc8414_metadata import (
     USERINFO_PATH,
 )
 from gateway.console.pages import page
-from gateway.errors import Face
+from gateway.http_errors.table import Face
 from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.invites import ACCEPT_PATH
 

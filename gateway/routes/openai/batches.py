@@ -23,9 +23,9 @@ from gateway.batches.batches import (
 )
 from gateway.batches.tables import batches as batches_table
 from gateway.db import tenant
-from gateway.fleet.errors import BadField
 from gateway.inference.calls import Surface
 from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.request_errors import BadField
 from gateway.routes.openai.chat import CHAT
 from gateway.routes.openai.completions import COMPLETIONS
 from gateway.routes.openai.embeddings import EMBEDDINGS

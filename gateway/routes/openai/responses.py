@@ -15,9 +15,9 @@ from litestar.types import ASGIApp
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
-from gateway.errors import Face, to_face
-from gateway.fleet.errors import BadField
+from gateway.http_errors.table import Face, to_face
 from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.request_errors import BadField
 from gateway.responses.created import Created
 from gateway.responses.creation import count_input, create
 from gateway.responses.kept import Owner, to_json

@@ -8,8 +8,8 @@ from litestar import Request, Response, get
 
 from gateway.audit.errors import UnknownAuditEntry
 from gateway.db import tenant
-from gateway.fleet.errors import BadField
 from gateway.principal import Principal
+from gateway.request_errors import BadField
 from gateway.routes.shared.access import needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
-from gateway.fleet.errors import BadField
 from gateway.permissions import SCOPE_ADMIN_READ
+from gateway.request_errors import BadField
 from gateway.routes.shared.access import actor_of, needs, needs_in_project
 from gateway.routes.shared.common_requests import (
     Asking,

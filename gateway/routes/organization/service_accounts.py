@@ -11,9 +11,9 @@ from litestar.params import FromPath
 from msgspec import UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.fleet.errors import BadField
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_INFERENCE
+from gateway.request_errors import BadField
 from gateway.routes.shared.access import actor_of, needs, needs_in_project, services
 from gateway.routes.shared.common_requests import (
     Asking,

@@ -13,7 +13,7 @@ from litestar import Request
 from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from gateway.errors import EncodedBody
+from gateway.http_errors.table import EncodedBody
 from gateway.principal import Principal
 
 

@@ -31,8 +31,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response
 
-from gateway.conflicts import PreconditionFailed
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField, PreconditionFailed
 from gateway.routes.shared.media_types import JSON
 
 IF_MATCH = "If-Match"

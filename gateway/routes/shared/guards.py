@@ -1,7 +1,7 @@
 """The guard of every route: who is calling, and may they? Runs before the body is read.
 
 Each route declares in its `opt` the scope it needs (`routes.access`); one that declares nothing
-lets nobody in. Errors are `auth.errors`; `gateway.errors` makes them HTTP.
+lets nobody in. Errors are `auth.errors`; `gateway.http_errors` makes them HTTP.
 """
 
 from __future__ import annotations

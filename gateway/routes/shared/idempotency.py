@@ -29,10 +29,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.conflicts import AnswerLost
-from gateway.errors import unavailable
-from gateway.fleet.errors import BadField
+from gateway.http_errors.table import unavailable
 from gateway.principal import Principal
+from gateway.request_errors import AnswerLost, BadField
 from gateway.routes.asgi.envelope import REQUEST_ID
 from gateway.routes.shared.access import services
 from gateway.routes.shared.body import plain_body

@@ -32,10 +32,16 @@ from litestar import Request
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.conflicts import AnswerLost, AnswerNotKept, KeyUnknown, OtherBody, OtherRequest
 from gateway.db import DATABASE_ERRORS
-from gateway.fleet.errors import BadField
 from gateway.principal import Principal
+from gateway.request_errors import (
+    AnswerLost,
+    AnswerNotKept,
+    BadField,
+    KeyUnknown,
+    OtherBody,
+    OtherRequest,
+)
 from gateway.routes.asgi.envelope import REQUEST_ID
 from gateway.routes.shared.access import services
 from gateway.routes.shared.idempotency import (

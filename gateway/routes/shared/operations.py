@@ -26,7 +26,7 @@ from litestar.openapi.spec import (
     Schema,
 )
 
-from gateway.errors import ErrorBody
+from gateway.http_errors.table import ErrorBody
 from gateway.routes.shared.media_types import FORM, JSON
 from gateway.routes.shared.problem import Problem
 from gateway.wire.anthropic.reports import AnthropicError

@@ -2,7 +2,7 @@
 `/v1/messages` speak Anthropic's shape, `/v1/models` that too where its version is named, all others
 OpenAI's.
 
-A handler has nothing to do: it raises what `gateway.errors` knows.
+A handler has nothing to do: it raises what `gateway.http_errors` knows.
 
     {"type": "urn:tollgate:problem:name_taken", "title": "Conflict", "status": 409,
      "detail": "...", "instance": "urn:tollgate:request:req_...", "code": "name_taken",
@@ -20,7 +20,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.errors import Face
+from gateway.http_errors.table import Face
 from gateway.routes.shared.media_types import JSON
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
 from gateway.wire.shared import sse

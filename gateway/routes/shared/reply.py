@@ -14,7 +14,7 @@ from typing import Any
 
 from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 
-from gateway.errors import Face, to_face
+from gateway.http_errors.table import Face, to_face
 from gateway.inference.delivery import Delivery
 from gateway.limits.headers import to_headers
 from gateway.net.write_timeouts import Patience

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import MeteredUsage
+from gateway.generation_events import MeteredUsage
 from gateway.wire.anthropic.reports import CacheCreation
 from gateway.wire.usage.cost import UsageCost, to_usage_cost
 

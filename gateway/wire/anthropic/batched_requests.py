@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.shared.refusals import BROKEN_JSON, to_bad_value
 
 FIELD = "requests"

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import PromptPlace
+from gateway.request_errors import BadField
 from gateway.wire.anthropic.messages import (
     AssistantMessage,
     Message,

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from engine.protocol import Grammar
-from gateway.fleet.errors import BadField
 from gateway.generate_request import (
     CacheBreakpoint,
     ChatPrompt,
@@ -21,6 +20,7 @@ from gateway.generate_request import (
     ReasoningEffort,
     ToolUse,
 )
+from gateway.request_errors import BadField
 from gateway.wire.anthropic.conversation import Templated, to_messages
 from gateway.wire.anthropic.messages import (
     NOT_YET,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.anthropic.reports import to_rfc3339
 
 MAX_PAGE = 1000

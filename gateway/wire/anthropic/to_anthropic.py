@@ -15,13 +15,8 @@ import msgspec
 
 from billing.events import Tier
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import (
-    FinishReason,
-    Item,
-    MeteredUsage,
-    TextDelta,
-)
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.wire.anthropic.answer import (
     AnthropicMessage,

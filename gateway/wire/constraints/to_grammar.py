@@ -13,8 +13,8 @@ import msgspec
 
 from engine.protocol import MAX_GRAMMAR_BYTES, Grammar
 from engine.text.output_parser.grammars.ebnf import is_ebnf
-from gateway.fleet.errors import BadField
 from gateway.generate_request import OutputForm
+from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import (
     JsonObjectFormat,
     JsonSchemaFormat,

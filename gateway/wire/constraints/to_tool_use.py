@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import Tool, ToolUse
+from gateway.request_errors import BadField
 from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
 from gateway.wire.openai.chat import ChatCompletionRequest
 

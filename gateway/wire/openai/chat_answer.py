@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.fleet.replica import FinishReason, TextDelta, TokenInfo
+from gateway.generation_events import FinishReason, TextDelta, TokenInfo
 from gateway.ids import uuid7
 from gateway.wire.openai.chat import CompletionUsage
 

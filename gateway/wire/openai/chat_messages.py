@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.constraints.tool_structs import ToolCall
 from gateway.wire.openai.chat import (
     MAX_PARTS,

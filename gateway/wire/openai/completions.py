@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import CompletionPrompt, GenerateRequest
+from gateway.request_errors import BadField
 from gateway.wire.openai.chat import MAX_CHOICES, MAX_INT64, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
 from gateway.wire.openai.from_chat import ModelKind, check_stream_options, sampling

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import EmbeddingVector, Item, MeteredUsage
 from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading
+from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.openai.chat import MAX_INT64
 from gateway.wire.openai.forward_plain import forward_embedding

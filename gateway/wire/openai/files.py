@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from gateway.files.files import BATCH, File, Purpose
 from gateway.files.uploads import MAX_EXPIRY_S, MIN_EXPIRY_S
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.tenancy.pages import Order
 from gateway.wire.organization.organization import to_unix, to_unix_or_none
 from gateway.wire.shared.page_query import PageQuery

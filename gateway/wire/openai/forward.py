@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import ServiceTier
+from gateway.request_errors import BadField
 from gateway.wire.openai.chat import MAX_CHOICES, MAX_MESSAGES, MAX_PARTS
 from gateway.wire.shared.refusals import to_bad_value, unsupported
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import (
     ChatPrompt,
     GenerateRequest,
@@ -18,6 +17,7 @@ from gateway.generate_request import (
     ReasoningEffort,
     ToolUse,
 )
+from gateway.request_errors import BadField
 from gateway.wire.constraints.to_grammar import output_form
 from gateway.wire.constraints.to_tool_use import tool_use
 from gateway.wire.openai.chat import ChatCompletionRequest, SampledRequest, StreamOptions

@@ -11,8 +11,8 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.generate_request import PlainPrompt
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.openai.chat import TokenId
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import (
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import (
     Item,
     MeteredUsage,
     RawBody,
@@ -22,7 +23,6 @@ from gateway.fleet.replica import (
     TextDelta,
     TokenInfo,
 )
-from gateway.generate_request import GenerateRequest, Heading
 from gateway.wire.openai.chat import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
 from gateway.wire.shared import sse

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import (
+from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import (
     FinishReason,
     Item,
     MeteredUsage,
@@ -21,7 +22,6 @@ from gateway.fleet.replica import (
     TextDelta,
     TokenInfo,
 )
-from gateway.generate_request import GenerateRequest, Heading
 from gateway.wire.openai.chat import CompletionUsage
 from gateway.wire.openai.to_chat import ChatEncoder, Head, RawBodies, RawStream, to_usage
 from gateway.wire.shared import sse

@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import ToTokenize
+from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.constraints.tool_structs import Tools
 from gateway.wire.openai.chat import (

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from billing.events import Tier
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import MeteredUsage
 from gateway.generate_request import ReasoningEffort
+from gateway.generation_events import MeteredUsage
 from gateway.wire.constraints.format_structs import JsonObjectFormat, TextFormat
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.mcp_tools import McpApprovalFilter, McpTool, McpToolFilter

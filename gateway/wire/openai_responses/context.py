@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.openai_responses.items import (
     MAX_ITEM_PARTS,
     PREFIXES,

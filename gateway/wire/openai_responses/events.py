@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.fleet.replica import TokenInfo
+from gateway.generation_events import TokenInfo
 from gateway.wire.openai_responses.answer import Response
 from gateway.wire.openai_responses.items import Item, OutputText, ReasoningText
 

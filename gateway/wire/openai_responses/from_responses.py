@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm
 from gateway.ids import uuid7_hex
+from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import JsonObjectFormat
 from gateway.wire.constraints.to_grammar import ANY_OBJECT, check_size, of_schema
 from gateway.wire.openai.from_chat import default, nucleus, stop_strings

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.fleet.replica import TokenInfo
+from gateway.generation_events import TokenInfo
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.constraints.tool_structs import ToolName
 from gateway.wire.openai.chat import Unsupported

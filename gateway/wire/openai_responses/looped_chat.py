@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.tools.rounds import Listing, Round
 from gateway.wire.openai.to_chat import ChatBody, ChatStream, Head

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import CallDelta, Item, MeteredUsage, TextDelta
+from gateway.generation_events import CallDelta, Item, MeteredUsage, TextDelta
 from gateway.tools.rounds import Listing, MadeCall, Round, told_apart
 from gateway.tools.toolbox import OfferedTool
 from gateway.wire.openai_responses import events

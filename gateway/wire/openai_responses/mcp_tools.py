@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.openai.chat import Unsupported
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from billing.pricing.rating import Rated
-from gateway.fleet.replica import (
+from gateway.generation_events import (
     CallDelta,
     FinishReason,
     Items,

@@ -18,7 +18,7 @@ from msgspec import Meta
 from billing.ledger.tags import KEY_PATTERN
 from billing.money import to_decimal
 from billing.reports.window import BucketWidth
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.shared.refusals import to_bad_value
 
 MAX_QUERY_FIELDS = 500

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from billing.cache_contracts import MAX_BREAKPOINTS, MAX_LOOKBACK, Ttl
-from gateway.fleet.errors import BadField
 from gateway.generate_request import CacheBreakpoint, PromptPlace
+from gateway.request_errors import BadField
 
 FIELD = "cache_control"
 DEFAULT_TTL: Ttl = "5m"

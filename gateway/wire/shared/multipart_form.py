@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 
 FORM_DATA = "multipart/form-data"
 FILE = "file"

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.fleet.errors import BadField, UnsupportedField
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.openai.chat import MAX_LOGIT_BIASES, NOT_YET, Biases
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from gateway.cache_report.reading import CacheGroup, CacheRow
 from gateway.cache_report.rows import PrefixKind
-from gateway.fleet.engine.cache_outcome import CacheCause
+from gateway.generation_events import CacheCause
 from gateway.wire.organization.usage import Filter, Number
 
 HIT_RATE_DIGITS = 4

@@ -15,7 +15,7 @@ from billing.events import Component
 from billing.money import Pico, format_usd
 from billing.pricing.rating import Rated, RatedLine
 from billing.reports.usage import unit_of
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 
 HEADER = "x-tollgate-cost"
 """Of a request: whether; of an answer that is one body: how much."""

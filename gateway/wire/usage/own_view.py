@@ -20,7 +20,7 @@ from billing.ledger.tags import tags_of
 from billing.money import Pico, format_usd, to_decimal
 from billing.pricing.rating import rate
 from billing.reports.request_record import Moved, Paid
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.organization.usage import UsdNumber
 from gateway.wire.usage.cost import CURRENCY, ComponentCost, to_usage_cost
 

@@ -17,7 +17,7 @@ from billing.ledger.tags import (
     VALUE_PATTERN,
     to_tag,
 )
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 
 HEADER = "x-tollgate-tags"
 HEADER_BYTES = HEADER.encode()

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import refuse
 from gateway.auth.errors import ExpiredKey, InvalidKey, WrongNetwork
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.networks import Networks, read_address
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.shared.access import needs

@@ -13,13 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.errors import to_face
 from gateway.files.contents import PostgresContents
 from gateway.files.errors import ContentLost, FileStoreAway, FileStoreUnknown
 from gateway.files.s3_contents import S3Contents
 from gateway.files.store import FileStore
 from gateway.files.strays import Found, Strays
 from gateway.files.tables import files
+from gateway.http_errors.table import to_face
 from gateway.secret import Secret, SecretKey
 from tests.gateway.batches.object_store import (
     ACCESS_KEY,

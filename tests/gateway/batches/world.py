@@ -30,9 +30,9 @@ from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
 from gateway.files.files import MESSAGE_BATCH, get_file
 from gateway.files.store import FileStore
-from gateway.fleet.replica import MeteredUsage, TextDelta
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.generation_events import MeteredUsage, TextDelta
 from gateway.inference.calls import Surface
 from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter

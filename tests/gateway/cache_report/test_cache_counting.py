@@ -22,8 +22,8 @@ from gateway.cache_report.reading import CacheRow, read_cache_report
 from gateway.cache_report.report import CacheReport
 from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
 from gateway.db import create_engine, tenant
-from gateway.fleet.engine.cache_outcome import CacheCause, CacheOutcome, MessagePlace
-from gateway.fleet.replica import MeteredUsage
+from gateway.fleet.replica import MessagePlace
+from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
 from tests.billing.samples import an_attempt
 
 HOUR = 1_795_370_400.0

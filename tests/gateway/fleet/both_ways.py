@@ -18,11 +18,11 @@ from engine.protocol import EngineRequest
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import MeteredUsage
 from gateway.inference.calls import Surface
+from gateway.request_errors import BadField
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)

@@ -16,11 +16,11 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.model_format import ModelFormat
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import BadField
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import Replica
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to, under_a_cap
+from gateway.request_errors import BadField
 
 Chat = Callable[..., GenerateRequest]
 EXAMPLES = settings(

@@ -14,8 +14,8 @@ from engine.protocol import EngineOutput, FinishReason, TokenLogprob, TokenLogpr
 from engine.text.output_parser import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import GenerationText, Parsing
-from gateway.fleet.replica import MeteredUsage, TextDelta
 from gateway.generate_request import ChatPrompt
+from gateway.generation_events import MeteredUsage, TextDelta
 
 EOS = 0
 TWO = (

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.fleet.errors import UnknownModel
 from gateway.fleet.replica import ReplicaHealth
 from gateway.fleet.router import COOL_DOWN_MAX_S, Fleet, Route, affinity
 from gateway.generate_request import GenerateRequest
 from gateway.principal import Principal
+from gateway.request_errors import UnknownModel
 
 ANYBODY = Principal(org_id="o", project_id="p", key_id="k", key_hint="", scopes=frozenset())
 

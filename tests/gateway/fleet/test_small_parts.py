@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.errors import ReplicaUnavailable, UpstreamRefused
-from gateway.fleet.replica import MeteredUsage
 from gateway.fleet.upstream.errors import MAX_RETRY_AFTER_S, parse_retry_after, to_fleet_error
 from gateway.fleet.upstream.input_estimate import estimate_input_tokens, estimate_tokens
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
+from gateway.generation_events import MeteredUsage
 
 
 def test_estimates_by_length() -> None:

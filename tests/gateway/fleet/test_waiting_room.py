@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
-from gateway.fleet.replica import MeteredUsage
 from gateway.fleet.waiting_room import Place, WaitingRoom
+from gateway.generation_events import MeteredUsage
 from gateway.lanes import Turn
 
 LANES = tuple(LANE_WEIGHTS)

@@ -19,7 +19,6 @@ from billing.events import Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool, SpoolBroken
 from foundation.tasks import TaskSet
-from gateway.errors import to_face
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoPlace,
@@ -28,9 +27,11 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     UpstreamRefused,
 )
-from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaEvent
+from gateway.fleet.replica import ANYBODYS, PreparedRequest
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import ReplicaEvent
+from gateway.http_errors.table import to_face
 from gateway.inference import generate as inference
 from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn

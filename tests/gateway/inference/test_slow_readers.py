@@ -24,10 +24,11 @@ from foundation.tasks import TaskSet
 from gateway.app.connection import Connection
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage, Replica
+from gateway.fleet.replica import Replica
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.http1 import HIGH_WATER_BYTES
 from gateway.fleet.upstream.replica import UpstreamReplica
+from gateway.generation_events import MeteredUsage
 from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
 from gateway.inference.generate import Desk
 from gateway.principal import Plan

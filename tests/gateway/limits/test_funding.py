@@ -24,7 +24,7 @@ from billing.ledger.spend_totals import spent_by_org
 from billing.money import PICO_PER_USD
 from billing.reconciliation import credit_proof
 from gateway.bookkeeping.spend_reader import PostgresBooks
-from gateway.errors import RateLimited, to_face
+from gateway.http_errors.table import RateLimited, to_face
 from gateway.ids import uuid7
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.outcomes import Units
 from gateway.limits.redis.scripts import (

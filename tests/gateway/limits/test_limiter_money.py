@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.inference.generate import RateLimited
 from gateway.limits import counters
 from gateway.limits.counters import SpentUnknown

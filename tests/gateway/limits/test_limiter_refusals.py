@@ -15,7 +15,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import refused, retry_headers
+from gateway.http_errors.table import refused, retry_headers
 from gateway.limits import headers, limiter
 from gateway.limits.headers import to_duration, to_headers
 from gateway.limits.limiter import Admission, Limiter, Refusal

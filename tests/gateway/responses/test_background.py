@@ -16,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.fleet.errors import BadField, ReplicaLost
+from gateway.fleet.errors import ReplicaLost
 from gateway.ids import uuid7
 from gateway.inference.generate import Call, NotAccepting
 from gateway.lanes import Turn
 from gateway.principal import Principal
+from gateway.request_errors import BadField, TooManyFollowed, TooManyInBackground
 from gateway.responses import background as module
 from gateway.responses import events as events_module
 from gateway.responses import running
@@ -28,7 +29,6 @@ from gateway.responses import store as store_module
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.created import Created
-from gateway.responses.errors import TooManyFollowed, TooManyInBackground
 from gateway.responses.events import EventRows
 from gateway.responses.kept import Owner
 from gateway.responses.running import RunningRows

@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.errors import UNREADABLE, to_face
-from gateway.fleet.errors import BadField
+from gateway.http_errors.table import UNREADABLE, to_face
+from gateway.request_errors import BadField
 from gateway.responses import store as responses_store
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import Kept, Owner, to_json

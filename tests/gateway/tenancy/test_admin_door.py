@@ -13,8 +13,8 @@ from litestar import Litestar, Request, Response, get, put
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import refuse
-from gateway.errors import to_face
-from gateway.fleet.errors import BadField
+from gateway.http_errors.table import to_face
+from gateway.request_errors import BadField
 from gateway.routes.asgi.envelope import Envelope
 from gateway.routes.shared.conditional import answer, etag_of, if_match
 from gateway.routes.shared.pages import PageQuery, keyset, to_listing

@@ -34,9 +34,8 @@ from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import Seals, Session
 from gateway.auth.login.throttle import Throttle
 from gateway.auth.peppers import Peppers
-from gateway.conflicts import OtherRequest, RequestInFlight
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField, OtherRequest, RequestInFlight
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import Kept, Owner
 from gateway.responses.running import RunningRows

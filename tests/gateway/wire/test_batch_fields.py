@@ -16,7 +16,7 @@ from openai.types import (
     file_list_params,
 )
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.routes.openai.batches import ENDPOINTS
 from gateway.wire.fields.batch_surfaces import (
     BATCH_LIST,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest
+from gateway.request_errors import BadField
 from gateway.wire.fields.surfaces import CHAT
 from gateway.wire.fields.table import Row, rows
 from gateway.wire.openai.from_chat import from_openai

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params, embedding_create_params
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest
+from gateway.request_errors import BadField
 from gateway.wire.fields.surfaces import COMPLETIONS, EMBEDDINGS, Surface
 from gateway.wire.fields.table import rows
 from gateway.wire.openai.completions import from_completions

@@ -32,9 +32,9 @@ from billing.invoices.lines.drilldown import behind, hours_of, requests_of, tags
 from billing.invoices.states import DRAFT
 from billing.invoices.tables import invoice_lines, invoices
 from billing.money import format_usd
-from gateway.fleet.errors import BadField
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import Principal
+from gateway.request_errors import BadField
 from gateway.routes.admin.billing.invoice_exports import SAID, Format, exported
 from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
 from gateway.routes.shared.access import needs, services

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from gateway.auth.api_keys import Authenticator
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.networks import Networks
 from gateway.principal import Principal
 from gateway.routes.asgi.head import Head

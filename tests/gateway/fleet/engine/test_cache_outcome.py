@@ -21,9 +21,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.cache_outcome import (
     PREFIX_TOKENS,
-    CacheOutcome,
     Circumstances,
-    MessagePlace,
     outcome_of,
     prefix_digest,
 )
@@ -32,8 +30,9 @@ from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, SentBefore
 from gateway.fleet.engine.prompt_beginning import PREFIX_CHARS, text_digest
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage
+from gateway.fleet.replica import MessagePlace
 from gateway.generate_request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
+from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Turn
 from gateway.wire.openai.from_chat import from_openai
 

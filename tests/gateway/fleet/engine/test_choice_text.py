@@ -9,8 +9,8 @@ from billing.cache_contracts import CONTRACTS, ContractName
 from engine.protocol import EngineOutput, FinishReason, Usage
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import GenerationText
-from gateway.fleet.replica import MeteredUsage, TextDelta
 from gateway.generate_request import ChatPrompt
+from gateway.generation_events import MeteredUsage, TextDelta
 
 ANSWER = st.text(st.sampled_from("abS!ü😀"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abS!ü"), min_size=1, max_size=3), max_size=3)

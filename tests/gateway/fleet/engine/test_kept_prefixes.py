@@ -22,8 +22,8 @@ from gateway.fleet.engine.kept_prefixes import (
 from gateway.fleet.engine.model_format import ModelFormat
 from gateway.fleet.engine.replica import EngineReplica, Job
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage
 from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.generation_events import MeteredUsage
 from gateway.lanes import Turn
 from gateway.wire.openai.from_chat import from_openai
 

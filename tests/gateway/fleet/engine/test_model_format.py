@@ -17,10 +17,10 @@ from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.kept_prefixes import unheard
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.engine.routes import engine_routes
-from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import ReplicaEvent, TextDelta
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import ReplicaEvent, TextDelta
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.settings.models import ModelConfig
 from gateway.wire.openai.from_chat import from_openai
 

@@ -21,17 +21,12 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import (
-    BadField,
-    ContextTooLong,
-    ReplicaLost,
-    ReplicaOverloaded,
-    ReplicaUnavailable,
-)
+from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.fleet.replica import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.lanes import Turn
+from gateway.request_errors import BadField, ContextTooLong
 from gateway.wire.openai.from_chat import from_openai
 
 PROMPT = "<user>hello</s><assistant>"

@@ -9,9 +9,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.fleet.replica import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 
 UPSTREAM_MODEL = "vendor/big-32b"
 API_KEY = "sk-upstream-very-secret"

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.replica import RawRun
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.replica import read_all
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import RawRun
 from gateway.wire.openai.to_chat import to_openai
 from gateway.wire.shared.sse import EventParser
 

@@ -16,10 +16,10 @@ from gateway.fleet.errors import (
     ReplicaUnavailable,
     UpstreamRefused,
 )
-from gateway.fleet.replica import MeteredUsage, RawBody, ReplicaEvent
 from gateway.fleet.upstream import replica as upstream_module
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import MeteredUsage, RawBody, ReplicaEvent
 from tests.gateway.fleet.upstream.scripted_upstream import (
     API_KEY,
     COUNTED,

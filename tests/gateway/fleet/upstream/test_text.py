@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.errors import ReplicaLost, UnsupportedField
-from gateway.fleet.replica import CallDelta, MeteredUsage, RawChunk, TextDelta
+from gateway.fleet.errors import ReplicaLost
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.upstream.text import UpstreamText
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import CallDelta, MeteredUsage, RawChunk, TextDelta
+from gateway.request_errors import UnsupportedField
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.openai.from_chat import from_openai
 from tests.gateway.fleet.upstream.scripted_upstream import (

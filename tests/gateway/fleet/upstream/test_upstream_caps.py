@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from gateway.fleet.errors import DeadlinePassed, UnsupportedField
+from gateway.fleet.errors import DeadlinePassed
 from gateway.fleet.router import Route
 from gateway.fleet.upstream.bounds import DEFAULT_MAX_OUTPUT_TOKENS, most_bytes
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest, bounded_to, under_a_cap
 from gateway.inference.generate import RateLimited
+from gateway.request_errors import UnsupportedField
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, chunk, completion
 from tests.gateway.limits.capped_office import CappedOffice, open_office
 

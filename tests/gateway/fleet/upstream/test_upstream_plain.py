@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.errors import BadField, ReplicaUnavailable
-from gateway.fleet.replica import MeteredUsage, RawBody
+from gateway.fleet.errors import ReplicaUnavailable
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import MeteredUsage, RawBody
+from gateway.request_errors import BadField
 from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.embeddings import from_embeddings
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, run

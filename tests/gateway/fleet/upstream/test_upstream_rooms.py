@@ -14,11 +14,11 @@ import pytest
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace, ReplicaUnavailable
-from gateway.fleet.replica import ReplicaEvent
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import GenerateRequest
+from gateway.generation_events import ReplicaEvent
 from gateway.lanes import Turn
 from tests.gateway.fleet.upstream.scripted_upstream import (
     COUNTED,

@@ -8,18 +8,12 @@ import json
 import pytest
 
 from gateway.auth.errors import InvalidKey, MissingScope
-from gateway.errors import to_face
-from gateway.fleet.errors import (
-    BadField,
-    ContextTooLong,
-    DeadlinePassed,
-    ReplicaLost,
-    ReplicaOverloaded,
-    UnknownModel,
-)
+from gateway.fleet.errors import DeadlinePassed, ReplicaLost, ReplicaOverloaded
+from gateway.http_errors.table import to_face
 from gateway.inference.generate import RateLimited
 from gateway.limits.limiter import Refusal
 from gateway.limits.outcomes import RateState
+from gateway.request_errors import BadField, ContextTooLong, UnknownModel
 from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, MissingCredential
-from gateway.errors import to_face
+from gateway.http_errors.table import to_face
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
 from gateway.routes.shared.access import PUBLIC, needs
 from gateway.routes.shared.guards import authenticate, read_authorization, read_bearer

@@ -27,9 +27,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.app.create import refuse
 from gateway.audit.log import record
 from gateway.audit.tables import entries
-from gateway.conflicts import AnswerLost
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.principal import Principal
+from gateway.request_errors import AnswerLost
 from gateway.routes.asgi.envelope import Envelope
 from gateway.routes.shared import idempotency
 from gateway.routes.shared.access import actor_of, needs, services

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.anthropic.batched_requests import BodyReader, read_request
 
 texts = st.text(st.sampled_from('a"\\{}[]:,\n \u00e9\u2028\U0001f600'), max_size=12)

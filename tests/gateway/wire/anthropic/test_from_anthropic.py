@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 
-from gateway.fleet.errors import BadField, UnsupportedField
 from gateway.generate_request import CacheBreakpoint, ChatPrompt, PromptPlace
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.anthropic.from_anthropic import from_anthropic, from_count_tokens
 from gateway.wire.anthropic.messages import SERVER_BLOCKS, SERVER_TOOLS, THEIR_TOOLS
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from billing.events import Price, Quantities, Tier
 from billing.pricing.rating import rate
-from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta
 from gateway.generate_request import GenerateRequest, Heading
+from gateway.generation_events import CallDelta, MeteredUsage, TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.partial_json import to_object
 from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening

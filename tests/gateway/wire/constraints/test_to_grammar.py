@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.protocol import MAX_GRAMMAR_BYTES, Grammar
-from gateway.fleet.errors import BadField
 from gateway.generate_request import OutputForm
+from gateway.request_errors import BadField
 from gateway.wire.openai.from_chat import from_openai
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": 1.0}}}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import ChatPrompt, GenerateRequest, Tool, ToolUse
+from gateway.request_errors import BadField
 from gateway.wire.openai.from_chat import from_openai
 
 PARAMETERS = {"type": "object", "properties": {"b": {}, "a": {"type": "integer"}}}

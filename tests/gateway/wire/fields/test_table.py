@@ -14,8 +14,8 @@ import pytest
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import GenerateRequest
+from gateway.request_errors import BadField
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.fields.surfaces import CHAT, MESSAGES, RESPONSES, Surface
 from gateway.wire.fields.table import page, rows

@@ -15,7 +15,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from billing.events import Price, Quantities, Tier
 from billing.pricing.rating import Rated, rate
-from gateway.fleet.replica import (
+from gateway.generate_request import Heading
+from gateway.generation_events import (
     CallDelta,
     MeteredUsage,
     RawBody,
@@ -24,7 +25,6 @@ from gateway.fleet.replica import (
     TokenInfo,
     TokenTop,
 )
-from gateway.generate_request import Heading
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.openai.to_chat import ChatEncoder, to_openai
 from tests.journeys.sdk_shapes import extras, said

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from gateway.fleet.errors import BadField, UnsupportedField
-from gateway.fleet.replica import CallDelta, MeteredUsage, TextDelta, TokenInfo, TokenTop
 from gateway.generate_request import ChatPrompt
+from gateway.generation_events import CallDelta, MeteredUsage, TextDelta, TokenInfo, TokenTop
+from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.openai_responses.answer import begun
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 from gateway.wire.openai_responses.items import (

@@ -12,7 +12,7 @@ from openai.types.admin.organization.usage_completions_response import (
 )
 from openai.types.admin.organization.usage_costs_response import DataResultOrganizationCostsResult
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.organization.usage import (
     NOT_SOLD,
     Bucket,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fleet.errors import BadField
 from gateway.generate_request import CacheBreakpoint, PromptPlace
+from gateway.request_errors import BadField
 from gateway.wire.openai.from_chat import from_openai
 
 KEPT = {"type": "ephemeral"}

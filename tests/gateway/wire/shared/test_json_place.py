@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from billing.ledger.tags import MAX_TAGS
-from gateway.fleet.errors import BadField
+from gateway.request_errors import BadField
 from gateway.wire.usage.tags import HEADER_BYTES, TAGS_PATTERN, read_tags
 
 EIGHT = ",".join(f"k{number}=v" for number in range(MAX_TAGS))

@@ -56,18 +56,13 @@ from gateway.audit.errors import CredentialInAudit
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
 from gateway.auth.oauth.tokens.signing_keys import TooSoon
-from gateway.conflicts import RequestConflict
 from gateway.credential_forms import without_credentials
 from gateway.files.errors import ContentLost, FilesError
 from gateway.fleet.errors import (
-    BadField,
-    ContextTooLong,
     DeadlinePassed,
     FleetError,
     ReplicaOverloaded,
     ReplicaUnavailable,
-    UnknownModel,
-    UnsupportedField,
     UpstreamRefused,
 )
 from gateway.inference.generate import NotAccepting, RateLimited
@@ -79,7 +74,14 @@ from gateway.limits.outcomes import LimitKind, ScopeName
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.principal import Suspended
-from gateway.responses.errors import TooManyAtOnce
+from gateway.request_errors import (
+    BadField,
+    ContextTooLong,
+    RequestConflict,
+    TooManyAtOnce,
+    UnknownModel,
+    UnsupportedField,
+)
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,
@@ -191,7 +193,7 @@ def to_face(error: Exception) -> Face:
             # RFC 9110, 15.5.16: what would be accepted.
             headers = {"accept-encoding": "identity"}
             return face(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
-        case FleetError():
+        case BadField() | FleetError():
             return from_fleet(error)
         case RequestConflict():
             return from_conflict(error)
