@@ -53,10 +53,6 @@ MAX_CONNECTIONS = 64
 MAX_STREAMS = 64
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
-"""Of all messages of one request, over however many streams they come."""
-MAX_EXCHANGE_MESSAGES = 10_000
 MAX_RECONNECTS = 5
 """In a row that brought nothing."""
 DEFAULT_RETRY_MS = 1000

@@ -22,6 +22,7 @@ from mcp_bridge.server import http as door
 from mcp_bridge.server.allowed_origins import Allowed
 from mcp_bridge.server.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream.transports import streamable_http
 from mcp_bridge.upstream.transports.factory import Carriers
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, messages_of, modern
@@ -190,8 +191,8 @@ def failing(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a test reaches soon."""
-    monkeypatch.setattr(upstream, "MAX_MESSAGE_BYTES", 65_536)
-    monkeypatch.setattr(upstream, "MAX_EXCHANGE_MESSAGES", 1000)
+    monkeypatch.setattr(streamable_http, "MAX_MESSAGE_BYTES", 65_536)
+    monkeypatch.setattr(streamable_http, "MAX_EXCHANGE_MESSAGES", 1000)
 
 
 @pytest.mark.parametrize("modern", [True, False])

@@ -19,9 +19,9 @@ from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
 from mcp_bridge.upstream.http import FRAMING, refusal_of
 from mcp_bridge.upstream.transport import CarrierFailed, Line, NotTaken
+from mcp_bridge.upstream.transports.streamable_http import MAX_MESSAGE_BYTES
 from mcp_bridge.upstream.upstream import (
     CONNECT_TIMEOUT_S,
-    MAX_MESSAGE_BYTES,
     READ_TIMEOUT_S,
     WRITE_TIMEOUT_S,
     ServerConfig,

@@ -24,14 +24,16 @@ from mcp_bridge.upstream.upstream import (
     ACCEPT,
     CONNECT_TIMEOUT_S,
     DEFAULT_RETRY_MS,
-    MAX_EXCHANGE_BYTES,
-    MAX_EXCHANGE_MESSAGES,
-    MAX_MESSAGE_BYTES,
     PLACE_TIMEOUT_S,
     READ_TIMEOUT_S,
     WRITE_TIMEOUT_S,
     Unreachable,
 )
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
+"""Of all messages of one request, over however many streams they come."""
+MAX_EXCHANGE_MESSAGES = 10_000
 
 
 class HttpCarrier:

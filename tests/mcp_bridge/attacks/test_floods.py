@@ -13,7 +13,7 @@ from mcp_bridge.routing import exchanges
 from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from mcp_bridge.server import legacy as legacy_face
 from mcp_bridge.server import modern as modern_face
-from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream.transports import streamable_http
 from tests.mcp_bridge.attacks.hostile import (
     Attacker,
     answer,
@@ -41,7 +41,7 @@ async def comments(server: Any, writer: asyncio.StreamWriter, message: Any) -> b
 async def test_a_stream_of_comments_has_an_end(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, is_modern: bool
 ) -> None:
-    monkeypatch.setattr(upstream, "MAX_EXCHANGE_BYTES", 65_536)
+    monkeypatch.setattr(streamable_http, "MAX_EXCHANGE_BYTES", 65_536)
     async with attacked(redis, Attacker(comments, modern=is_modern)) as client:
         found = await ask_modern(client, "/mcp", "tools/call", CALL)
     assert found["error"]["data"] == {"server": "s0", "reason": "too_much"}
@@ -51,7 +51,7 @@ async def test_streams_that_follow_each_other_have_one_bound_together(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 16 KiB each, with a cap of 64: the fifth is the last."""
-    monkeypatch.setattr(upstream, "MAX_EXCHANGE_BYTES", 65_536)
+    monkeypatch.setattr(streamable_http, "MAX_EXCHANGE_BYTES", 65_536)
     monkeypatch.setattr(exchanges, "MIN_RETRY_MS", 0)
 
     class Pieces(Attacker):

@@ -11,7 +11,7 @@ import redis.asyncio
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.routing import shared_streams
-from mcp_bridge.upstream import upstream
+from mcp_bridge.upstream.transports import streamable_http
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import OK, SSE, result, whole
@@ -322,7 +322,7 @@ async def test_what_is_said_there_during_a_call_is_bounded(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the stream is closed, and the call goes on without."""
-    monkeypatch.setattr(upstream, "MAX_EXCHANGE_MESSAGES", 100)
+    monkeypatch.setattr(streamable_http, "MAX_EXCHANGE_MESSAGES", 100)
     server = Outside()
     async with attacked(redis, server) as client:
         waits = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", WAITS))
