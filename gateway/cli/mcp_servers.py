@@ -288,7 +288,7 @@ async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
     """The answer, whatever it is."""
     import httpx
 
-    from mcp_bridge.protocol import sse
+    from foundation import sse
     from mcp_bridge.protocol.eras import MODERN
     from mcp_bridge.protocol.inbound import Envelope
     from mcp_bridge.protocol.translation import to_modern_params
@@ -314,7 +314,7 @@ async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
         raise click.ClickException(f"no gateway answers at {url}: {error}") from None
     said = answer.content
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
-        events = [one.data for one in sse.Decoder(2**27).feed(said) if one.data]
+        events = [one.data for one in sse.EventParser(2**27, with_ids=True).feed(said) if one.data]
         said = events[-1] if events else b""
     try:
         return msgspec.json.decode(said, type=dict[str, Any])

@@ -19,6 +19,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from foundation import sse
 from gateway.db import tenant
 from gateway.request_errors import BadField
 from gateway.responses.kept import Kept, Owner
@@ -28,7 +29,6 @@ from gateway.responses.tables import response_events as table
 from gateway.responses.tables import responses
 from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import Response
-from gateway.wire.shared import sse
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the events of one response."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from foundation import sse
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
-from mcp_bridge.protocol import rpc, sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
     LEGACY_VERSIONS,
@@ -275,11 +276,11 @@ class Visit:
                     waited, timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if hearing in done:
-                    await self._event(sse.encode(rpc.encode(hearing.result())))
+                    await self._event(encoded(hearing.result()))
                     hearing = loop.create_task(said.get())
                 elif answer in done:
                     while not said.empty():
-                        await self._event(sse.encode(rpc.encode(said.get_nowait())))
+                        await self._event(encoded(said.get_nowait()))
                     return
                 elif not done:
                     await self._event(sse.KEEPALIVE)
@@ -298,7 +299,7 @@ class Visit:
                 raise
             message = rpc.failure(id_, RpcError(INTERNAL_ERROR, "Temporarily unavailable"))
         if self._started:
-            await self._event(sse.encode(rpc.encode(message)), more=False)
+            await self._event(encoded(message), more=False)
         else:
             await self._reply(200, message)
 
@@ -421,7 +422,9 @@ class Visit:
             while not leaving.done():
                 events = await sessions.read_on(session, place.stream, number)
                 for number, data in events:
-                    await self._event(sse.encode(data, id=event_id(place.stream, number)))
+                    await self._event(
+                        sse.encode(data, b"message", id=event_id(place.stream, number))
+                    )
                     if ends(data, request_id):
                         await self._event(b"", more=False)
                         return
@@ -430,13 +433,13 @@ class Visit:
                     continue
                 if not await relay.is_alive(owner):
                     gone = rpc.encode(rpc.failure(request_id, OwnerGone()))
-                    await self._event(sse.encode(gone), more=False)
+                    await self._event(sse.encode(gone, b"message"), more=False)
                     return
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
                     if await sessions.head_of(session, place.stream) is None:
                         gone = rpc.encode(rpc.failure(request_id, forgotten()))
-                        await self._event(sse.encode(gone), more=False)
+                        await self._event(sse.encode(gone, b"message"), more=False)
                         return
                     await self._event(sse.KEEPALIVE)
                 await asyncio.wait({leaving}, timeout=pause_s)
@@ -497,3 +500,8 @@ def accepts(value: str) -> bool:
     kinds = {each.partition(";")[0].strip().lower() for each in value.split(",")}
     json = kinds & {"*/*", "application/*", "application/json"}
     return bool(json and kinds & {"*/*", "text/*", "text/event-stream"})
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message as a server-sent event."""
+    return sse.encode(rpc.encode(message), b"message")

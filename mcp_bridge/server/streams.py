@@ -14,7 +14,8 @@ import secrets
 
 import msgspec
 
-from mcp_bridge.protocol import rpc, sse
+from foundation import sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import RESUMABLE_FROM
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RequestId, RpcError
 from mcp_bridge.routing.sessions import FIRST, MAX_KEPT_BYTES, Head, Session, Sessions
@@ -91,7 +92,7 @@ class Stream:
             self._keeps = await self._sessions.keep(*place, data)
             self._kept += len(data)
             id_ = event_id(self.name, self._number) if self._keeps else None
-        self._queue(sse.encode(data, id=id_))
+        self._queue(sse.encode(data, b"message", id=id_))
 
     def _queue(self, frame: bytes | None) -> None:
         if not self._has_reader:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from mcp_bridge.protocol import sse
+from foundation import sse
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 ERAS = (LEGACY, MODERN)
@@ -106,7 +106,7 @@ def last_of(answer: httpx.Response) -> dict[str, Any]:
 def messages_of(answer: httpx.Response) -> list[dict[str, Any]]:
     if answer.headers["content-type"].startswith("application/json"):
         return [answer.json()]
-    events = sse.Decoder(2**24).feed(answer.content)
+    events = sse.EventParser(2**24, with_ids=True).feed(answer.content)
     return [msgspec.json.decode(event.data) for event in events if event.data]
 
 
@@ -172,7 +172,7 @@ class LegacyClient:
 
 
 async def events_of(answer: httpx.Response) -> AsyncIterator[tuple[str | None, Any]]:
-    decoder = sse.Decoder(2**24)
+    decoder = sse.EventParser(2**24, with_ids=True)
     async for chunk in answer.aiter_bytes():
         for event in decoder.feed(chunk):
             yield event.id, msgspec.json.decode(event.data) if event.data else None

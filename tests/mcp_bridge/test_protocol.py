@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.protocol import rpc, sse
+from foundation import sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import PREFIX, Continuation, Sealer, request_digest
 from mcp_bridge.protocol.inbound import Envelope, check_param_headers, param_headers
 from mcp_bridge.protocol.rpc import RpcError
@@ -61,7 +62,7 @@ def test_events_are_read_as_they_were_written_however_they_come(
     events: list[tuple[bytes, str | None, int | None]], cuts: list[int]
 ) -> None:
     written = b"".join(sse.encode(data, id=id_, retry_ms=retry) for data, id_, retry in events)
-    decoder, read, place = sse.Decoder(1000), [], 0
+    decoder, read, place = sse.EventParser(1000, with_ids=True), [], 0
     for cut in [*cuts, len(written)]:
         read += decoder.feed(written[place : place + cut])
         place += cut
@@ -70,11 +71,11 @@ def test_events_are_read_as_they_were_written_however_they_come(
 
 @given(st.integers(1, 50), st.sampled_from([b"data: x", b"data: x\n", b": c\n", b"xxxxxxxx"]))
 def test_no_event_is_longer_than_allowed(size: int, piece: bytes) -> None:
-    decoder, fed = sse.Decoder(size), 0
-    with pytest.raises(sse.TooLong):
+    decoder, fed = sse.EventParser(size, with_ids=True), 0
+    with pytest.raises(sse.EventTooLarge):
         for _ in range(size + 2):
             fed += len(piece)
-            list(decoder.feed(piece))
+            decoder.feed(piece)
     assert fed <= size + 2 * len(piece)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.wire.shared.sse import BETWEEN, DATA, END
+from foundation.sse import BETWEEN, DATA, END
 
 SEPARATOR = b"\x00"
 """Between texts, while they are looked at: no JSON string holds it unescaped."""

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from foundation.sse import END, Event, EventParser, EventTooLarge
 from gateway.fleet.errors import (
     FleetError,
     NoPlace,
@@ -42,7 +43,6 @@ from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
 from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
 from gateway.lanes import Turn
-from gateway.wire.shared.sse import END, Event, EventParser, EventTooLarge
 
 log = logging.getLogger(__name__)
 

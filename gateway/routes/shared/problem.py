@@ -20,10 +20,10 @@ from http import HTTPStatus
 
 import msgspec
 
+from foundation import sse
 from gateway.http_errors.table import Face
 from gateway.routes.shared.media_types import JSON
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
-from gateway.wire.shared import sse
 
 MEDIA_TYPE = "application/problem+json"
 OURS = "/v1/admin"

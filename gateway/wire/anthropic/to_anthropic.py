@@ -15,6 +15,7 @@ import msgspec
 
 from billing.events import Tier
 from billing.pricing.rating import Rated
+from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
@@ -30,7 +31,6 @@ from gateway.wire.anthropic.answer import (
     to_message_usage,
 )
 from gateway.wire.anthropic.partial_json import to_object
-from gateway.wire.shared import sse
 
 Items = Sequence[Item]
 Kind = Literal["text", "thinking", "tool_use"]

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from billing.pricing.rating import Rated
+from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import (
     Item,
@@ -25,7 +26,6 @@ from gateway.generation_events import (
 )
 from gateway.wire.openai.chat import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
 from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
-from gateway.wire.shared import sse
 from gateway.wire.usage.cost import to_usage_cost
 
 _encode = msgspec.json.Encoder().encode

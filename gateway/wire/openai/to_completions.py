@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from billing.pricing.rating import Rated
+from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import (
     FinishReason,
@@ -24,7 +25,6 @@ from gateway.generation_events import (
 )
 from gateway.wire.openai.chat import CompletionUsage
 from gateway.wire.openai.to_chat import ChatEncoder, Head, RawBodies, RawStream, to_usage
-from gateway.wire.shared import sse
 
 OBJECT: Literal["text_completion"] = "text_completion"
 _encode = msgspec.json.Encoder().encode

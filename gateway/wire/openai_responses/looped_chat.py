@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from billing.pricing.rating import Rated
+from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
@@ -21,7 +22,6 @@ from gateway.wire.openai.to_chat import ChatBody, ChatStream, Head
 from gateway.wire.openai_responses.answer import IncompleteReason
 from gateway.wire.openai_responses.items import PREFIXES, McpApprovalRequest, McpCall, McpListTools
 from gateway.wire.openai_responses.looped_responses import to_listed
-from gateway.wire.shared import sse
 
 _encode = msgspec.json.Encoder().encode
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from billing.pricing.rating import Rated
+from foundation import sse
 from gateway.generation_events import (
     CallDelta,
     FinishReason,
@@ -44,7 +45,6 @@ from gateway.wire.openai_responses.items import (
     Reasoning,
     ReasoningText,
 )
-from gateway.wire.shared import sse
 
 _encode = msgspec.json.Encoder().encode
 

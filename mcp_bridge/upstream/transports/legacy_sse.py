@@ -14,7 +14,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
-from mcp_bridge.protocol import rpc, sse
+from foundation import sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
 from mcp_bridge.upstream.http import FRAMING, refusal_of
@@ -98,12 +99,12 @@ class SseLine:
         raise CarrierFailed("upstream_ended")
 
     async def _read(self, response: httpcore.Response) -> AsyncIterator[sse.Event]:
-        decoder = sse.Decoder(MAX_MESSAGE_BYTES)
+        decoder = sse.EventParser(MAX_MESSAGE_BYTES)
         try:
             async for chunk in response.aiter_stream():
                 for event in decoder.feed(chunk):
                     yield event
-        except sse.TooLong:
+        except sse.EventTooLarge:
             raise CarrierFailed("too_long") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise CarrierFailed(type(error).__name__) from error

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from mcp_bridge.protocol import rpc, sse
+from foundation import sse
+from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
 from mcp_bridge.upstream.http import FRAMING, Dialled, refusal_of
@@ -173,7 +174,7 @@ class Answer:
         if not self.is_stream:
             yield self._decode(await self.body())
             return
-        decoder = sse.Decoder(MAX_MESSAGE_BYTES)
+        decoder = sse.EventParser(MAX_MESSAGE_BYTES, with_ids=True)
         is_bounded = spent is not None or not self._endless
         spent = spent or Spent()
         async for chunk in self._response.aiter_stream():
@@ -181,8 +182,8 @@ class Answer:
             if is_bounded and spent.bytes > MAX_EXCHANGE_BYTES:
                 raise Unreachable(self._server, "too_much")
             try:
-                events = list(decoder.feed(chunk))
-            except sse.TooLong:
+                events = decoder.feed(chunk)
+            except sse.EventTooLarge:
                 raise Unreachable(self._server, "too_long") from None
             for event in events:
                 spent.messages += 1

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.sse import EventParser
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.replica import read_all
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import RawRun
 from gateway.wire.openai.to_chat import to_openai
-from gateway.wire.shared.sse import EventParser
 
 ODD_TEXTS = [" tok", '"', "\\", '\\"', "}", '"}}]}', "\n", "\n\ndata: ", "é", "😀", "\x00"]
 TEXTS = st.text(max_size=6) | st.sampled_from(ODD_TEXTS)

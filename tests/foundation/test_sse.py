@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.shared.sse import DONE, Event, EventParser, EventTooLarge, encode
+from foundation.sse import DONE, Event, EventParser, EventTooLarge, encode
 
 LINES = st.one_of(
     st.sampled_from(
