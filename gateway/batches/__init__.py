@@ -1,1 +1,1 @@
-"""Batches: many requests in a file, answered within a day at the price of batches."""
+"""Runs batches: many requests in a file, answered within a day at the price of batches."""

@@ -1,10 +1,8 @@
-"""Models that could not be asked, and until when no line asks them again.
-
-A batch has thousands of lines; while an engine is away each of them would ask it every few seconds.
-So the first that is refused speaks for all lines of its org and model: none asks before a
-cool-down, which grows as long as nothing answers, then one does, and the others wait for what
-becomes of it. By org, since a refusal may be of one tenant alone.
-"""
+"""A circuit breaker for batch lines, per org and model. A batch has thousands of lines; while an
+engine is away each would ask it every few seconds. So the first that is refused speaks for all
+lines of its org and model: none asks before a cool-down, which grows as long as nothing answers,
+then one does, and the others wait for its outcome. By org, since a refusal may concern one tenant
+alone."""
 
 from __future__ import annotations
 
@@ -33,20 +31,20 @@ class Absence(msgspec.Struct):
 
 
 class Absences:
-    """One per runner."""
+    """The circuit breakers of one runner."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: Lru[Scope, Absence] = Lru(MAX_KNOWN)
 
     def closed(self) -> list[Scope]:
-        """Of which no line may begin now."""
+        """Return the scopes of which no line may begin now."""
         now = self._clock()
         return [scope for scope, it in self._known.items() if it.is_tried or now < it.until]
 
     def wait_s(self, scope: Scope) -> float:
-        """How long a line has to wait; 0: it may ask, and then says so (`tried`), and what became
-        of it (`answered`, `refused`)."""
+        """Return how long a line has to wait; 0: it may ask, then reports that it did (`tried`) and
+        the outcome (`answered`, `refused`)."""
         found = self._known.get(scope)
         if found is None:
             return 0.0
@@ -58,7 +56,7 @@ class Absences:
         return 0.0
 
     def tried(self, scope: Scope) -> None:
-        """Whatever has become of it; the next may ask once the cool-down is over."""
+        """Note an attempt, whatever becomes of it; the next may ask once the cool-down is over."""
         found = self._known.get(scope)
         if found is not None:
             found.is_tried = False
@@ -67,7 +65,8 @@ class Absences:
         self._known.drop(scope)
 
     def refused(self, scope: Scope, retry_after_s: float) -> float:
-        """Returns how long its line has to wait. What was refused together counts once."""
+        """Note a refusal and return how long its line has to wait. Refusals at the same time count
+        once."""
         now, found = self._clock(), self._known.get(scope)
         if found is None:
             found = Absence()

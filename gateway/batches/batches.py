@@ -1,8 +1,5 @@
-"""Batches as rows: created, shown to their project, cancelled.
-
-Knows no line and no answer: a batch is validated, run and written by whichever gateway comes first
-(`steward`, `runner`).
-"""
+"""Stores batches: created, shown to their project, cancelled. Knows no line and no answer: a batch
+is validated, run and written by whichever gateway comes first (`steward`, `runner`)."""
 
 from __future__ import annotations
 
@@ -86,11 +83,9 @@ async def create_batch(
     tags: Mapping[str, str] | None = None,
     actor: Actor,
 ) -> Batch:
-    """To be validated, and then run. `num_total`: its lines, where they were counted as they came,
-    as those of messages are, whose file is their caller's.
-
-    Raises: InvalidField, NotFound (the file).
-    """
+    """Create a batch, to be validated and run. `num_total`: its lines, if they were counted as they
+    came, as those of messages are, whose file is their caller's. Raises: InvalidField, NotFound
+    (the file)."""
     is_ours = shape_of(endpoint) == "openai"
     if is_ours:
         await _check_input(conn, org_id, project_id, input_file_id)
@@ -135,7 +130,7 @@ async def _check_input(
 
 
 async def _hold_room(conn: AsyncConnection, org_id: str, field: str) -> None:
-    """For one more, until the end of the transaction. Raises: InvalidField."""
+    """Hold room for one more until the end of the transaction. Raises: InvalidField."""
     await conn.execute(_HOLD, {"org_id": org_id})
     live = sa.select(sa.func.count()).where(
         batches.c.org_id == org_id, batches.c.status.not_in(ENDED)
@@ -146,7 +141,7 @@ async def _hold_room(conn: AsyncConnection, org_id: str, field: str) -> None:
 
 
 def select_batches(org_id: str, project_id: str, shape: Shape = "openai") -> sa.Select[Any]:
-    """Those of a project, for a page of them."""
+    """Select the batches of a project, for a page."""
     own = sa.and_(batches.c.org_id == org_id, batches.c.project_id == project_id)
     shaped = (batches.c.endpoint == MESSAGES) == (shape == "anthropic")
     return sa.select(*COLUMNS).where(own, shaped, batches.c.deleted_at.is_(None))
@@ -184,10 +179,8 @@ async def cancel_batch(
     actor: Actor,
     shape: Shape = "openai",
 ) -> Batch:
-    """Nothing more of it begins; what runs ends, and is in its results. Idempotent.
-
-    Raises: NotFound, ReadOnly (it has ended, or is about to).
-    """
+    """Cancel a batch: nothing more of it begins; what runs ends, and is in its results. Idempotent.
+    Raises: NotFound, ReadOnly (it has ended, or is about to)."""
     where = {"org_id": org_id, "project_id": project_id, "batch_id": batch_id}
     found = await get_batch(conn, **where, lock=True, shape=shape)
     if found.status in ("cancelling", "cancelled"):
@@ -215,7 +208,8 @@ _UNTOLD = sa.and_(batches.c.dispatched_at.is_(None), batches.c.status.in_(ENDED)
 
 
 async def undispatched(conn: AsyncConnection, limit: int) -> list[Batch]:
-    """The oldest that have ended and nobody was told of, for who marks them in this transaction."""
+    """Return the oldest that have ended and nobody was told of, for the caller to mark in this
+    transaction."""
     found = sa.select(*COLUMNS).where(_UNTOLD).order_by(batches.c.id).limit(limit)
     return to_batches(await conn.execute(found.with_for_update(skip_locked=True)))
 
@@ -226,8 +220,8 @@ async def mark_dispatched(conn: AsyncConnection, batch_ids: Iterable[str]) -> No
 
 
 async def forget_deleted(conn: AsyncConnection) -> int:
-    """Some of those that their owners deleted, once webhooks were told of them; how many. Of all
-    orgs."""
+    """Delete some of those that their owners deleted, once webhooks were told of them; return how
+    many. Of all orgs."""
     old = sa.select(batches.c.id).where(
         batches.c.deleted_at.is_not(None), batches.c.dispatched_at.is_not(None)
     )

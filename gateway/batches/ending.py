@@ -1,8 +1,6 @@
-"""Lines end together, as many as wait: a commit costs more than a line in it.
-
-Who ends a line waits until it stands, with what it used, or until somebody else has taken it over;
-then what was used is the house's waste.
-"""
+"""Ends lines together, as many as wait: a commit costs more than a line in it. Who ends a line
+waits until it is committed with what it used, or until somebody else has taken it over; then what
+was used is the house's waste."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class LineEnder:
-    """One per runner. `db`: of a role that sees every org's rows."""
+    """Ends the lines of one runner. `db`: of a role that sees every org's rows."""
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class LineEnder:
         await done
 
     async def waste(self, events: Sequence[UsageEvent], account: LineAccount) -> None:
-        """Of an attempt that ends nothing. Raises: SpoolError."""
+        """Book an attempt that ends nothing as waste. Raises: SpoolError."""
         if events:
             await self._spool.close(*waste_of(events))
         for told in account.kept:
@@ -85,7 +83,7 @@ class LineEnder:
                     each.done.set_result(None)
 
     async def _end_all(self, together: Sequence[Ending]) -> None:
-        """However long Postgres is away."""
+        """End all of them, however long Postgres is away."""
         while True:
             try:
                 kept = await lines.end(self._db, self._holder, [each.ended for each in together])
@@ -106,7 +104,8 @@ class LineEnder:
         await self._tell([event for each in kept for event in each.events])
 
     async def _end_apart(self, together: Sequence[Ending], error: Exception) -> None:
-        """One of them is what Postgres will never take: it blocks no other."""
+        """End them one by one, since one of them is what Postgres will never take: it blocks no
+        other."""
         if len(together) > 1:
             middle = len(together) // 2
             await self._end_all(together[:middle])
@@ -122,7 +121,8 @@ class LineEnder:
             await self._end_all([msgspec.structs.replace(broken, ended=failed)])
 
     async def _tell(self, events: list[UsageEvent]) -> None:
-        """Who else wants to know of what was booked; what they miss, the next counting knows."""
+        """Tell whoever wants to know of what was booked; what they miss, the next counting
+        knows."""
         try:
             await settle_late(self._db, events)
             await self._on_booked(events)

@@ -1,7 +1,6 @@
-"""What a line may ask, by its path: how its body becomes a call, and how it is refused there.
-
-A line is refused in the words and the shape of its own surface, as whoever waits would be.
-"""
+"""Defines what a line may ask, by its path: how its body becomes a call, and how it is refused
+there. A line is refused in the words and the shape of its own surface, as a client that waits would
+be."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_surface(desk: Desk, surface: Surface, asker: Asker, body: bytes) -> Call:
-    """Raises: BadField, UnknownModel."""
+    """Make a call of a line's body. Raises: BadField, UnknownModel."""
     route = desk.fleet.resolve(peek(body).model, asker.principal)
     generate = surface.read(body, route.kind)
     if generate.stream:
@@ -56,7 +55,7 @@ async def ask_surface(desk: Desk, surface: Surface, asker: Asker, body: bytes) -
 
 
 async def ask_response(desk: Desk, responses: Responses, asker: Asker, body: bytes) -> Call:
-    """Raises: BadField, UnknownModel, NotFound."""
+    """Make a call of a line for `/v1/responses`. Raises: BadField, UnknownModel, NotFound."""
     desk.fleet.resolve(peek(body).model, asker.principal)
     asked = read_response(body)
     for name, why in NOT_OF_A_RESPONSE.items():

@@ -1,10 +1,8 @@
-"""Lines that are run: leased, put off, and ended together with what they used.
-
-A lease is a bounded time in which one gateway may work on a line; it is renewed while that lives.
-`end` is the one place where a line ends and where its usage comes to the books: one transaction, in
-which the line must still be its holder's. So a line is answered and billed once, or neither; what
-an attempt used that lost its lease, or whose gateway died, is the house's waste.
-"""
+"""Leases lines, puts them off, and ends them together with what they used. A lease is a bounded
+time in which one gateway may work on a line; it is renewed while that gateway lives. `end` is the
+one place where a line ends and its usage is booked: one transaction, in which the line must still
+be its holder's. So a line is answered and billed once, or neither; what an attempt used that lost
+its lease, or whose gateway died, is the house's waste."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ MAX_ENDED_AT_ONCE = 200
 
 
 class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What its holder needs to run it."""
+    """A line with what its holder needs to run it."""
 
     batch_id: str
     number: int
@@ -49,7 +47,7 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`events`: what it used; of one that failed there is none."""
+    """A line that has ended. `events`: what it used; none if it failed."""
 
     line: LeasedLine
     state: LineState
@@ -60,7 +58,7 @@ class EndedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event(self) -> UsageEvent | None:
-        """The one that bills it."""
+        """Return the event that bills it."""
         return next((each for each in self.events if each.kind == "usage"), None)
 
 
@@ -144,8 +142,8 @@ async def lease(
     lease_s: float,
     closed: Collection[tuple[str, str]] = (),
 ) -> list[LeasedLine]:
-    """The next, in their orgs' turns. `closed`: orgs with models of which nothing is run; of a
-    batch of several models its lines are leased all the same."""
+    """Lease the next lines, in their orgs' turns. `closed`: orgs with models of which nothing is
+    run; lines of a batch of several models are leased all the same."""
     named: dict[str, Any] = {"holder": holder, "limit": limit, "lease_s": lease_s}
     named["orgs"] = [each.org_id for each in under_way]
     named["closed_orgs"] = [org_id for org_id, _ in closed]
@@ -169,17 +167,15 @@ async def renew(
 async def put_off(
     db: AsyncEngine, holder: str, line: LeasedLine, *, delay_s: float, is_loss: bool
 ) -> None:
-    """It is tried again later, by anybody. `is_loss`: it had begun."""
+    """Let anybody try a line again later. `is_loss`: it had begun."""
     named = {**_named(holder, [line]), "delay_s": delay_s, "losses": int(is_loss)}
     async with db.begin() as conn:
         await conn.execute(_PUT_OFF, named)
 
 
 async def end(db: AsyncEngine, holder: str, ended: Sequence[EndedLine]) -> list[EndedLine]:
-    """In one transaction with what they used; returns those that were still this holder's.
-
-    Raises: what `ingest_within` raises; then nothing has happened.
-    """
+    """End lines in one transaction with what they used; return those that were still this holder's.
+    Raises: what `ingest_within` raises; then nothing has happened."""
     assert len(ended) <= MAX_ENDED_AT_ONCE
     async with db.begin() as conn:
         held = await conn.execute(_HOLD, _named(holder, [each.line for each in ended]))
@@ -193,7 +189,7 @@ async def end(db: AsyncEngine, holder: str, ended: Sequence[EndedLine]) -> list[
 
 
 async def _count(conn: AsyncConnection, kept: Sequence[EndedLine]) -> None:
-    """In the order of batches, as everybody does."""
+    """Count lines in the order of batches, as everybody does, so that nobody deadlocks."""
     by_batch: defaultdict[str, list[EndedLine]] = defaultdict(list)
     for each in kept:
         by_batch[each.line.batch_id].append(each)

@@ -1,9 +1,7 @@
-"""The lines of a batch's input, and what is wrong with them. Pure.
-
-Bytes come in pieces of any size; a line is known by its number in the file, from 1. Only what each
-line says of itself is looked at here: whether a model takes its body turns out when it runs, and
-then the line alone fails.
-"""
+"""Reads the lines of a batch's input, and finds what is wrong with them. Pure. Bytes come in pieces
+of any size; a line is known by its number in the file, from 1. Only what each line says of itself
+is checked here: whether a model takes its body turns out when it runs, and then the line alone
+fails."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _OBJECT = b"{"
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """As OpenAI's SDK has it."""
+    """An error of a line, in the shape of OpenAI's SDK."""
 
     code: str
     message: str
@@ -55,7 +53,7 @@ _body_decoder = msgspec.json.Decoder(_Body)
 
 
 class TooLong(Exception):
-    """A line, which is not kept in memory to be named in full."""
+    """A line is too long; it is not kept in memory to be named in full."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -65,7 +63,7 @@ class TooLong(Exception):
 async def split(
     pieces: AsyncIterator[bytes], *, max_line_bytes: int
 ) -> AsyncIterator[tuple[int, bytes]]:
-    """Lines that say something, with their numbers. Raises: TooLong."""
+    """Split pieces into lines that are not blank, with their numbers. Raises: TooLong."""
     number, rest = 0, b""
     async for piece in without_mark(pieces):
         first, *others = piece.split(b"\n")
@@ -82,7 +80,7 @@ async def split(
 
 
 async def without_mark(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same but for a byte order mark, with which editors on Windows begin a file."""
+    """Drop the byte order mark with which editors on Windows begin a file."""
     begun: bytes | None = b""
     async for piece in pieces:
         if begun is None:
@@ -97,7 +95,8 @@ async def without_mark(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class Reader:
-    """Of one input: remembers which ids were there. `serves`: whether a model may be asked."""
+    """A reader of one input; it remembers which ids were there. `serves`: whether a model may be
+    asked."""
 
     def __init__(self, endpoint: str, serves: Callable[[str], bool], *, max_lines: int) -> None:
         self._endpoint, self._serves, self._max_lines = endpoint, serves, max_lines
@@ -108,12 +107,12 @@ class Reader:
 
     @property
     def num_lines(self) -> int:
-        """Good ones."""
+        """Return the number of good lines."""
         return len(self._first_of)
 
     @property
     def model(self) -> str | None:
-        """The one of all lines; None: they ask for several."""
+        """Return the one model of all lines; None: they ask for several."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     @property
@@ -121,7 +120,7 @@ class Reader:
         return self._is_full or len(self.errors) >= MAX_ERRORS
 
     def read(self, number: int, text: bytes) -> Line | None:
-        """None: an error says why."""
+        """Read a line; None: an error says why not."""
         found = self._read(number, text)
         if isinstance(found, LineError):
             self.errors.append(found)
@@ -184,8 +183,8 @@ class Reader:
 
 
 class RequestsReader:
-    """Of the requests of a batch in Anthropic's shape, which were looked at when they came, each of
-    a line: whatever is wrong with its parameters turns out when it runs."""
+    """A reader of the requests of a batch in Anthropic's shape, which were checked when they came,
+    one to a line: what is wrong with their parameters turns out when they run."""
 
     model: str | None = None
 
@@ -204,7 +203,7 @@ class RequestsReader:
         return Line(number=number, custom_id=found.custom_id, body=body, model="")
 
     def end(self) -> None:
-        """There is one at least."""
+        """End the input; it has at least one request."""
 
     def refuse_long(self, number: int, max_line_bytes: int) -> None:
         message = f"This request is longer than {max_line_bytes} bytes."
@@ -212,7 +211,7 @@ class RequestsReader:
 
 
 def _invalid(number: int, text: str, inside: str = "") -> LineError:
-    """msgspec's own words, which name the field."""
+    """Make an error of msgspec's own words, which name the field."""
     reason, _, where = text.partition(" - at `$")
     param = f"{inside}{where.rstrip('`')}".lstrip(".") or None
     if "missing required field" in text:

@@ -1,8 +1,6 @@
-"""The lines of a batch's output and of its error file; in Anthropic's shape, of its results. Pure.
-
-A line that was answered says so with the answer's status, be it an error; one that was never run
-says why.
-"""
+"""Writes the lines of a batch's output and of its error file; in Anthropic's shape, of its results.
+Pure. A line that was answered has the answer's status, be it an error; one that was never run says
+why."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """As it stands in its row. `code`: of one that was never run, which has no answer."""
+    """A line as it stands in its row. `code`: of one that was never run, which has no answer."""
 
     number: int
     custom_id: str
@@ -59,7 +57,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_line(batch_id: str, line: Ended) -> bytes:
-    """With its line feed."""
+    """Write a line with its line feed."""
     response, error = None, None
     if line.answer is not None and line.status is not None:
         response = Response(
@@ -79,7 +77,7 @@ def to_line(batch_id: str, line: Ended) -> bytes:
 
 
 def to_message_line(line: Ended) -> bytes:
-    """In Anthropic's shape, with its line feed."""
+    """Write a line in Anthropic's shape, with its line feed."""
     answer = msgspec.Raw(line.answer or b"")
     result: Succeeded | Errored | Canceled | Expired
     if line.code is not None:

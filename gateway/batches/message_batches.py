@@ -1,7 +1,5 @@
-"""Batches in Anthropic's shape: cancelled, deleted. They are created as all batches are.
-
-They are validated, run and written as all batches are; what they were asked and have answered
-stands in files that nobody else is shown.
+"""Cancels and deletes batches in Anthropic's shape. They are created, validated, run and written as
+all batches are; what they were asked and have answered stands in files that nobody else is shown.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ FIELD = "message_batch_id"
 async def cancel_message_batch(
     conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
 ) -> Batch:
-    """Nothing more of it begins. Of one whose results are written nothing is left to cancel.
-    Idempotent. Raises: NotFound, InvalidField (it has ended by itself)."""
+    """Cancel a batch: nothing more of it begins. If its results are written there is nothing left
+    to cancel. Idempotent. Raises: NotFound, InvalidField (it has ended by itself)."""
     where = {"org_id": org_id, "project_id": project_id, "batch_id": batch_id}
     found = await get_batch(conn, **where, lock=True, shape="anthropic")
     if found.status in ("finalizing", "cancelled"):
@@ -36,7 +34,7 @@ async def cancel_message_batch(
 async def delete_message_batch(
     conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
 ) -> None:
-    """With its results. Raises: NotFound, InvalidField (it has not ended)."""
+    """Delete a batch with its results. Raises: NotFound, InvalidField (it has not ended)."""
     where = {"org_id": org_id, "project_id": project_id}
     found = await get_batch(conn, **where, batch_id=batch_id, lock=True, shape="anthropic")
     if found.status not in ENDED:

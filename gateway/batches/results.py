@@ -1,10 +1,7 @@
-"""What a batch has become, written down: its output file, its error file, its end.
-
-Whatever was not run is ended first, so that nobody ends a line while they are written; the files
-and the batch's last status come into being in one transaction, in which its lines go. One that a
-crash cut off is written anew; what was written of it before is swept, as any upload that nobody
-finished.
-"""
+"""Writes down what a batch has become: its output file, its error file, its end. What was not run
+is ended first, so that nobody ends a line meanwhile; the files and the batch's last status are made
+in one transaction, in which its lines go. What a crash cut off is written anew; the part that was
+written is swept, as any unfinished upload."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str, void: Void) -> None:
-    """Unless it goes on after all, or somebody else finishes it. Raises what Postgres and the store
-    of files raise."""
+    """Finish a batch, unless it goes on after all, or somebody else finishes it. Raises what
+    Postgres and the store of files raise."""
     async with tenant(db, batch.org_id) as conn:
         closed = await _close(conn, batch, holder, void)
         if closed is None:
@@ -82,7 +79,7 @@ async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str, v
 
 
 async def _close(conn: AsyncConnection, batch: Batch, holder: str, void: Void) -> Batch | None:
-    """Nothing more is run from now on; None: it is not over, or not this holder's."""
+    """Let nothing more of a batch run; None: it is not over, or not this holder's."""
     mine = _mine(batch, holder)
     is_late = (batches.c.expires_at <= sa.func.now()).label("is_late")
     locked = sa.select(*COLUMNS, is_late).where(mine).with_for_update(key_share=True)
@@ -118,8 +115,8 @@ async def _close(conn: AsyncConnection, batch: Batch, holder: str, void: Void) -
 async def _end_unrun(
     conn: AsyncConnection, whose: sa.ColumnElement[bool], code: LineCode
 ) -> Sequence[str | None]:
-    """By which request each had been begun, if it was; those that somebody ends at this moment,
-    late, are left to them."""
+    """End what was not run, and return by which request each had been begun, if it was; those that
+    somebody ends at this moment, late, are left to them."""
     free = sa.select(_OWN.number).where(whose).with_for_update(skip_locked=True)
     ended = sa.update(batch_lines).where(whose, _OWN.number.in_(free))
     ended = ended.values(state="failed", code=code, body=b"", leased_by=None)
@@ -144,7 +141,7 @@ async def _begin(files: FileStore, batch: Batch, most_bytes: int) -> Upload | No
 
 
 async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[Ended]:
-    """In the order of the input."""
+    """Yield the lines in the order of the input."""
     columns = [_OWN[name] for name in Ended.__struct_fields__]
     listed = sa.select(*columns).order_by(_OWN.number).limit(READ_AT_ONCE)
     listed = listed.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id)
@@ -184,7 +181,8 @@ async def _end(
 
 
 class TakenOver(Exception):
-    """Somebody else finishes it, or still ends a line of it: what was written here is given up."""
+    """Somebody else finishes the batch, or still ends a line of it: what was written here is given
+    up."""
 
 
 async def _finish_file(conn: AsyncConnection, batch: Batch, upload: Upload, name: str) -> None:

@@ -1,9 +1,6 @@
-"""Batches are run: each gateway takes lines as it has room, in their orgs' turns, and does what
-batches need beside.
-
-Whatever is taken is leased for a bounded time and renewed while this lives; what a dead gateway
-held is taken by the next.
-"""
+"""Runs batches: each gateway takes lines as it has room, in their orgs' turns, and does what
+batches need beside. What is taken is leased for a bounded time and renewed while this gateway
+lives; what a dead gateway held is taken by the next."""
 
 from __future__ import annotations
 
@@ -62,8 +59,8 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class BatchRunner:
-    """One per process. `db` acts as the tenant, `system_db` sees all. `endpoints`: by path.
-    `on_booked` hears of what came to the books."""
+    """The runner of one process. `db` acts as the tenant, `system_db` sees all. `endpoints`: by
+    path. `on_booked` hears of what was booked."""
 
     def __init__(
         self,
@@ -105,16 +102,16 @@ class BatchRunner:
         ]
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Look now: there may be something to do."""
         self._woken.set()
 
     def leave(self) -> None:
-        """Nothing more begins here."""
+        """Begin nothing more here."""
         self._is_leaving = True
 
     async def close(self) -> None:
-        """What has ended comes to the books, if Postgres takes it in time; other gateways do the
-        rest once the leases are over."""
+        """Book what has ended, if Postgres takes it in time; other gateways do the rest once the
+        leases are over."""
         self.leave()
         if self._running and self._tasks:
             await asyncio.wait(list(self._running), timeout=CLOSE_TIMEOUT_S)
@@ -200,7 +197,7 @@ class BatchRunner:
     # ---- how it is done
 
     async def _attend(self, batch: Batch) -> None:
-        """What fails is begun anew once its lease is over."""
+        """Do what a batch needs; what fails is begun anew once its lease is over."""
         try:
             principal = await self._principal(batch.org_id, batch.key_id)
             await steward.attend(
@@ -216,7 +213,7 @@ class BatchRunner:
             log.warning("batch %s waits", batch.id, exc_info=error)
 
     async def _run(self, line: LeasedLine) -> None:
-        """What fails here is leased to whoever comes next."""
+        """Run a line; one that fails here is leased to whoever comes next."""
         try:
             await self._run_line(line)
         except (*DATABASE_ERRORS, SpoolError) as error:
@@ -249,7 +246,7 @@ class BatchRunner:
         )
 
     async def _ask(self, endpoint: Endpoint, principal: Principal, line: LeasedLine) -> Ran:
-        """Unless what it asks is away; then one line of all tries."""
+        """Ask for a line, unless its model is away; then one line tries for all."""
         scope = (line.org_id, model_of(line))
         wait_s = self._absences.wait_s(scope)
         if wait_s > 0:
@@ -267,7 +264,8 @@ class BatchRunner:
         return Ran(outcome, ran.account)
 
     def _serves(self, found: Principal | AuthError | MissingScope, model: str) -> bool:
-        """Of a key that is good no more, the lines say so when they run."""
+        """Return whether a model may be asked. If the key is no longer good, the lines say so when
+        they run."""
         if not isinstance(found, Principal):
             return True
         try:

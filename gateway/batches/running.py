@@ -1,9 +1,6 @@
-"""One line, run: its call, what it was answered, and what it used.
-
-A line runs as its batch's key would have asked, in the lane and at the price of batches. What it
-uses is not on the spool: it comes to the books in the transaction that keeps its answer
-(`lines.end`), and until then nothing is billed.
-"""
+"""Runs one line: its call, its answer, and what it used. A line runs as its batch's key would have
+asked, in the lane and at the price of batches. What it uses is not in the spool: it is booked in
+the transaction that keeps its answer (`lines.end`), and until then nothing is billed."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ Kept = Callable[[], Awaitable[None]]
 
 
 class GivenUp(Exception):
-    """This gateway leaves: another one runs it."""
+    """This gateway leaves, and another one runs the line."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """It is tried again, so much later."""
+    """The line is tried again, so much later."""
 
     delay_s: float
     is_loss: bool = False
@@ -48,7 +45,7 @@ class PutOff(msgspec.Struct, frozen=True):
 
 
 class LineAccount:
-    """In the place of the spool: holds what an attempt used until its line is ended with it."""
+    """A stand-in for the spool that holds what an attempt used until its line is ended with it."""
 
     def __init__(self) -> None:
         self.events: list[UsageEvent] = []
@@ -56,13 +53,13 @@ class LineAccount:
         """To be told once they are in the books."""
 
     def attempt_opened(self, attempt: Attempt) -> None:
-        """A crashed one is void."""
+        """Ignore the begin of an attempt: a crashed one is void."""
 
     def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
-        """Of an attempt that may yet be void."""
+        """Ignore a checkpoint of an attempt that may yet be void."""
 
     async def void(self, attempt_id: str) -> None:
-        """Nothing of it is held."""
+        """Drop an attempt: nothing of it is held."""
 
     async def close(self, *events: UsageEvent) -> None:
         self.events += events
@@ -72,7 +69,7 @@ class LineAccount:
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """`account`: whatever has become of it, of what was used."""
+    """A line that ran. `account`: what was used, whatever became of it."""
 
     outcome: EndedLine | PutOff
     account: LineAccount
@@ -81,7 +78,7 @@ class Ran(msgspec.Struct, frozen=True):
 async def run(
     desk: Desk, telemetry: Telemetry, endpoint: Endpoint, principal: Principal, line: LeasedLine
 ) -> Ran:
-    """Never raises but when it is cancelled."""
+    """Run a line; never raises unless it is cancelled."""
     account = LineAccount()
     try:
         answer = await _answer(desk, telemetry, endpoint, principal, line, account)
@@ -126,7 +123,7 @@ async def _answer(
 
 @contextmanager
 def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
-    """A gateway that leaves ends it, as any other."""
+    """Let a gateway that leaves end the line, as it ends any generation."""
     task = asyncio.current_task()
     assert task is not None
     desk.open_calls[task] = delivery
@@ -142,7 +139,7 @@ def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
 
 
 def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine | PutOff:
-    """Waited for where waiting helps; else the error is its answer."""
+    """Return what a failure means: waiting where that helps, else the error is its answer."""
     if isinstance(error, RateLimited) and error.refusal.retry_after_s is not None:
         return PutOff(min(error.refusal.retry_after_s, MAX_DELAY_S))
     if isinstance(error, GivenUp):
@@ -168,7 +165,7 @@ def refused(endpoint: Endpoint, line: LeasedLine, found: Face) -> EndedLine:
 
 
 def model_of(line: LeasedLine) -> str:
-    """Empty where it names none."""
+    """Return the model; empty if the line names none."""
     try:
         return peek(line.body).model
     except BadField:
@@ -176,5 +173,5 @@ def model_of(line: LeasedLine) -> str:
 
 
 def waste_of(events: Sequence[UsageEvent]) -> list[UsageEvent]:
-    """What a line used whose answer nobody gets: the house's."""
+    """Return as the house's waste what a line used whose answer nobody gets."""
     return [msgspec.structs.replace(each, kind="waste", finish="error") for each in events]

@@ -1,4 +1,4 @@
-"""What a batch can be, and what comes next. Pure.
+"""Defines what a batch can be, and what comes next. Pure.
 
     validating ──> failed
         │
@@ -45,12 +45,13 @@ def shape_of(endpoint: str) -> Shape:
 
 
 def may_cancel(status: Status) -> bool:
-    """Or is cancelled already, in which case nothing is changed."""
+    """Return whether a batch may be cancelled, or is cancelled already, in which case nothing is
+    changed."""
     return status in ("validating", "in_progress", "cancelling")
 
 
 def after_validation(status: Status, *, is_valid: bool) -> Status:
-    """`status`: now; it may have been cancelled meanwhile."""
+    """Return the status after validation. `status`: now; it may have been cancelled meanwhile."""
     assert status in ("validating", "cancelling"), status
     if not is_valid:
         return "failed"
@@ -58,7 +59,8 @@ def after_validation(status: Status, *, is_valid: bool) -> Status:
 
 
 def is_over(status: Status, *, num_open: int, num_leased: int, is_late: bool) -> bool:
-    """Whether nothing more is run and nobody works on it. `is_late`: its window has ended."""
+    """Return whether nothing more is run and nobody works on it. `is_late`: its window has
+    ended."""
     if status == "finalizing":
         return True
     if status == "cancelling" or (status == "in_progress" and is_late):
@@ -67,12 +69,13 @@ def is_over(status: Status, *, num_open: int, num_leased: int, is_late: bool) ->
 
 
 def while_written(status: Status) -> Status:
-    """Its results are; a cancelled one stays what people were told."""
+    """Return the status while the results are written; a cancelled one stays what people were
+    told."""
     return "cancelling" if status == "cancelling" else "finalizing"
 
 
 def at_the_end(status: Status, *, num_unrun: int) -> Status:
-    """`num_unrun`: of its lines."""
+    """Return the final status. `num_unrun`: of its lines."""
     if status == "cancelling":
         return "cancelled"
     return "expired" if num_unrun else "completed"

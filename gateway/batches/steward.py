@@ -1,7 +1,5 @@
-"""What a batch needs done beside its lines: to be validated, and to be finished.
-
-A gateway takes a batch by a lease, which it renews while it works on it; whoever finds one whose
-lease ended begins that work anew.
+"""Does what a batch needs beside its lines: validates and finishes it. A gateway takes a batch by a
+lease, which it renews while it works on it; who finds one whose lease ended begins that work anew.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _RENEW = sa.text("""
 
 
 async def take(db: AsyncEngine, holder: str, *, lease_s: float) -> Batch | None:
-    """One of which something is to be done beside its lines."""
+    """Take a batch of which something is to be done beside its lines."""
     async with db.begin() as conn:
         named = {"holder": holder, "lease_s": lease_s}
         row = (await conn.execute(_TAKE, named)).one_or_none()
@@ -67,8 +65,8 @@ async def attend(
     holder: str,
     void: results.Void,
 ) -> None:
-    """The one thing that is next. Raises what Postgres and the store of files raise; then somebody
-    begins it anew."""
+    """Do the one thing that is next. Raises what Postgres and the store of files raise; then
+    somebody begins it anew."""
     try:
         if batch.status == "validating":
             await validate(db, files, batch, serves, bounds, holder)

@@ -1,9 +1,7 @@
-"""Tables of batches, as their migration makes them.
-
-A batch says what it is asked and what has become of it; a line is one of its requests, and, once it
-has ended, its answer. What a line used stands in the books by `event_id`, and is put there in the
-transaction that ends the line: neither is ever there without the other.
-"""
+"""Defines the tables of batches. A batch says what it is asked and what has become of it; a line is
+one of its requests, and, once it has ended, its answer. What a line used stands in the books by
+`event_id`, put there in the transaction that ends the line: neither is ever there without the
+other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A batch's input becomes its lines, all of them or none.
-
-The lines and the batch's next status stand in one transaction, so one that a crash cut off is
-validated anew from its beginning.
+"""Validates a batch: its input becomes its lines, all of them or none. The lines and the batch's
+next status are one transaction, so one that a crash cut off is validated anew from its beginning.
 """
 
 from __future__ import annotations
@@ -45,11 +43,11 @@ class InputBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakenOver(Exception):
-    """Somebody else validates it, or has."""
+    """Somebody else validates the batch, or has."""
 
 
 class _Invalid(Exception):
-    """Takes back the lines that were good."""
+    """The input is invalid: rolls back the lines that were good."""
 
 
 async def validate(
@@ -60,8 +58,8 @@ async def validate(
     bounds: InputBounds,
     holder: str,
 ) -> None:
-    """`serves`: whether a model may be asked. Raises: TakenOver, and what Postgres and the store
-    of files raise."""
+    """Validate a batch. `serves`: whether a model may be asked. Raises: TakenOver, and what
+    Postgres and the store of files raise."""
     reader: AnyReader = RequestsReader()
     if shape_of(batch.endpoint) == "openai":
         reader = Reader(batch.endpoint, serves, max_lines=bounds.max_lines)
@@ -145,7 +143,7 @@ async def _insert(conn: AsyncConnection, batch: Batch, lines: Sequence[Line]) ->
 
 
 async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: AnyReader) -> None:
-    """To the batch's next status, unless somebody else has taken it over."""
+    """Bring a batch to its next status, unless somebody else has taken it over."""
     mine = sa.and_(
         batches.c.org_id == batch.org_id,
         batches.c.id == batch.id,

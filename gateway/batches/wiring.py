@@ -1,6 +1,4 @@
-"""How batches are put together for one process. What is opened here is pushed on the caller's
-stack.
-"""
+"""Opens batches for one process; what is opened is pushed on the caller's stack."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def open_batches(
 
 
 def endpoints_of(desk: Desk, responses: Responses) -> Mapping[str, Endpoint]:
-    """By their paths."""
+    """Return the endpoints by their paths."""
     respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_own_face)
     plain = {
         path: Endpoint(to_call=partial(ask_surface, desk, surface))

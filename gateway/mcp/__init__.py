@@ -1,1 +1,2 @@
-"""What an org approved of its MCP servers, its rules for calls, and calls that wait for a yes."""
+"""The gateway's side of the MCP bridge: credentials, pins, rules, approvals, metering and audit of
+an organization."""

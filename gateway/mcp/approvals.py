@@ -1,4 +1,4 @@
-"""Calls that wait for a person, in Postgres: each change with its entry of the audit log."""
+"""Keeps calls that wait for a person in Postgres, each change with its entry in the audit log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BRIDGE = "mcp"
 
 
 class PostgresApprovals:
-    """An ApprovalStore. `decider`: in whose name decisions are recorded. `shown`: who decides is
-    shown the arguments; None: nobody is."""
+    """An ApprovalStore in Postgres. `decider`: in whose name decisions are recorded. `shown`: seals
+    the arguments for who decides; None: nobody is shown them."""
 
     def __init__(
         self, db: AsyncEngine, decider: Actor | None = None, shown: CallArguments | None = None
@@ -35,7 +35,8 @@ class PostgresApprovals:
     async def insert(
         self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
     ) -> Approval | None:
-        """A few more than `max_pending` can wait, where they are asked for at the same time."""
+        """Add a call that waits; None: too many do. A few more than `max_pending` can wait if they
+        are added at the same time."""
         waiting = sa.select(sa.func.count()).where(
             table.c.org_id == org_id,
             table.c.state == "pending",
@@ -63,7 +64,7 @@ class PostgresApprovals:
         return None if body is None else to_approval(body)
 
     async def arguments(self, org_id: str, approval_id: str, now_s: float) -> bytes | None:
-        """Of a call that waits, as JSON; None: none are kept of it."""
+        """Return the arguments of a call that waits, as JSON; None: none are kept."""
         asked = sa.select(table.c.body, table.c.arguments, table.c.secret_id).where(
             table.c.org_id == org_id,
             table.c.id == approval_id,
@@ -124,13 +125,14 @@ def _waiting(org_id: str, key: str, now_s: float) -> sa.Select[Any]:
 
 
 def select_approvals(org_id: str, state: str | None) -> sa.Select[tuple[str]]:
-    """For pages of them; read by `to_approval`."""
+    """Select approvals for a page of them; `to_approval` reads the rows."""
     asked = sa.select(table.c.body).where(table.c.org_id == org_id)
     return asked if state is None else asked.where(table.c.state == state)
 
 
 async def list_approvals(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Approval]:
-    """Up to MAX_LISTED that wait or wait to be used, with ids above `after`, oldest first."""
+    """Return up to MAX_LISTED that wait, or wait to be used, with ids above `after`, oldest
+    first."""
     asked = (
         sa.select(table.c.body)
         .where(table.c.org_id == org_id, table.c.state.in_(OPEN), table.c.id > after)
@@ -157,7 +159,7 @@ def to_approval(body: str) -> Approval:
 
 
 async def undispatched(conn: AsyncConnection, limit: int) -> list[Approval]:
-    """The oldest that nobody was told of, for who marks them in this transaction."""
+    """Return the oldest that nobody was told of, for the caller to mark in this transaction."""
     found = (
         sa.select(table.c.body)
         .where(table.c.dispatched_at.is_(None))

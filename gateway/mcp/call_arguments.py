@@ -1,9 +1,7 @@
-"""What a person is asked to let through: the arguments of a call that waits, sealed in Postgres.
-
-They are for who decides, while the call waits and no longer: the decision forgets them in its own
-transaction, and those that nobody decided are forgotten once their time is over. Of a project that
-keeps nothing (`zero_retention`) there are none, nor of more than the queue takes.
-"""
+"""Seals the arguments of a call that waits for a person, in Postgres. They are for who decides,
+while the call waits and no longer: the decision deletes them in its own transaction, and those that
+nobody decided are deleted once their time is over. A project that keeps nothing (`zero_retention`)
+has none, nor has a call with more than the queue takes."""
 
 from __future__ import annotations
 
@@ -31,12 +29,12 @@ class CallArguments:
         self._cipher = Cipher(secret, PURPOSE)
 
     def seal(self, approval: Approval, arguments: bytes) -> dict[str, object]:
-        """The columns of `approval`, with which alone they open."""
+        """Seal arguments into the columns of `approval`, with which alone they open."""
         sealed = self._cipher.seal(arguments, context_of(approval))
         return {"arguments": sealed.data, "secret_id": sealed.secret_id}
 
     def open(self, approval: Approval, row: Any) -> bytes | None:
-        """Of a row with its two columns; None: they do not open any more."""
+        """Open the arguments of a row with its two columns; None: they do not open any more."""
         try:
             return self._cipher.open(row.arguments, context_of(approval), row.secret_id)
         except (UnknownSecret, InvalidTag, ValueError) as error:
@@ -50,7 +48,8 @@ def context_of(approval: Approval) -> bytes:
 
 
 async def forget_late(db: AsyncEngine, now_s: float) -> int:
-    """Of all orgs, whatever nobody decided in time; how many. `db`: of a role that sees them."""
+    """Delete the arguments of calls that nobody decided in time, of all orgs; return how many.
+    `db`: of a role that sees them."""
     late = (table.c.arguments.is_not(None), table.c.expires_at_s <= now_s)
     async with db.begin() as conn:
         return (await conn.execute(sa.update(table).where(*late).values(**FORGOTTEN))).rowcount

@@ -1,8 +1,6 @@
-"""What tool calls have been, in Redis, so that all workers count the same.
-
-Of one org everything has one hash tag. A Redis that does not answer lets no call go out that a rule
-with a rate or a budget is about. Money is nano-USD, as in all of Redis: what a call costs rounded
-up, a budget rounded down.
+"""Counts tool calls in Redis, so that all workers count the same. Everything of one org has one
+hash tag. While Redis does not answer, no call goes out that a rule with a rate or a budget is
+about. Money is nano-USD, as in all of Redis: what a call costs rounded up, a budget rounded down.
 """
 
 from __future__ import annotations
@@ -77,8 +75,8 @@ return full
 
 
 class RedisCalls:
-    """A CallMemory. `taints`: some server does; where none does nobody is looked up. `now_s`:
-    seconds since the epoch."""
+    """A CallMemory in Redis. `taints`: whether some server taints; if none does nobody is looked
+    up. `now_s`: seconds since the epoch."""
 
     def __init__(
         self, redis: Redis, *, taints: bool = True, now_s: Callable[[], float] = time.time
@@ -145,8 +143,8 @@ class RedisCalls:
 
 
 class Taint(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose calls with side effects ask a person, after what which servers said. `until_s`: since
-    the epoch, if they say nothing more."""
+    """A client whose calls with side effects ask a person first, and which servers' answers caused
+    it. `until_s`: since the epoch, if those servers say nothing more."""
 
     caller: Caller
     servers: tuple[str, ...]
@@ -156,7 +154,7 @@ class Taint(msgspec.Struct, frozen=True, kw_only=True):
 async def taints_of(
     redis: Redis, *, org_id: str, client: str | None = None, now_s: float
 ) -> list[Taint]:
-    """The newest MAX_SHOWN. `client`: of this key or OAuth client alone."""
+    """Return the newest MAX_SHOWN taints. `client`: of this key or OAuth client alone."""
     found: Any = await redis.zrange(tainted_key(org_id), 0, -1, desc=True, withscores=True)
     known = [(Caller.of(text(who)), until_s) for who, until_s in found if until_s > now_s]
     known = [each for each in known if client in (None, each[0].client)][:MAX_SHOWN]

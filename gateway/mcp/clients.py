@@ -12,13 +12,13 @@ from gateway.settings.mcp_servers import EXCHANGE
 
 
 def is_signed_in_at(server: WrittenMcpServer) -> bool:
-    """Whether people sign in there."""
+    """Return whether people sign in at a server."""
     exchanges = server.oauth is not None and server.oauth.grant == EXCHANGE
     return server.url is not None and server.credential != "none" and not exchanges
 
 
 def client_fields(oauth: WrittenMcpOauth) -> dict[str, Any]:
-    """What of a client is written down, its secret among it. Raises: SettingsError."""
+    """Return what the settings say of a client, its secret among it. Raises: SettingsError."""
     fields = {k: v for k, v in msgspec.structs.asdict(oauth).items() if v is not None}
     del fields["grant"]
     variable = fields.pop("client_secret_env", None)

@@ -1,10 +1,8 @@
-"""What MCP servers are shown of the vault: the tenant's credential or the user's own.
-
-A server that nobody gave a credential for is asked without one, so that it can say whom to ask.
-What it says when it refuses is kept for whoever signs in there. A person is sent for where that can
-change something: a scope that was granted already is not asked for again. A server whose issuer
-takes our word for who calls is shown what it gives for that, of everybody who is a user.
-"""
+"""Shows MCP servers credentials of the vault: the tenant's or the user's own. A server without a
+credential is asked without one, so that it can say whom to ask; what it says when it refuses is
+kept for whoever signs in there. A person is sent there only if that can change something: a scope
+that was granted already is not asked for again. A server whose issuer takes our word for who calls
+is shown the token that the issuer gives for it, for everybody who is a user."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ INSUFFICIENT = "insufficient_scope"
 
 
 class Challenges:
-    """What servers said when they refused, by whose credential it was; for an hour."""
+    """What servers said when they refused, by whose credential it was; kept for an hour."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -58,8 +56,8 @@ class Challenges:
 
 
 class VaultCredentials:
-    """A Credentials. `db`: the tenants' pool. `sign_in_url`: where somebody lets us in at a server,
-    if that is how it is done. `clock`: monotonic seconds."""
+    """A Credentials of the bridge, from the vault. `db`: the tenants' pool. `sign_in_url`: where
+    somebody lets us in at a server, if that is how it is done. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class VaultCredentials:
         self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
 
     def forget(self, org_id: str) -> None:
-        """Somebody changed what is kept. EVERYTHING: of all orgs."""
+        """Forget credentials that somebody changed. EVERYTHING: of all orgs."""
         for key in [key for key, _ in self._known.items()]:
             if org_id in (EVERYTHING, key[0].org_id):
                 self._known.drop(key)
@@ -150,7 +148,7 @@ class VaultCredentials:
 
 
 def shown_in(refused: Refusal | None) -> str | None:
-    """The access token that a server refused."""
+    """Return the access token that a server refused."""
     value = None if refused is None else refused.credential.values.get("authorization")
     return None if value is None else value.partition(" ")[2]
 
@@ -161,7 +159,8 @@ def bearer(token: UpstreamToken) -> CredentialSet:
 
 
 def reason_of(found: OpenCredential, refused: Refusal) -> str:
-    """Whether a person is to be asked for more, or has granted it already and it is not enough."""
+    """Return whether a person is to be asked for more, or has granted it already and it is not
+    enough."""
     if refused.status == 401:
         return CONSENT_NEEDED
     wanted = read_challenge(refused.challenge).scopes

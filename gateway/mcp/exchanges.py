@@ -1,9 +1,7 @@
-"""Servers whose authorization server takes our word for who calls (RFC 8693): a token each, for
-what we sign about the user.
-
-What is signed is for that one authorization server and for a minute; whoever has our JWKS
-(/oauth/jwks.json) can verify it. The token that the caller has shown us is not known here.
-"""
+"""Exchanges a statement of ours about the user for a token, at servers whose authorization server
+takes our word for who calls (RFC 8693). A statement is for one authorization server and one minute;
+whoever has our JWKS (/oauth/jwks.json) can verify it. The token that the caller has shown us is not
+known here."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ ASSERTION_S = 60
 
 
 class Exchanges:
-    """One per process. `clients`: what we are at each of those servers' issuers. `db`: the tenants'
-    pool. `wall_clock`: Unix seconds."""
+    """The token exchanges of one process. `clients`: our client identity at each of those servers'
+    issuers. `db`: the tenants' pool. `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -53,10 +51,8 @@ class Exchanges:
     async def token(
         self, org_id: str, user_id: str, server: str, refused: str | None
     ) -> UpstreamToken:
-        """refused: one that the server has just answered 401 to.
-
-        Raises: ConsentNeeded (its issuer does not know the user), IssuerUnavailable.
-        """
+        """Return a token for a user at a server. `refused`: one that the server has just answered
+        401 to. Raises: ConsentNeeded (its issuer does not know the user), IssuerUnavailable."""
         client = self._clients[server]
 
         async def mint() -> str:
@@ -92,7 +88,8 @@ class Exchanges:
 def open_exchanges(
     settings: Settings, *, db: AsyncEngine, tokens: UpstreamTokens, keys: KeyRing
 ) -> Exchanges:
-    """Raises: SettingsError, for a secret that the environment does not have."""
+    """Open the exchanges of the settings. Raises: SettingsError, for a secret that the environment
+    does not have."""
     clients = {
         each.name: UpstreamClient(**client_fields(each.oauth))
         for each in settings.mcp_servers

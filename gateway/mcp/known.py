@@ -1,8 +1,6 @@
-"""What was approved, and the rules, as each worker knows them: read once, forgotten when told.
-
-A change reaches every worker within a second: it is announced on Redis, and while nothing proves
-that nothing was missed, what is known is read anew once it is MAX_STALENESS_S old.
-"""
+"""Caches approvals and rules in each worker: read once, forgotten on a change. A change reaches
+every worker within a second: it is announced on Redis, and while nothing proves that no message was
+missed, what is older than MAX_STALENESS_S is read anew."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ T = TypeVar("T")
 
 
 async def announce(redis: Redis, org_id: str) -> None:
-    """After the commit. Raises: ChangeNotAnnounced."""
+    """Announce a change of an org, after its commit. Raises: ChangeNotAnnounced."""
     try:
         async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
             await redis.publish(CHANNEL, org_id)
@@ -42,7 +40,7 @@ async def announce(redis: Redis, org_id: str) -> None:
 
 
 class Feed:
-    """Changes, as they are told. Lives from `start` to `close`."""
+    """A feed of changes, between `start` and `close`."""
 
     def __init__(self, redis: Redis) -> None:
         self.changes = 0
@@ -66,8 +64,8 @@ class Feed:
 
 
 class Known(Generic[T]):
-    """Of one kind, by org and name. `read`: from Postgres. What is read twice the same is the same
-    object: who compares may compare by identity."""
+    """A cache of one kind of thing, by org and name. `read`: from Postgres. What is read twice the
+    same is the same object, so it may be compared by identity."""
 
     def __init__(
         self, feed: Feed, read: Callable[[str, str], Awaitable[T]], clock: Callable[[], float]
@@ -78,7 +76,7 @@ class Known(Generic[T]):
         feed.forgetting.append(self.forget)
 
     def forget(self, org_id: str) -> None:
-        """EVERYTHING: of all orgs."""
+        """Forget what is known of an org. EVERYTHING: of all orgs."""
         for key in [key for key, _ in self._good.items()]:
             if org_id in (EVERYTHING, key[0]):
                 self._good.drop(key)
@@ -100,7 +98,7 @@ class Known(Generic[T]):
 
 
 class KnownTrust:
-    """A PinStore and a RuleSource of the bridge."""
+    """A PinStore and a RuleSource of the bridge, cached."""
 
     def __init__(self, db: AsyncEngine, feed: Feed) -> None:
         self._db = db

@@ -1,13 +1,9 @@
-"""Calls of MCP servers as requests that are limited and billed, each for itself.
-
-A call is admitted by the limits of whoever makes it, as a request that writes nothing; it is
-written with its price before it goes out, and on disk before anybody is told the result. So a
-gateway that is killed during a call has it on the bill once, by its next start. What a server fails
-to answer costs nothing.
-
-A server's calls have the name `mcp/SERVER` in the price book, on the bill and to limits of models;
-those without a price of their own cost what `mcp` costs, and nothing where that has none either.
-"""
+"""Limits and bills calls of MCP servers, each as a request of its own. A call is admitted by its
+caller's limits as a request that writes nothing; it is written with its price before it goes out,
+and on disk before anybody is told the result. So a gateway that is killed during a call has it on
+the bill once, after its next start. What a server fails to answer costs nothing. A server's calls
+are named `mcp/SERVER` in the price book, on the bill and to limits of models; without a price of
+their own they cost what `mcp` costs, or nothing if that has none either."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ MAX_CALLERS = 20_000
 
 
 class Callers:
-    """Who the bridge's callers are to the gateway: each is noted with every request."""
+    """The principals of the bridge's callers: each is noted with every request."""
 
     def __init__(self) -> None:
         self._principals: Lru[str, Principal] = Lru(MAX_CALLERS)
@@ -75,13 +71,14 @@ class CallMeter:
         tasks: TaskSet,
         calls: Counter,
     ) -> None:
-        """`calls`: those that went out, by server and outcome."""
+        """Take the services of the process. `calls`: counts those that went out, by server and
+        outcome."""
         self._callers, self._price_book, self._tasks = callers, price_book, tasks
         self._calls = calls
         self.limiter, self.spool = limiter, spool
 
     def price_of(self, principal: Principal, server: str) -> Pico:
-        """Of a call that is paid for, now."""
+        """Return what a paid call costs now."""
         terms = Terms.of_now(self._price_book, principal, priced_as(server), TOOL_CALL)
         return rate(ONE_CALL, terms.prices).amount_pico
 
@@ -95,7 +92,7 @@ class CallMeter:
         return MeteredCall(self, call.server, attempt, verdict)
 
     async def count(self, read: ReadRecord) -> None:
-        """Of limits those that are no money."""
+        """Count a read against the limits that are not about money."""
         principal, model = self._served(read.caller), priced_as(read.server)
         principal = msgspec.structs.replace(principal, spend_caps=())
         terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
@@ -142,7 +139,7 @@ class CallMeter:
 
 
 class MeteredCall:
-    """A Ticket."""
+    """A Ticket of the bridge."""
 
     def __init__(
         self, meter: CallMeter, server: str, attempt: Attempt, admission: Admission

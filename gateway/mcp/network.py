@@ -1,9 +1,7 @@
-"""Where MCP servers may be dialled: checked addresses alone, by what the operator allows of each.
-
-A server's name is looked up once for a connection, and one forbidden address among what is found
-forbids it; a name that means another address a moment later is not asked again. For the bridge a
-forbidden address is a connection that does not come about.
-"""
+"""Dials MCP servers at checked addresses alone, by what the operator allows of each. A server's
+name is looked up once for a connection; one forbidden address among the answers forbids it, and a
+name that means another address a moment later is not asked again. To the bridge a forbidden address
+is a connection that fails."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from mcp_bridge.upstream.upstream import Addresses
 
 
 class ForbiddenAddress(httpcore.ConnectError):
-    """A server's name leads where it may not: its own name is what callers are told."""
+    """A server's name leads where it may not; callers are told its own name."""
 
 
 class NoAddress(httpcore.ConnectError):
@@ -37,7 +35,7 @@ class NoAddress(httpcore.ConnectError):
 
 
 class UpstreamNetwork(Checked):
-    """A Checked whose errors are those of a network."""
+    """A network of checked addresses whose errors are those of a network."""
 
     async def connect_tcp(
         self,
@@ -56,7 +54,8 @@ class UpstreamNetwork(Checked):
 
 
 class UpstreamNetworks:
-    """One for each kind of address. `allow_loopback`: for all of them, in development."""
+    """The networks, one for each kind of address. `allow_loopback`: for all of them, in
+    development."""
 
     def __init__(self, resolve: Resolve, *, allow_loopback: bool = False) -> None:
         self.trust: ssl.SSLContext = public_trust()
@@ -75,7 +74,7 @@ class UpstreamNetworks:
 
 
 def open_networks(stack: ExitStack, *, allow_loopback: bool) -> UpstreamNetworks:
-    """Its threads end with `stack`."""
+    """Open the networks; their threads end with `stack`."""
     threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="mcp-resolver")
     stack.callback(threads.shutdown, wait=False, cancel_futures=True)
     return UpstreamNetworks(lookup_on(threads), allow_loopback=allow_loopback)

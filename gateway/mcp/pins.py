@@ -1,7 +1,5 @@
-"""What an org approved of its MCP servers, to the byte.
-
-Who calls announces the change (`gateway.mcp.known.announce`).
-"""
+"""Stores what an org approved of its MCP servers, to the byte. The caller announces the change
+(`gateway.mcp.known.announce`)."""
 
 from __future__ import annotations
 
@@ -35,7 +33,8 @@ async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> Appro
 async def approve_changes(
     conn: AsyncConnection, *, org_id: str, server: str, pin_changes: Iterable[Change], actor: Actor
 ) -> int:
-    """As they were shown; how many. Raises: InvalidField, for more than an org may have."""
+    """Approve changes as they were shown; return how many. Raises: InvalidField, for more than an
+    org may have."""
     wanted = list(pin_changes)
     for change in wanted:
         if change.was is not None:
@@ -70,8 +69,8 @@ async def approve_changes(
 async def revoke_pins(
     conn: AsyncConnection, *, org_id: str, server: str, keys: Collection[Key] | None, actor: Actor
 ) -> int:
-    """Of these things, or, with None, of all that there is, how the server is reached among it: it
-    is not dialled any more. How many there were. Raises: NotFound, where there was none."""
+    """Revoke these approvals, or, with None, all of them, among them how the server is reached: it
+    is not dialled any more. Return how many there were. Raises: NotFound, if there was none."""
     where = [pins.c.org_id == org_id, pins.c.server == server]
     if keys is not None:
         where.append(sa.tuple_(pins.c.kind, pins.c.name).in_(list(keys)))

@@ -1,9 +1,7 @@
-"""Lists, calls and denials, in the audit log: of arguments the digest, of results nothing.
-
-Entries are written many at a time, behind the calls that they are about: a log that is away holds
-calls up once MAX_WAITING wait, and a worker that is killed takes with it what was not written yet,
-at most what came in WRITE_EVERY_S and one write.
-"""
+"""Writes lists, calls and denials to the audit log: a digest of arguments, nothing of results.
+Entries are written many at a time, after the calls that they are about: a log that is away holds up
+calls once MAX_WAITING wait, and a killed worker loses at most what came in WRITE_EVERY_S and one
+write."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class AuditRecords:
-    """Records of the bridge. Lives from `start` to `close`."""
+    """The records of the bridge, between `start` and `close`."""
 
     def __init__(self, db: AsyncEngine) -> None:
         self._db = db
@@ -57,7 +55,7 @@ class AuditRecords:
         self._task = asyncio.create_task(self._run(), name="mcp audit")
 
     async def close(self) -> None:
-        """Once nobody calls any more: what waits is written, or said in the log to be lost."""
+        """Write what waits once nobody calls any more, or log that it is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._waiting.join()
@@ -85,7 +83,7 @@ class AuditRecords:
         await self._waiting.put(Entry(read.caller, "mcp.read", read.server, after))
 
     async def opened(self, call: CallRecord) -> None:
-        """It is written with what became of it."""
+        """Note a call; it is written together with its outcome."""
 
     async def closed(self, call: CallRecord, outcome: Outcome) -> None:
         after = {
@@ -125,7 +123,7 @@ class AuditRecords:
                 self._waiting.task_done()
 
     async def _write(self, org_id: str, entries: list[Entry]) -> None:
-        """In one transaction; again until the database is there."""
+        """Write entries in one transaction, again until the database is there."""
         events = [
             Event(
                 actor=actor_of(entry.caller),
@@ -147,14 +145,14 @@ class AuditRecords:
 
 
 def called(method: str, name: str) -> dict[str, Any]:
-    """What a request was about. Of a URI what may be a secret is left out."""
+    """Return what a request was about, without the parts of a URI that may be secret."""
     if method == "tools/call":
         return {"tool": masked(name)}
     return {"method": method, "name": masked(SECRET_PARTS.sub(r"\1", name))}
 
 
 def masked(name: str) -> str:
-    """Of a tool, as a client or a server wrote it: whatever it is, it can be recorded."""
+    """Return a tool's name, as a client or a server wrote it, in a form that can be recorded."""
     return "(masked)" if CREDENTIAL.search(name) else name[:MAX_NAME_CHARS]
 
 

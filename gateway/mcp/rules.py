@@ -20,7 +20,7 @@ MAX_BYTES = 200 * 1024
 
 
 async def read_rules(conn: AsyncConnection, *, org_id: str) -> Rules:
-    """Without any: everything that was approved may be called."""
+    """Return the rules; without any, everything that was approved may be called."""
     body = await conn.scalar(sa.select(table.c.body).where(table.c.org_id == org_id))
     return Rules.stored([] if body is None else msgspec.json.decode(body, type=list[ToolRule]))
 
@@ -33,7 +33,7 @@ async def replace_rules(
     actor: Actor,
     check: Callable[[Rules], None] = lambda _: None,
 ) -> Rules:
-    """All of them. `check`: of those that stand, under their lock. Raises: InvalidField."""
+    """Replace all rules. `check`: gets those that stand, under their lock. Raises: InvalidField."""
     wanted = list(rules)
     try:
         found = Rules.of(wanted)

@@ -1,8 +1,6 @@
-"""How people let us in at the servers of the bridge: where it begins, and as which client of ours.
-
-A server whose endpoints the operator wrote down is signed in at with those; at all others with a
-URL they are discovered.
-"""
+"""Lets people sign in at the bridge's servers: where it begins, and as which client of ours. A
+server whose endpoints the operator wrote down is signed in at with those; others are discovered by
+their URL."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class SignedInAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignIns:
-    """One per process. `servers`: those that people sign in at."""
+    """The sign-ins of one process. `servers`: those that people sign in at."""
 
     def __init__(
         self,
@@ -75,21 +73,20 @@ class SignIns:
         self._turns = asyncio.Semaphore(MAX_DISCOVERING)
 
     def url(self, whose: Whose, server: str) -> str | None:
-        """Of the page where it begins; None: nobody signs in there."""
+        """Return the URL of the page where a sign-in begins; None: nobody signs in there."""
         at = self._servers.get(server)
         return None if at is None else start_url(self._issuer, server, at.credential, whose)
 
     def is_for_tenant(self, org_id: str, server: str, wanted: str | None) -> bool:
-        """Whether what begins with `for=wanted` is for all of the tenant. Raises: NotFound."""
+        """Return whether what begins with `for=wanted` is for all of the tenant. Raises:
+        NotFound."""
         return self._at(org_id, server).credential == TENANTS or wanted == TENANTS
 
     async def start(
         self, server: str, *, org_id: str, user_id: str, for_tenant: bool, browser: str
     ) -> str:
-        """Where to send the browser in which `user_id` is signed in.
-
-        Raises: NotFound, SignInRefused, IssuerUnavailable, CannotOpen.
-        """
+        """Return where to send the browser in which `user_id` is signed in. Raises: NotFound,
+        SignInRefused, IssuerUnavailable, CannotOpen."""
         at = self._at(org_id, server)
         whose = Whose(org_id, None if for_tenant else user_id)
         begun: dict[str, Any] = {
@@ -114,7 +111,7 @@ class SignIns:
             )
 
     def read(self, said: Mapping[str, str], **began: str) -> Consent:
-        """What came back, and of whom it is. Raises: SignInRefused."""
+        """Read what came back, and whose consent it is. Raises: SignInRefused."""
         return self._consents.read(said.get("state", ""), **began)
 
     async def finish(self, consent: Consent, said: Mapping[str, str], actor: Actor) -> None:
@@ -130,7 +127,7 @@ class SignIns:
         return found
 
     async def _before(self, server: str, whose: Whose) -> tuple[UpstreamClient | None, bool]:
-        """What we were there when this very credential was given."""
+        """Return our client there when this very credential was given."""
         async with tenant(self._db, whose.org_id) as conn:
             found = await open_credential(
                 conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
@@ -143,7 +140,8 @@ class SignIns:
         return UpstreamClient.from_values(found.values), is_refused
 
     async def _challenge(self, server: str, whose: Whose, user_id: str) -> Challenge:
-        """What it said to them; to who begins for all, what it said to themselves."""
+        """Return what the server said to them; for who begins for all, what it said to
+        themselves."""
         found = await self._challenges.get(whose, server)
         if found == Challenge() and whose.user_id is None:
             return await self._challenges.get(Whose(whose.org_id, user_id), server)
@@ -164,7 +162,7 @@ def open_sign_ins(
     consents: Consents,
     challenges: Challenges,
 ) -> SignIns:
-    """Raises: SettingsError, for a secret that the environment does not have."""
+    """Open the sign-ins. Raises: SettingsError, for a secret that the environment does not have."""
     ours = ourselves(settings.issuer)
     discovery = Discovery(egress)
     found = [to_signed_in_at(each) for each in settings.mcp_servers]
@@ -180,13 +178,13 @@ def open_sign_ins(
 
 
 def ourselves(issuer: str) -> Ourselves:
-    """An issuer that reads documents takes them over https alone."""
+    """Return our client identity; an issuer that reads documents takes them over https alone."""
     url = issuer + DOCUMENT if issuer.startswith("https:") else None
     return Ourselves(redirect_uri=issuer + CALLBACK, document_url=url)
 
 
 def own_document(issuer: str) -> dict[str, Any] | None:
-    """Our client metadata, at its `client_id`; None: we cannot be known by a URL."""
+    """Return our client metadata, at its `client_id`; None: we cannot be known by a URL."""
     ours = ourselves(issuer)
     if ours.document_url is None:
         return None
@@ -194,7 +192,7 @@ def own_document(issuer: str) -> dict[str, Any] | None:
 
 
 def to_signed_in_at(server: WrittenMcpServer) -> SignedInAt | None:
-    """None: nobody signs in there. Raises: SettingsError."""
+    """Read a server's sign-in settings; None: nobody signs in there. Raises: SettingsError."""
     if server.url is None or not is_signed_in_at(server):
         return None
     at = SignedInAt(

@@ -1,4 +1,4 @@
-"""How this gateway reaches the servers of its settings: over checked addresses, as processes."""
+"""Reaches the servers of the settings: over checked addresses, or as processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_carriers(
     credentials: Credentials | None = None,
     on_end: Callable[[LastWords], None] | None = None,
 ) -> Iterator[Carriers]:
-    """`on_end`: is told how each process of a server ended."""
+    """Open the transports. `on_end`: is told how each process of a server ended."""
     with ExitStack() as stack:
         networks = open_networks(stack, allow_loopback=settings.egress_to_loopback)
         yield Carriers(
@@ -35,8 +35,9 @@ def open_carriers(
 
 
 def launcher_of(settings: Settings) -> Callable[[], Launcher]:
-    """Made for the first server that is started: it ends what a gateway that died left running, and
-    tries whether it can keep them apart. It blocks meanwhile. Raises: StdioError."""
+    """Return a function that makes the launcher for the first server process: it ends what a dead
+    gateway left running, and tries whether it can isolate processes. It blocks meanwhile. Raises:
+    StdioError."""
     written = settings.mcp_stdio
 
     def open_launcher() -> Launcher:

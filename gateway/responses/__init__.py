@@ -1,4 +1,2 @@
-"""Responses and conversations that outlive their requests: kept sealed in Postgres, for a time.
-
-Knows no HTTP.
-"""
+"""Keeps responses and conversations that outlive their requests: sealed in Postgres, for a time.
+Knows no HTTP."""

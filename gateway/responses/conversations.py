@@ -1,9 +1,6 @@
-"""Conversations in Postgres: a row of items that answers are added to by themselves, kept until
-they are deleted.
-
-A conversation is a project's. Its metadata and each of its items are sealed and bound to their
-place. An item is there once: one that is added again, by its id, changes nothing.
-"""
+"""Stores conversations in Postgres: a row of items to which answers are added, kept until they are
+deleted. A conversation is a project's. Its metadata and each of its items are sealed and bound to
+their place. An item is there once: one that is added again, by its id, changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 
 
 class ConversationStore:
-    """One per process. `db` acts as the tenant."""
+    """The conversations of one process. `db` acts as the tenant."""
 
     def __init__(self, *, db: AsyncEngine, cipher: Cipher) -> None:
         self._db = db
@@ -85,7 +82,7 @@ class ConversationStore:
         return self._to_conversation(owner, row)
 
     async def delete(self, owner: Owner, conversation_id: str) -> None:
-        """With all its items. Raises: NotFound."""
+        """Delete a conversation with all its items. Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             gone = await conn.execute(sa.delete(table).where(*of_it(owner, conversation_id)))
         if gone.rowcount == 0:
@@ -97,7 +94,7 @@ class ConversationStore:
             await self.append(conn, owner, conversation_id, items)
 
     async def items(self, owner: Owner, conversation_id: str) -> tuple[Item, ...]:
-        """From the first. Raises: NotFound."""
+        """Return all items from the first. Raises: NotFound."""
         listed = sa.select(items_table).where(*in_it(owner, conversation_id))
         async with tenant(self._db, owner.org_id) as conn:
             await one(conn, owner, conversation_id)
@@ -107,7 +104,7 @@ class ConversationStore:
     async def page(
         self, owner: Owner, conversation_id: str, *, after: str | None, limit: int, order: Order
     ) -> tuple[list[Item], bool]:
-        """And whether there are more. Raises: NotFound."""
+        """Return a page of items, and whether there are more. Raises: NotFound."""
         position = items_table.c.position
         listed = sa.select(items_table).where(*in_it(owner, conversation_id))
         async with tenant(self._db, owner.org_id) as conn:
@@ -140,9 +137,7 @@ class ConversationStore:
     async def append(
         self, conn: AsyncConnection, owner: Owner, conversation_id: str, items: Sequence[Item]
     ) -> None:
-        """Behind all that are there, in the transaction of whoever has them.
-
-        Raises: NotFound, BadField."""
+        """Append items in the transaction of whoever has them. Raises: NotFound, BadField."""
         row = await one(conn, owner, conversation_id, lock=True)
         if not items:
             return
@@ -163,7 +158,8 @@ class ConversationStore:
     async def append_if_there(
         self, conn: AsyncConnection, owner: Owner, conversation_id: str, items: Sequence[Item]
     ) -> None:
-        """As `append`; one that is gone or full by now keeps no answer from being kept."""
+        """Append items; a conversation that is gone or full by now keeps no answer from being
+        kept."""
         try:
             async with conn.begin_nested():
                 await self.append(conn, owner, conversation_id, items)

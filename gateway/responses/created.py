@@ -1,4 +1,4 @@
-"""A response that can be started: what it is asked, and whose it is."""
+"""Describes a response that can be started: what it is asked, and whose it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""From what was asked of `POST /v1/responses` to a `Call` that can be started: what it continues is
-read, and what comes of it is kept.
-
-Knows no HTTP.
-"""
+"""Makes of `POST /v1/responses` a `Call` that can be started: what it continues is read, and its
+answer is kept. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -50,8 +47,8 @@ async def create(
     body: bytes,
     loops: ToolLoops | None = None,
 ) -> Created:
-    """`loops`: None where no server's tools can be called. Raises: BadField, NotFound,
-    MissingScope."""
+    """Make a response that can be started. `loops`: None if no server's tools can be called.
+    Raises: BadField, NotFound, MissingScope."""
     request = read_response(body)
     servers = known_servers(loops, asker.principal, request.tools)
     owner, keeps = Owner.of(asker.principal), is_kept(asker, request)
@@ -101,9 +98,8 @@ async def create(
 
 
 async def count_input(desk: Desk, responses: Responses, principal: Principal, body: bytes) -> int:
-    """Tokens of what would be asked, with what it continues.
-
-    Raises: BadField, NotFound, NoPlace."""
+    """Count the tokens of what would be asked, with what it continues. Raises: BadField, NotFound,
+    NoPlace."""
     principal.check_served()
     request = read_response(body)
     check_may_keep(principal, request)
@@ -116,7 +112,8 @@ async def count_input(desk: Desk, responses: Responses, principal: Principal, bo
 
 
 def is_kept(asker: Asker, request: ResponseRequest) -> bool:
-    """As OpenAI's, unless it says otherwise, or the project does. Raises: BadField."""
+    """Return whether a response is kept: as OpenAI's, unless it says otherwise, or the project
+    does. Raises: BadField."""
     check_may_keep(asker.principal, request)
     if asker.principal.keeps_nothing:
         return False
@@ -133,7 +130,7 @@ def check_may_keep(principal: Principal, request: ResponseRequest) -> None:
 
 
 async def context(responses: Responses, owner: Owner, request: ResponseRequest) -> tuple[Item, ...]:
-    """What it continues. Raises: BadField, NotFound."""
+    """Return what a response continues. Raises: BadField, NotFound."""
     if request.conversation is not None:
         return await responses.conversations.items(owner, id_of(request.conversation))
     if request.previous_response_id is not None:
@@ -157,7 +154,8 @@ def to_encoder(
     generate: GenerateRequest,
     heading: Heading,
 ) -> ResponseEncoder:
-    """`listed`: servers whose tools it knows already; None: none are called here."""
+    """Make the encoder. `listed`: servers whose tools it knows already; None: none are called
+    here."""
     response = begun(
         request,
         id=heading.id,
@@ -171,7 +169,7 @@ def to_encoder(
 
 
 async def keep_answer(responses: Responses, created: Created, keeps: bool) -> None:
-    """Before its last bytes go out, so that whoever has them finds it."""
+    """Keep the answer before its last bytes go out, so that whoever has them finds it."""
     response = created.encoder.response
     try:
         async with asyncio.timeout(KEEP_TIMEOUT_S):

@@ -1,11 +1,9 @@
-"""The events of responses that run in the background: kept while they come, and followed from any
-worker, from any event on.
-
-Whoever runs a response gathers what it streams in an `EventLog` and writes some at a time, sealed;
-the last ones in the transaction that ends it, so whoever sees that it has ended sees them all. Of
-each the newest `MAX_BYTES` are kept, for `store.EVENTS_LIFETIME_S`. One that was cancelled, or
-whose worker died, has no last event of its own: who follows it is told by its row.
-"""
+"""Keeps the events of responses that run in the background while they come, and lets any worker
+follow them from any event on. Whoever runs a response gathers what it streams in an `EventLog` and
+writes some at a time, sealed; the last ones in the transaction that ends it, so whoever sees that
+it has ended sees them all. Of each the newest `MAX_BYTES` are kept, for `store.EVENTS_LIFETIME_S`.
+One that was cancelled, or whose worker died, has no last event of its own: who follows it is told
+by its row."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ _response_decoder = msgspec.json.Decoder(Response)
 
 
 class Some(msgspec.Struct, frozen=True):
-    """Events of a response, one behind the other, as they were framed."""
+    """Events of a response, one after the other, as they were framed."""
 
     owner: Owner
     response_id: str
@@ -59,7 +57,8 @@ class Some(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """Of one response, by whoever runs it: what was not written yet, and how much was."""
+    """The events of one response, by whoever runs it: what was not written yet, and how much
+    was."""
 
     def __init__(self, owner: Owner, response_id: str) -> None:
         self.owner, self.response_id = owner, response_id
@@ -69,12 +68,12 @@ class EventLog:
         """Last number and bytes."""
 
     def add(self, content: bytes) -> None:
-        """Whole events."""
+        """Add whole events."""
         if content:
             self._pending.append(content)
 
     def take(self) -> Some | None:
-        """What is to be written; None: nothing. If it was not, `put_back`."""
+        """Take what is to be written; None: nothing. If writing fails, `put_back`."""
         if not self._pending:
             return None
         found = Some(self.owner, self.response_id, self._next, b"".join(self._pending))
@@ -83,7 +82,7 @@ class EventLog:
         return found
 
     def put_back(self, some: Some) -> None:
-        """What does not fit any more is dropped with its numbers."""
+        """Put back what was not written; what does not fit any more is dropped with its numbers."""
         content, at = some.content, 0
         while len(content) - at > MAX_BYTES:
             at = content.index(END, at) + len(END)
@@ -92,7 +91,7 @@ class EventLog:
         self._pending.insert(0, content)
 
     def has_written(self, some: Some) -> int | None:
-        """The last number of those that are to be dropped for it; None: all fit."""
+        """Return the last number of those that are to be dropped for it; None: all fit."""
         self._written.append((some.last, len(some.content)))
         dropped = None
         while len(self._written) > 1 and sum(size for _, size in self._written) > MAX_BYTES:
@@ -113,11 +112,11 @@ _ADD = sa.text("""
 
 
 class EventRows(KeptRows):
-    """One per process."""
+    """The event rows of one process."""
 
     async def write(self, logs: Sequence[EventLog]) -> None:
-        """What they have gathered, of those that still run. Raises: DATABASE_ERRORS; then nothing
-        was."""
+        """Write what logs have gathered, of those that still run. Raises: DATABASE_ERRORS; then
+        nothing was."""
         taken = [(log, some) for log in logs if (some := log.take()) is not None]
         if not taken:
             return
@@ -135,7 +134,8 @@ class EventRows(KeptRows):
                 await self._drop(log, dropped)
 
     async def add(self, conn: AsyncConnection, some: Some) -> None:
-        """In the transaction of whoever writes its row, before that says that it has ended."""
+        """Add events in the transaction of whoever writes the response's row, before that says that
+        it has ended."""
         context = some.owner.context(some.response_id, "events", str(some.first))
         sealed = self._cipher.seal(some.content, context)
         row = {
@@ -151,11 +151,8 @@ class EventRows(KeptRows):
     async def follow(
         self, owner: Owner, response_id: str, after: int, is_over: asyncio.Event
     ) -> AsyncIterator[bytes]:
-        """Events behind the one of that number, as they come, until the response has ended or
-        `is_over`. The first of all is empty: it can be followed.
-
-        Raises: NotFound, BadField.
-        """
+        """Yield events after a number as they come, until the response has ended or `is_over`. The
+        first is empty: the response can be followed. Raises: NotFound, BadField."""
         await self._check(owner, response_id, after)
         yield b""
         while True:
@@ -199,7 +196,7 @@ class EventRows(KeptRows):
     async def _read(
         self, owner: Owner, response_id: str, after: int
     ) -> tuple[sa.Row[Any] | None, Sequence[sa.Row[Any]]]:
-        """The response as it was before its events were read."""
+        """Return the response as it was before its events were read, and the events."""
         following = sa.select(table).where(*of_it(owner, response_id), table.c.last_number > after)
         following = following.order_by(table.c.first_number).limit(READ_AT_ONCE)
         async with tenant(self._db, owner.org_id) as conn:
@@ -208,7 +205,7 @@ class EventRows(KeptRows):
             return row, (await conn.execute(following)).all()
 
     async def _end(self, owner: Owner, row: sa.Row[Any], after: int) -> bytes:
-        """What its row says, where no event does: all that is left once its events are swept."""
+        """Return what the row says if no event does: all that is left once its events are swept."""
         newest = sa.select(table).where(*of_it(owner, row.id))
         async with tenant(self._db, owner.org_id) as conn:
             newest = newest.order_by(table.c.first_number.desc()).limit(1)
@@ -235,7 +232,7 @@ def of_it(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def after_events(content: bytes, number: int) -> bytes:
-    """What stands behind so many of them."""
+    """Return what stands after so many events."""
     at = 0
     for _ in range(number):
         at = content.index(END, at) + len(END)
@@ -243,7 +240,7 @@ def after_events(content: bytes, number: int) -> bytes:
 
 
 def ended(kept: Kept, number: int) -> bytes:
-    """The last event of a response that has none."""
+    """Return the last event of a response that has none."""
     response = _response_decoder.decode(kept.answer)
     kind = KINDS.get(response.status, events.Failed)
     event = kind(sequence_number=number, response=response)

@@ -1,7 +1,5 @@
-"""What is kept of a response: the items that it was given and the answer, as it was sent.
-
-Knows no table.
-"""
+"""Defines what is kept of a response: the items that it was given and the answer, as it was sent.
+Knows no table."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _items_decoder = msgspec.json.Decoder(tuple[Item, ...])
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A project; what it keeps is nobody else's."""
+    """A project that owns what it keeps."""
 
     org_id: str
     project_id: str
@@ -30,7 +28,7 @@ class Owner(msgspec.Struct, frozen=True):
         return cls(principal.org_id, principal.project_id)
 
     def context(self, *place: str) -> bytes:
-        """What something sealed at that place belongs to."""
+        """Return what something sealed at that place is bound to."""
         return "\n".join((self.org_id, self.project_id, *place)).encode()
 
 
@@ -42,7 +40,7 @@ _output_decoder = msgspec.json.Decoder(_Output)
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Both as JSON: what is answered again is what was answered."""
+    """Items and answer as JSON: what is answered again is what was answered."""
 
     given: bytes
     """Its own items, without what it continues."""
@@ -58,7 +56,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What the next one continues."""
+        """Return what the next response continues."""
         return self.given_items + _output_decoder.decode(self.answer).output
 
 

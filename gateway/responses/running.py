@@ -1,9 +1,6 @@
-"""The rows of responses that run in the background: added, changed, cancelled, and given up where
-nobody works on them any more.
-
-A row is changed by whoever runs it only while it says that it runs; so a cancellation stands, and
-one that was given up stays so.
-"""
+"""Stores responses that run in the background: added, changed, cancelled, and given up if nobody
+works on them any more. A row is changed by whoever runs it only while it says that it runs; so a
+cancellation stands, and one that was given up stays so."""
 
 from __future__ import annotations
 
@@ -43,12 +40,13 @@ _response_decoder = msgspec.json.Decoder(Response)
 
 
 class RunningRows(KeptRows):
-    """One per process."""
+    """The rows of one process."""
 
     async def add(
         self, owner: Owner, response: Response, kept: Kept, *, within: Within | None = None
     ) -> None:
-        """`within`: what stands or falls with it. Raises: TooManyInBackground, what that raises."""
+        """Add a row. `within`: what stands or falls with it. Raises: TooManyInBackground, what that
+        raises."""
         runs = sa.select(sa.func.count()).select_from(table)
         runs = runs.where(table.c.org_id == owner.org_id, table.c.status.in_(RUNS))
         row = {
@@ -74,8 +72,8 @@ class RunningRows(KeptRows):
     async def change(
         self, owner: Owner, response: Response, kept: Kept, *, before: Before | None = None
     ) -> None:
-        """Of whoever runs it; nothing, where it does not run any more. One that was answered is
-        added to its conversation. `before`: what is written with it, while it still runs."""
+        """Change a row that still runs. One that was answered is added to its conversation.
+        `before`: what is written with it."""
         values = {"status": response.status, **sealed(self._cipher, owner, response.id, kept)}
         changed = sa.update(table).where(*owned(table, owner), table.c.id == response.id)
         changed = changed.where(table.c.status.in_(RUNS)).values(**values)
@@ -88,9 +86,8 @@ class RunningRows(KeptRows):
                 await self._conversations.append_if_there(conn, owner, added_to, kept.items)
 
     async def cancel(self, owner: Owner, response_id: str) -> bytes:
-        """The answer as it stands then; one that has ended stays as it is.
-
-        Raises: NotFound, BadField."""
+        """Cancel a response and return the answer as it stands then; one that has ended stays as it
+        is. Raises: NotFound, BadField."""
         async with tenant(self._db, owner.org_id) as conn:
             found = sa.select(table).where(*alive(owner, response_id)).with_for_update()
             row = (await conn.execute(found)).one_or_none()
@@ -106,7 +103,7 @@ class RunningRows(KeptRows):
             return (await self._end(conn, row, "cancelled", None)).answer
 
     async def beat(self, response_ids: Sequence[str]) -> list[str]:
-        """They are worked on; returns those that need not be any more."""
+        """Note that responses are worked on; return those that need not be any more."""
         if not response_ids:
             return []
         mine = sa.update(table).where(table.c.id.in_(response_ids), table.c.status.in_(RUNS))
@@ -116,7 +113,7 @@ class RunningRows(KeptRows):
         return [each for each in response_ids if each not in still]
 
     async def give_up(self, lost_after_s: float) -> int:
-        """Those that nobody has worked on for so long have failed; returns how many."""
+        """Fail responses that nobody has worked on for so long; return how many."""
         silent = sa.func.now() - timedelta(seconds=lost_after_s)
         found = sa.select(table).where(table.c.status.in_(RUNS), table.c.beat_at < silent)
         found = found.limit(GIVEN_UP_AT_A_TIME).with_for_update(skip_locked=True)

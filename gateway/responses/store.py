@@ -1,13 +1,9 @@
-"""Responses in Postgres: kept when they end, found by their id, continued, and forgotten in time.
-
-A row is a project's: another's id is as good as none. What it holds is sealed under a key derived
-from the installation's secret, and bound to its place.
-
-A response names the one that it continues, so that a conversation is kept once, however long it
-gets. One whose time is over is found no more; it stays for those that continue it, and the sweep
-takes it with the last of them. One that was deleted takes what it held with it: then those cannot
-be continued either.
-"""
+"""Stores responses in Postgres: kept when they end, found by their id, continued, and forgotten in
+time. A row is a project's: another's id is as good as none. What it holds is sealed under a key
+derived from the installation's secret, and bound to its place. A response names the one that it
+continues, so that a conversation is kept once, however long it gets. One whose time is over is
+found no more; it stays for those that continue it, and the sweep takes it with the last of them.
+One that was deleted takes what it held with it: then those cannot be continued either."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ SWEEP_BATCH = 500
 
 
 class KeptRows:
-    """One per process. `db` acts as the tenant, `system_db` as the system."""
+    """The rows of one process. `db` acts as the tenant, `system_db` as the system."""
 
     def __init__(
         self,
@@ -68,7 +64,7 @@ class KeptRows:
 
 
 class ResponseStore(KeptRows):
-    """One per process."""
+    """The stored responses of one process."""
 
     async def keep(
         self,
@@ -80,7 +76,7 @@ class ResponseStore(KeptRows):
         previous_id: str | None,
         added_to: str | None = None,
     ) -> None:
-        """`added_to`: a conversation, which has it then, too."""
+        """Keep a response. `added_to`: a conversation, which gets it in the same transaction."""
         row = {
             "id": response_id,
             "org_id": owner.org_id,
@@ -111,7 +107,8 @@ class ResponseStore(KeptRows):
             raise missing(response_id)
 
     async def context(self, owner: Owner, response_id: str) -> tuple[Item, ...]:
-        """What came before whoever continues it, from the first. Raises: BadField."""
+        """Return what came before whoever continues a response, from the first. Raises:
+        BadField."""
         async with tenant(self._db, owner.org_id) as conn:
             ids = await self._continued(conn, owner, response_id)
             found = sa.select(table).where(*owned(table, owner), table.c.id.in_(ids))
@@ -124,7 +121,7 @@ class ResponseStore(KeptRows):
     async def _continued(
         self, conn: AsyncConnection, owner: Owner, response_id: str
     ) -> Sequence[str]:
-        """The ids of what it continues, from the first, and its own."""
+        """Return the ids of what it continues, from the first, and its own."""
         shown = (table.c.id, table.c.previous_id, table.c.status)
         size = sa.func.octet_length(table.c.content).label("size_bytes")
         first = sa.select(*shown, size, sa.literal(1).label("depth"))
@@ -139,7 +136,7 @@ class ResponseStore(KeptRows):
 
     async def sweep(self) -> int:
         """Delete what has expired and nobody continues, and what stood in a project before it was
-        to keep nothing; returns how many."""
+        to keep nothing; return how many."""
         await self._sweep_events()
         swept = 0
         later = table.alias("later")
@@ -173,7 +170,7 @@ class ResponseStore(KeptRows):
                     return
 
     async def sweep_forever(self) -> None:
-        """Runs in every worker until it is cancelled."""
+        """Sweep in every worker until cancelled."""
         unforeseen = LogAndContinue(log, "responses were not swept")
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
@@ -199,7 +196,7 @@ def alive(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def check_continued(rows: Sequence[sa.Row[Any]], response_id: str) -> None:
-    """From the first to `response_id`. Raises: BadField."""
+    """Check rows from the first to `response_id`. Raises: BadField."""
     if not rows:
         raise lost(response_id, response_id)
     if rows[0].previous_id is not None and len(rows) <= MAX_CONTINUED:
@@ -220,7 +217,7 @@ def missing(response_id: str) -> NotFound:
 
 
 def lost(response_id: str, last_id: str) -> BadField:
-    """last_id: which continues it, if it is another."""
+    """Return the refusal. last_id: which continues it, if it is another."""
     said = f"Previous response with id '{response_id}' not found"
     if response_id == last_id:
         return bad_previous(f"{said}.")

@@ -1,6 +1,5 @@
-"""Tables of what the Responses API keeps. What a customer wrote and was answered is sealed; what
-stands beside it is what must be looked for.
-"""
+"""Defines the tables of what the Responses API keeps. What a customer wrote and was answered is
+sealed; what must be searched stands beside it."""
 
 from __future__ import annotations
 
@@ -71,5 +70,5 @@ response_events = sa.Table(
 
 
 def owned(table: sa.Table, owner: Owner) -> tuple[sa.ColumnElement[bool], ...]:
-    """The rows of a project."""
+    """Return the condition for the rows of a project."""
     return (table.c.org_id == owner.org_id, table.c.project_id == owner.project_id)

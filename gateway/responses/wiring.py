@@ -1,4 +1,4 @@
-"""What a worker keeps and runs of responses, opened."""
+"""Opens what a worker keeps and runs of responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_responses(
     db: AsyncEngine,
     system_db: AsyncEngine,
 ) -> Responses:
-    """To be closed once what runs at the desk was drained."""
+    """Open responses; they are closed once what runs was drained."""
     cipher = Cipher(secret, PURPOSE)
     conversations = ConversationStore(db=db, cipher=cipher)
     lifetime_s = settings.response_lifetime_days * SECONDS_PER_DAY

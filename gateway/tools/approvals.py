@@ -1,7 +1,6 @@
-"""What a person says of calls of a loop of tools: requests that the client itself wanted
+"""Reads what a person says of calls in a tool loop: those that the client itself wanted to confirm
 (`require_approval`), and those of the organization's rules, which stand in the queue of approvals.
-
-The id of a request of the rules begins with the approval's own, by which an administrator finds it.
+The id of a request by the rules begins with the approval's own, by which an administrator finds it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ QUEUED = "mcpapp_"
 
 
 class ApprovalPending(Conflict):
-    """Asked to go on with a call that an administrator has not answered."""
+    """A request continues a call that an administrator has not answered."""
 
     code: ClassVar[str] = "approval_pending"
     constant = "the call waits for an administrator's answer"
@@ -38,7 +37,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def approval_id(self) -> str | None:
-        """In the queue; None: the client alone wanted to be asked."""
+        """Return its id in the queue; None: the client alone wanted to be asked."""
         return self.id[:-ROUND_CHARS] if self.id.startswith(QUEUED) else None
 
 
@@ -54,8 +53,8 @@ def to_request(made: MadeCall, id_: str) -> McpApprovalRequest:
 async def settled(
     toolbox: Toolbox, principal: Principal, answers: Iterable[AnsweredRequest]
 ) -> dict[str, ApprovalState]:
-    """By id of those in the queue: how each stands, with the caller's own answers on record, which
-    are given only where nobody else's is missing. Raises: ApprovalPending."""
+    """Return the state of each request in the queue by id, after recording the caller's own
+    answers, which are given only if nobody else's is missing. Raises: ApprovalPending."""
     found: dict[str, ApprovalState] = {}
     own: list[tuple[AnsweredRequest, str]] = []
     for answer in answers:
@@ -76,8 +75,8 @@ async def settled(
 async def refusal(
     toolbox: Toolbox, principal: Principal, answer: AnsweredRequest, state: ApprovalState | None
 ) -> Refused | None:
-    """Why a call that the client approved is not made. `state`: of one in the queue, which uses it
-    up itself."""
+    """Return why a call that the client approved is not made. `state`: of one in the queue, which
+    is used up here."""
     if state is None:
         # Of a conversation that has branched, on one of them alone.
         is_new = await toolbox.spend(principal, answer.id)

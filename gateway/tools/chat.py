@@ -1,8 +1,5 @@
-"""A chat completion that names MCP servers among its tools, as a loop that can be started.
-
-Whatever serves its model, its body is read as strictly as one for our own engine: its prompt grows
-here.
-"""
+"""Makes a tool loop of a chat completion that names MCP servers among its tools. Its body is read
+as strictly as one for our own engine, whatever serves its model: its prompt grows here."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ _any_decoder = msgspec.json.Decoder()
 
 
 def names_servers(body: bytes) -> bool:
-    """What cannot be read is for others to refuse."""
+    """Return whether a body names servers; what cannot be read is refused elsewhere."""
     if b'"mcp"' not in body:
         return False
     try:
@@ -85,14 +82,14 @@ def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> L
 
 
 def read_tool(found: Any, index: int) -> Any:
-    """Those of other kinds stay as they are."""
+    """Read a tool of a server; those of other kinds stay as they are."""
     if not (isinstance(found, dict) and found.get("type") == KIND):
         return found
     return convert(found, McpTool, f"$.tools[{index}]")
 
 
 def read_choice(found: Any, tools: list[Any]) -> Any:
-    """What is of no server stays as it is. Raises: BadField."""
+    """Read a choice of a server's tool; others stay as they are. Raises: BadField."""
     if not (isinstance(found, dict) and found.get("type") == KIND):
         return found
     choice = convert(found, McpChoice, "$.tool_choice")
@@ -101,7 +98,7 @@ def read_choice(found: Any, tools: list[Any]) -> Any:
 
 
 def convert(found: dict[str, Any], kind: type[T], place: str) -> T:
-    """Raises: BadField, by the place in the body."""
+    """Convert a value. Raises: BadField, by the place in the body."""
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
@@ -111,8 +108,7 @@ def convert(found: dict[str, Any], kind: type[T], place: str) -> T:
 
 
 def read_without(fields: dict[str, Any], tools: list[Any]) -> GenerateRequest:
-    """What remains without servers; its tools are called by the places where the client wrote them.
-
+    """Read the request without its servers; its tools keep the places where the client wrote them.
     Raises: BadField."""
     places = [index for index, tool in enumerate(tools) if not isinstance(tool, McpTool)]
     rest = {**fields, "tools": [tools[index] for index in places]}

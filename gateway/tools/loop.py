@@ -1,5 +1,5 @@
-"""A request whose tools are called here: rounds of a model's answer and its calls, until an answer
-that calls nothing more, or a bound.
+"""Runs a request whose tools are called here: rounds of a model's answer and its calls, until an
+answer that calls nothing more, or a bound.
 
     list -> (approved calls) -> generate -> call -> generate -> ... -> finish
 
@@ -54,27 +54,27 @@ from gateway.wire.openai_responses.mcp_tools import McpTool
 
 
 class Steps(Protocol):
-    """How a surface tells what a loop does: wire bytes, one instance per request."""
+    """A surface's encoder of what a loop does: wire bytes, one instance per request."""
 
     def listed(self, listing: Listing) -> bytes: ...
 
     def offered(self, own: frozenset[str], asks: frozenset[str]) -> None:
-        """Before the first round, by name: which functions are the client's, so that all else is
-        called here; and of that what asks first."""
+        """Take the tools before the first round: the client's own functions by name, so that all
+        else is called here, and the tools that ask for approval first."""
         ...
 
     def encode(self, items: Sequence[Item], round_: Round) -> bytes:
-        """What the model writes; `round_` knows of it already."""
+        """Encode what the model writes; `round_` includes it already."""
         ...
 
     def round_ended(self) -> bytes: ...
 
     def called(self, call: McpCall) -> bytes:
-        """What came of one; of those that were approved also that there is one."""
+        """Encode the result of a call; of one that was approved also the call."""
         ...
 
     def asked(self, request: McpApprovalRequest) -> bytes:
-        """By the rules, of a call that was begun."""
+        """Encode a request for approval, by the rules, of a call that was begun."""
         ...
 
     def finish(
@@ -83,14 +83,14 @@ class Steps(Protocol):
 
 
 class ToolLoops(msgspec.Struct, frozen=True, kw_only=True):
-    """What loops need of the process, beside its desk."""
+    """The services that loops need beside those of a generation."""
 
     toolbox: Toolbox
     bounds: LoopBounds = LoopBounds()
 
 
 class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One client request whose tools are called here."""
+    """A client request whose tools are called here."""
 
     loops: ToolLoops
     call: Call
@@ -112,7 +112,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RoundEncoder:
-    """What a round brings, to its steps."""
+    """An encoder that hands what a round brings to its steps."""
 
     def __init__(self, round_: Round, steps: Steps) -> None:
         self._round, self._steps = round_, steps
@@ -129,7 +129,7 @@ class _RoundEncoder:
 
 
 def start_loop(desk: Desk, loop_call: LoopCall) -> Delivery:
-    """As `inference.start`."""
+    """Start a loop in a task of its own, as `inference.start` does a generation."""
     delivery = Delivery(desk.stalled_reader_s)
 
     async def own() -> None:
@@ -210,7 +210,7 @@ class Loop:
     # ---- before the first round
 
     async def _begin(self) -> GenerateRequest:
-        """The first round's request, with tools that servers offer. Raises: BadField,
+        """Return the first round's request, with the tools that servers offer. Raises: BadField,
         ApprovalPending."""
         servers = self._asked.servers
         listings = await self._until_left(asyncio.gather(*(self._list(label) for label in servers)))
@@ -274,8 +274,8 @@ class Loop:
     async def _tell(
         self, made: MadeCall, outcome: CallOutcome, answered: str | None = None
     ) -> McpCall:
-        """What came of a call, and what the rules ask before it is made. `answered`: the request
-        for approval that it was made for."""
+        """Record the result of a call, and what the rules ask before it is made. `answered`: the
+        request for approval that it was made for."""
         most = self._bounds.max_result_bytes
         asks = request_id(made, outcome) if isinstance(outcome, NeedsApproval) else None
         if asks is None or asks == answered or asks in self._waiting:
@@ -328,7 +328,7 @@ class Loop:
             self._delivery.admitted(inner.rate_state)
 
     def _passed(self, request: GenerateRequest) -> IncompleteReason | None:
-        """The bound that is reached."""
+        """Return the bound that is reached."""
         bounds, prompt = self._bounds, request.prompt
         assert prompt is not None
         most = self._most_output
@@ -342,28 +342,28 @@ class Loop:
 
     @property
     def _is_spent(self) -> bool:
-        """What may be spent on rounds and on calls."""
+        """Return whether what may be spent on rounds and calls is spent."""
         most, rounds = self._bounds.max_cost_pico, self._cost
         cost = self._calls_pico + (0 if rounds is None else rounds.amount_pico)
         return most is not None and cost >= most
 
     @property
     def _is_called_enough(self) -> bool:
-        """What is offered then would be refused, round by round: the model shall answer."""
+        """Return whether further calls would be refused, so that the model has to answer."""
         most = self._asked.max_calls
         return most is not None and self._num_calls >= most
 
     @property
     def _most_output(self) -> int | None:
-        """Over all rounds."""
+        """Return the most output tokens over all rounds."""
         prompt = self._call.request.prompt
         return None if prompt is None else prompt.max_tokens
 
     def _next(
         self, request: GenerateRequest, round_: Round, called: Mapping[str, McpCall]
     ) -> GenerateRequest:
-        """The same prompt, and behind it what was said, called and answered: what is cached of it
-        is all that was there."""
+        """Return the next round's request: the same prompt followed by what was said, called and
+        answered, so that all of it is cached."""
         prompt = request.prompt
         assert prompt is not None
         tools = self._own if self._is_called_enough else prompt.tools
@@ -386,9 +386,8 @@ class Loop:
     # ---- calls
 
     async def _run_all(self, calls: Sequence[MadeCall]) -> dict[str, McpCall]:
-        """By id. Side by side where they say that they change nothing, else in the model's order.
-
-        What asks for approval first is not called."""
+        """Run calls and return their results by id: side by side if they say that they change
+        nothing, else in the model's order. What asks for approval first is not called."""
         done: dict[str, McpCall] = {}
         together: list[MadeCall] = []
         for made in [each for each in calls if each.alias not in self._asks]:
@@ -454,7 +453,7 @@ class Loop:
             await self._delivery.put(held + chunk, no_rest)
 
     async def _until_left(self, work: Any) -> Any:
-        """None where the client left first; then the work is cancelled, and has ended."""
+        """Run work; None if the client left first: then the work is cancelled and has ended."""
         task = self._calling = asyncio.ensure_future(work)
         try:
             if self._delivery.abandoned:
@@ -486,7 +485,7 @@ class Loop:
 
 
 def reason_of(error: Exception) -> IncompleteReason:
-    """Why another round was refused."""
+    """Return why another round was refused."""
     match error:
         case RateLimited() if error.refusal.kind == "money":
             return "insufficient_quota"
@@ -498,4 +497,5 @@ def reason_of(error: Exception) -> IncompleteReason:
 
 
 async def no_rest(_resting: bool) -> None:
-    """A round whose chunks nobody takes rests by itself: its own queue fills."""
+    """Ignore a pause: a round whose chunks nobody takes pauses by itself, since its own queue
+    fills."""

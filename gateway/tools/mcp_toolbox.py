@@ -1,9 +1,6 @@
-"""The MCP bridge as a toolbox: the model's calls go the way of a client's, with all that stands in
-it.
-
-A tool is asked as by a client of the newer era that can be asked nothing itself: neither sampled
-nor questioned.
-"""
+"""Makes a toolbox of the MCP bridge: the model's calls take the way of a client's calls, with every
+check on it. A tool is called as by a client of revision 2026-07-28 that can be asked nothing
+itself: neither sampled nor questioned."""
 
 from __future__ import annotations
 
@@ -43,9 +40,9 @@ OMITTED = "[{kind}: not shown]"
 
 
 class BridgeToolbox:
-    """`once`: whether it is the first time that something of an org happens (`CallMemory.once`).
-    `approvals_of`: the org's queue, where somebody answers in his own name. `price_of`: a call of a
-    server that is answered, or may have been."""
+    """A toolbox over the MCP bridge. `once`: whether something of an org happens for the first time
+    (`CallMemory.once`). `approvals_of`: the org's queue, in which somebody answers in their own
+    name. `price_of`: the price of a call that is answered, or may have been."""
 
     def __init__(
         self,
@@ -124,7 +121,8 @@ class BridgeToolbox:
     async def _needs_approval(
         self, principal: Principal, tool: OfferedTool, error: RpcError
     ) -> NeedsApproval | Refused:
-        """What asks is our own queue: a server can say such a thing of itself."""
+        """Return what a call waits for. Only our own queue asks: a server can claim such a thing of
+        itself."""
         data = error.data if isinstance(error.data, dict) else {}
         found = await self._asked(principal, str(data.get("approvalId")))
         if found is None or (found.call.server, found.tool) != (tool.server_label, tool.name):
@@ -136,7 +134,7 @@ class BridgeToolbox:
         )
 
     async def _asked(self, principal: Principal, approval_id: str) -> Approval | None:
-        """For a call of this caller."""
+        """Return the approval if it is for a call of this caller."""
         found = await self._approvals_of(principal).look(principal.org_id, approval_id)
         if found is None or found.call.caller != self._caller_of(principal).principal:
             return None
@@ -193,7 +191,7 @@ class BridgeToolbox:
         )
 
     async def _describe(self, principal: Principal, server_label: str) -> None:
-        """Raises: RpcError, where the server does not answer."""
+        """Ask a server what it is. Raises: RpcError, if it does not answer."""
         from mcp_bridge.protocol.eras import MODERN
         from mcp_bridge.protocol.inbound import Envelope
 
@@ -204,7 +202,8 @@ class BridgeToolbox:
             await self._bridge.modern.reach(caller, endpoint, envelope).describe()
 
     def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:
-        """Of one server, whose tools are named by its label. None: there is no such server."""
+        """Return the endpoint of one server, whose tools are named by its label. None: there is no
+        such server."""
         endpoint = self._bridge.endpoint(
             principal.org_id, user_id=principal.user_id, project_id=principal.project_id
         )
@@ -217,11 +216,11 @@ class BridgeToolbox:
 
 
 async def said_to_nobody(_message: Any) -> None:
-    """Progress and logs."""
+    """Drop progress and logs."""
 
 
 class Listed(msgspec.Struct, rename="camel"):
-    """What a model is shown of a tool; the rest of its JSON is passed over."""
+    """The fields of a tool that a model is shown; the rest of its JSON is skipped."""
 
     name: str
     description: Any = None
@@ -230,7 +229,7 @@ class Listed(msgspec.Struct, rename="camel"):
 
 
 def to_tool(server_label: str, item: Any) -> OfferedTool:
-    """`item`: of a page of a list, JSON or what was read of it."""
+    """Read a tool. `item`: of a page of a list, JSON or what was read of it."""
     if isinstance(item, msgspec.Raw):
         listed = msgspec.json.decode(item, type=Listed)
     else:
@@ -246,7 +245,7 @@ def to_tool(server_label: str, item: Any) -> OfferedTool:
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """What a model can read of it, cleaned of what nobody sees."""
+    """Return what a model can read of a result, without hidden characters."""
     from mcp_bridge.text_safety.hidden_text import stripped
 
     content = result.get("content")

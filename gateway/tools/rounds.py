@@ -1,7 +1,5 @@
-"""One round of a loop of tools: what the model wrote, what it called, what came of that.
-
-Pure.
-"""
+"""Describes one round of a tool loop: what the model wrote, what it called, what came of it.
+Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ CUT_OFF = "\n[cut off: the result is longer]"
 
 
 class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one request."""
+    """The bounds of one request."""
 
     max_rounds: int = 16
     max_seconds: float = 600.0
@@ -51,7 +49,7 @@ class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model may call of a server. `error`: why it may call nothing."""
+    """The tools of a server that the model may call. `error`: why it may call none."""
 
     server_label: str
     tools: tuple[OfferedTool, ...] = ()
@@ -59,7 +57,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeCall:
-    """One of the model's, as it is written."""
+    """A call of the model, as it is written."""
 
     def __init__(self, alias: str, position: int, round_: str, text: str = "") -> None:
         self.id = call_id(PREFIXES[McpCall], round_)
@@ -68,7 +66,7 @@ class MadeCall:
 
     @property
     def text(self) -> str:
-        """Its arguments."""
+        """Return its arguments."""
         return "".join(self.pieces)
 
 
@@ -105,8 +103,8 @@ class Round:
 
 
 class CallsOfRound(msgspec.Struct, frozen=True):
-    """`here`: of tools of servers, those that ask among them, and of what nobody has; `elsewhere`:
-    of functions that the client declared (`own`)."""
+    """The calls of a round. `here`: of tools of servers, those that ask for approval among them,
+    and of names that nobody has; `elsewhere`: of functions that the client declared (`own`)."""
 
     here: list[MadeCall]
     asking: list[MadeCall]
@@ -129,7 +127,8 @@ def to_call(
     *,
     waits: bool = False,
 ) -> McpCall:
-    """`request_id`: of the request for approval that it answers, or stands for while it `waits`."""
+    """Make the wire form of a call. `request_id`: of the request for approval that it answers, or
+    stands for while it `waits`."""
     label, name = told_apart(made.alias)
     output: str | None = None
     error: McpExecutionError | McpProtocolError | None = None
@@ -156,7 +155,7 @@ def to_call(
 
 
 def told_apart(alias: str) -> tuple[str, str]:
-    """Server and tool. Of what a model makes up there may be no server."""
+    """Split an alias into server and tool. What a model makes up may name no server."""
     label, found, name = alias.partition("__")
     return (label, name) if found else ("", alias)
 
@@ -169,7 +168,7 @@ def bounded(text: str, max_bytes: int) -> str:
 
 
 def messages_of(round_: Round, called: Mapping[str, McpCall]) -> list[dict[str, Any]]:
-    """As a model's template takes them: its turn, and a message for each result, in order."""
+    """Return messages for a model's template: its turn, and one for each result, in order."""
     turn: dict[str, Any] = {"role": "assistant", "content": round_.text}
     if round_.reasoning:
         turn["reasoning_content"] = round_.reasoning
@@ -196,7 +195,7 @@ def messages_of(round_: Round, called: Mapping[str, McpCall]) -> list[dict[str, 
 def tools_of(
     own: ToolUse | None, found: Iterable[OfferedTool], choice: Any, parallel: bool
 ) -> ToolUse | None:
-    """The request's own functions, and behind them what servers offer. Raises: BadField."""
+    """Return the request's own functions, followed by what servers offer. Raises: BadField."""
     found = tuple(found)
     if choice == "none" or not (choice is None or isinstance(choice, str | McpChoice)):
         return own  # none at all; or only what is named, which is a function
@@ -220,7 +219,8 @@ def tools_of(
 
 
 def chosen(choice: McpChoice, found: Iterable[OfferedTool]) -> tuple[str, ...]:
-    """By the names that the model knows. Raises: BadField, where there is none."""
+    """Return the chosen tools by the names that the model knows. Raises: BadField, if there is
+    none."""
     names = tuple(each.alias for each in found if choice.takes(each.server_label, each))
     if names:
         return names
@@ -250,14 +250,14 @@ def with_prompt(request: GenerateRequest, **changes: Any) -> GenerateRequest:
 
 
 def total(one: MeteredUsage, other: MeteredUsage) -> MeteredUsage:
-    """Of all rounds."""
+    """Add up the usage of rounds."""
     names = MeteredUsage.__struct_fields__
     sums = {name: getattr(one, name) + getattr(other, name) for name in names}
     return MeteredUsage(**(sums | {"estimated": one.estimated or other.estimated}))
 
 
 def fold(one: Rated | None, other: Rated | None) -> Rated | None:
-    """What rounds cost together: a line for each component and price."""
+    """Add up what rounds cost: a line for each component and price."""
     if one is None or other is None:
         return one or other
     lines: dict[tuple[str, str], RatedLine] = {}

@@ -1,7 +1,5 @@
-"""Which servers a request names, whether whoever asks may call them, and what they approved.
-
-Every refusal names its field.
-"""
+"""Finds which servers a request names, whether its caller may call them, and what they approved.
+Every refusal names its field."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from gateway.wire.shared.refusals import unsupported
 def known_servers(
     loops: ToolLoops | None, principal: Principal, tools: Iterable[Any] | None
 ) -> Mapping[str, McpTool]:
-    """By label; none: nothing is called here. Raises: BadField, MissingScope."""
+    """Return the servers by label; none: nothing is called here. Raises: BadField, MissingScope."""
     found = only_mcp(tools)
     servers = labelled_once(found)
     if servers and not may(principal, SCOPE_MCP_CALL, project_id=principal.project_id):
@@ -52,7 +50,7 @@ def refuse_servers(tools: Iterable[Any] | None, why: str) -> None:
 
 
 def labels_of(items: Iterable[Item]) -> frozenset[str]:
-    """Of servers whose tools were listed among them."""
+    """Return the labels of servers whose tools were listed among the items."""
     return frozenset(
         item.server_label for item in items if isinstance(item, McpListTools) and not item.error
     )
@@ -61,7 +59,8 @@ def labels_of(items: Iterable[Item]) -> frozenset[str]:
 def answered_requests(
     before: Iterable[Item], given: Iterable[Item], servers: Mapping[str, McpTool]
 ) -> tuple[AnsweredRequest, ...]:
-    """What `given` says of the requests for approval among all, each once. Raises: BadField."""
+    """Return what `given` says of the requests for approval among all items, each once. Raises:
+    BadField."""
     before, given = list(before), list(given)
     requests = {item.id: item for item in (*before, *given) if isinstance(item, McpApprovalRequest)}
     answered = {

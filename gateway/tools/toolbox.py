@@ -1,7 +1,5 @@
-"""Where a loop of tools finds its tools and has them called; and a fake of it.
-
-Knows no HTTP and no model.
-"""
+"""Defines where a tool loop finds its tools and has them called, and a fake of it. Knows no HTTP
+and no model."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alias(self) -> str:
-        """What the model knows it as."""
+        """Return the name that the model knows."""
         return f"{self.server_label}__{self.name}"
 
     @property
     def may_run_beside_others(self) -> bool:
-        """It says that it changes nothing, or nothing more when it is called again."""
+        """Return whether it says that it changes nothing, or nothing more when called again."""
         return any(
             self.annotations.get(hint) is True for hint in ("readOnlyHint", "idempotentHint")
         )
@@ -44,7 +42,8 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a person, by the rules of the organization; it was not called."""
+    """The outcome of a call that needs a person by the rules of the organization; it was not
+    called."""
 
     message: str
     id: str
@@ -54,7 +53,7 @@ class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """It was not called, or nobody knows what came of it."""
+    """The outcome of a call that was not made, or of which nobody knows what came."""
 
     message: str
     code: int = -32603
@@ -77,7 +76,7 @@ class Toolbox(Protocol):
     def knows(self, principal: Principal, server_label: str) -> bool: ...
 
     async def offered(self, principal: Principal, server_label: str) -> tuple[OfferedTool, ...]:
-        """In the server's order. Raises: ListFailed."""
+        """Return the tools in the server's order. Raises: ListFailed."""
         ...
 
     async def call(
@@ -89,20 +88,20 @@ class Toolbox(Protocol):
         *,
         part_of: str | None = None,
     ) -> CallOutcome:
-        """`part_of`: the request by whose id it is found on the bill. Cancelled where nobody waits
-        for it any more; then the server is told as far as its protocol can tell."""
+        """Call a tool. `part_of`: the request by whose id it is found on the bill. Cancelled if
+        nobody waits for it any more; then the server is told as far as its protocol can tell."""
         ...
 
     async def approval(self, principal: Principal, approval_id: str) -> ApprovalState:
-        """How it stands with what the rules asked for (`NeedsApproval.id`)."""
+        """Return the state of what the rules asked for (`NeedsApproval.id`)."""
         ...
 
     async def decide(self, principal: Principal, approval_id: str, approve: bool) -> ApprovalState:
-        """The caller's own answer to what is `pending_caller`; how it stands then."""
+        """Record the caller's own answer to what is `pending_caller`; return the state after it."""
         ...
 
     async def spend(self, principal: Principal, request_id: str) -> bool:
-        """An approval that was asked for by that id is used now; False: it was before, on whatever
+        """Use an approval that was asked for by that id; False: it was used before, on whatever
         branch of a conversation."""
         ...
 
@@ -111,7 +110,7 @@ Act = Callable[[dict[str, Any]], Awaitable[CallOutcome]]
 
 
 class FakeToolbox:
-    """Tools that are functions, and what was called of them."""
+    """A toolbox of functions that remembers what was called."""
 
     def __init__(
         self, servers: Mapping[str, Sequence[tuple[OfferedTool, Act]] | ListFailed]

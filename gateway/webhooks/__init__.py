@@ -1,1 +1,2 @@
-"""Webhooks: who is told of events over HTTP, and what became of it."""
+"""Sends events of an organization over HTTP to its endpoints: outbox, deliveries, retries,
+signatures."""

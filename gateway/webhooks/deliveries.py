@@ -1,9 +1,7 @@
-"""Deliveries: one event on its way to one endpoint, kept until nobody asks for it any more.
-
-A lease is a bounded time in which one gateway may try; it ends by itself, and what its holder says
-afterwards is not heard. So an event is sent at least once, always under the same id. Order is not
-kept: what fails holds up nothing.
-"""
+"""Keeps deliveries: one event on its way to one endpoint, until nobody asks for it any more. A
+lease is a bounded time in which one gateway may try; it ends by itself, and what its holder says
+afterwards is ignored. So an event is sent at least once, always under the same id. Order is not
+kept: what fails holds up nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """What its holder needs to try."""
+    """A delivery with all that its holder needs to try it."""
 
     id: str
     org_id: str
@@ -74,7 +72,7 @@ COLUMNS = [deliveries.c[name] for name in Delivery.__struct_fields__]
 
 
 def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None) -> sa.Select[Any]:
-    """Those to an endpoint of an org, for a page of them; None: in any state."""
+    """Select deliveries to an endpoint of an org, for a page; None: in any state."""
     found = sa.select(*COLUMNS).where(deliveries.c.org_id == org_id)
     found = found.where(deliveries.c.endpoint_id == endpoint_id)
     return found if state is None else found.where(deliveries.c.state == state)
@@ -96,7 +94,7 @@ async def get_delivery(
 
 
 def to_row(org_id: str, endpoint_id: str, event_id: str, event: Event) -> dict[str, Any]:
-    """Of a new delivery."""
+    """Return the row of a new delivery."""
     return {
         "id": f"whd_{uuid7().hex}",
         "org_id": org_id,
@@ -110,7 +108,7 @@ def to_row(org_id: str, endpoint_id: str, event_id: str, event: Event) -> dict[s
 async def ping_endpoint(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, now: datetime, actor: Actor
 ) -> Delivery:
-    """Send it an event that says nothing. Raises: NotFound, ReadOnly."""
+    """Send an endpoint a test event. Raises: NotFound, ReadOnly."""
     await _check_open(conn, org_id, endpoint_id)
     data = Pinged(organization_id=org_id, endpoint_id=endpoint_id)
     event = Event(type=PING, timestamp=now, data=data)
@@ -131,10 +129,8 @@ async def ping_endpoint(
 async def redeliver(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, delivery_id: str, actor: Actor
 ) -> Delivery:
-    """Try now, and for another day, whatever became of it; under the same event id.
-
-    Raises: NotFound, ReadOnly.
-    """
+    """Try a delivery now, and for another day, whatever became of it, under the same event id.
+    Raises: NotFound, ReadOnly."""
     await _check_open(conn, org_id, endpoint_id)
     mine = sa.and_(
         deliveries.c.id == delivery_id,
@@ -179,7 +175,7 @@ async def _check_open(conn: AsyncConnection, org_id: str, endpoint_id: str) -> N
 
 
 async def add_deliveries(conn: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
-    """Each event goes to an endpoint once."""
+    """Add deliveries; each event goes to an endpoint once."""
     if rows:
         added = insert(deliveries).values(expires_at=in_s(LIFETIME_S))
         once = added.on_conflict_do_nothing(constraint="webhook_deliveries_once")
@@ -195,8 +191,8 @@ async def lease(
     under_way: Collection[Leased] = (),
     lease_s: float = LEASE_S,
 ) -> list[Leased]:
-    """The next that are due: with those that are under way one of each endpoint, and `per_org` of
-    each org."""
+    """Lease the next deliveries that are due: with those under way one of each endpoint, and
+    `per_org` of each org."""
     wanted = {
         "holder": holder,
         "limit": limit,
@@ -245,7 +241,7 @@ _LEASE = sa.text("""
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt went. `retry_in_s` None: there is no next one."""
+    """The outcome of an attempt. `retry_in_s` None: there is no next one."""
 
     status: int | None
     failure: str | None
@@ -258,7 +254,8 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True):
 async def end_attempt(
     db: AsyncEngine, holder: str, delivery: Leased, attempted: Attempted
 ) -> str | None:
-    """What it is now; None: the lease was lost meanwhile, and somebody else says what it is."""
+    """Record an attempt and return the delivery's state; None: the lease was lost meanwhile, and
+    somebody else decides."""
     retry_in_s = attempted.retry_in_s
     ended = DELIVERED if attempted.failure is None else DEAD
     next_at = deliveries.c.due_at if retry_in_s is None else in_s(retry_in_s)
@@ -300,8 +297,8 @@ _FORGET = sa.text(f"""
 
 
 async def sweep(db: AsyncEngine) -> int:
-    """Give up what nobody could send for so long, as of a disabled endpoint; returns how many. And
-    forget what ended long ago."""
+    """Give up what nobody could send for too long, as of a disabled endpoint, and return how many;
+    delete what ended long ago."""
     async with db.begin() as conn:
         expired = (await conn.execute(_EXPIRE)).rowcount
     deleted = SWEEP_BATCH

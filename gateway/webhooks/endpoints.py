@@ -1,8 +1,6 @@
-"""Webhook endpoints of an organization: where its events are sent, and under which secret.
-
-A secret must come back to sign, so it stands encrypted, bound to its row; people see it once. While
-a rotation's grace lasts both secrets sign. Knows no HTTP.
-"""
+"""Manages webhook endpoints of an organization: where its events are sent, and under which secret.
+A secret must come back to sign, so it is stored encrypted, bound to its row; people see it once.
+During a rotation's grace both secrets sign. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ async def create_endpoint(
     actor: Actor,
     allow_loopback: bool = False,
 ) -> EndpointOnce:
-    """`event_types` are known ones. Raises: InvalidField."""
+    """Create an endpoint. `event_types` are known ones. Raises: InvalidField."""
     check_url(url, allow_loopback=allow_loopback)
     check_description(description)
     live = sa.select(sa.func.count()).select_from(endpoints)
@@ -102,12 +100,12 @@ async def create_endpoint(
 
 
 async def get_endpoint(conn: AsyncConnection, *, org_id: str, endpoint_id: str) -> Endpoint:
-    """A live or an archived one. Raises: NotFound."""
+    """Return a live or an archived endpoint. Raises: NotFound."""
     return await _find(conn, org_id, endpoint_id)
 
 
 def select_endpoints(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
-    """Those of an org, for a page of them; archived: those too."""
+    """Select the endpoints of an org, for a page; archived: those too."""
     listed = sa.select(*COLUMNS).where(endpoints.c.org_id == org_id)
     return listed if archived else listed.where(endpoints.c.archived_at.is_(None))
 
@@ -126,10 +124,8 @@ async def update_endpoint(
     check: Check = unchecked,
     allow_loopback: bool = False,
 ) -> Endpoint:
-    """`fields`: of url, description, event_types, enabled.
-
-    Raises: NotFound, InvalidField, ReadOnly, what `check` raises.
-    """
+    """Change an endpoint. `fields`: of url, description, event_types, enabled. Raises: NotFound,
+    InvalidField, ReadOnly, what `check` raises."""
     before = await _hold(conn, org_id, endpoint_id, check)
     wanted = dict(fields)
     if "url" in wanted:
@@ -156,10 +152,8 @@ async def rotate_secret(
     actor: Actor,
     check: Check = unchecked,
 ) -> EndpointOnce:
-    """A new secret; the one before signs beside it for `grace_s` more.
-
-    Raises: NotFound, InvalidField, ReadOnly, what `check` raises.
-    """
+    """Make a new secret; the one before signs beside it for `grace_s` more. Raises: NotFound,
+    InvalidField, ReadOnly, what `check` raises."""
     before = await _hold(conn, org_id, endpoint_id, check)
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise InvalidField("grace_s", f"must be 0 to {MAX_GRACE_S}")
@@ -187,10 +181,8 @@ async def archive_endpoint(
     actor: Actor,
     check: Check = unchecked,
 ) -> Endpoint:
-    """It is told nothing from now on, not even what waits. Idempotent.
-
-    Raises: NotFound, what `check` raises.
-    """
+    """Archive an endpoint: nothing is sent to it from now on, not even what waits. Idempotent.
+    Raises: NotFound, what `check` raises."""
     known = await _find(conn, org_id, endpoint_id, lock=True)
     check(known)
     if known.archived_at is not None:
@@ -217,10 +209,8 @@ async def disable_endpoint(
 
 
 def check_url(url: str, *, allow_loopback: bool) -> None:
-    """What can never be sent to is refused at the door; where its name leads, each time it is.
-
-    Raises: InvalidField.
-    """
+    """Refuse a URL that can never be sent to; where its name leads is checked at each attempt.
+    Raises: InvalidField."""
     try:
         parse_target(url, allow_loopback=allow_loopback)
     except Forbidden as error:
@@ -247,7 +237,8 @@ async def _find(
 
 
 async def _hold(conn: AsyncConnection, org_id: str, endpoint_id: str, check: Check) -> Endpoint:
-    """Under its lock, to be changed. Raises: NotFound, ReadOnly, what `check` raises."""
+    """Return an endpoint under its lock, to be changed. Raises: NotFound, ReadOnly, what `check`
+    raises."""
     found = await _find(conn, org_id, endpoint_id, lock=True)
     check(found)
     if found.archived_at is not None:
@@ -280,6 +271,6 @@ async def _change(
 
 
 def _seen(endpoint: Endpoint) -> dict[str, Any]:
-    """For the audit log."""
+    """Return what the audit log shows of an endpoint."""
     fields = ("url", "description", "event_types", "disabled_at", "archived_at", "version")
     return {name: getattr(endpoint, name) for name in fields}

@@ -1,11 +1,8 @@
-"""From what has happened to deliveries that wait: each alert, and each state that an invoice or a
-top-up has entered, each batch that has ended and each call that waits for a person, once, to each
-endpoint that asked.
-
-A row is marked in the transaction that writes its deliveries, under its lock: no crash loses it,
-and two gateways at once take different ones. Of an org's top-ups operators hear, too: it is they
-who take its payment.
-"""
+"""Turns what has happened into deliveries: each alert, each state that an invoice or a top-up
+entered, each batch that ended and each call that waits for a person, once, to each endpoint that
+asked. A row is marked in the transaction that writes its deliveries, under its lock: no crash loses
+it, and two gateways at once take different ones. Operators hear of an org's top-ups, too: they take
+its payment."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Happened(msgspec.Struct, frozen=True):
 
 
 async def fan_out(db: AsyncEngine) -> int:
-    """Dispatch the oldest of each kind; returns how many. `db`: of a role that sees every org's
+    """Dispatch the oldest of each kind; return how many. `db`: of a role that sees every org's
     rows."""
     async with db.begin() as conn:
         raised = await alerts.undispatched(conn, BATCH)

@@ -1,7 +1,5 @@
-"""When a delivery is tried again, and when it is given up. Pure.
-
-Exponential from 5 seconds to 3 hours, spread by a fifth, for a day: some fourteen attempts.
-"""
+"""Decides when a delivery is tried again, and when it is given up. Pure. Exponential from 5 seconds
+to 3 hours, spread by a fifth, for a day: some fourteen attempts."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ MAX_EXPONENT = 16
 
 
 def delay_s(attempts: int, retry_after: str | None, draw: Callable[[float, float], float]) -> float:
-    """Until the next attempt, after so many. `retry_after`: the header's text, if there was one;
-    a date in it is not read. `draw`: evenly between two numbers."""
+    """Return the seconds until the next attempt. `retry_after`: the header's text, if there was
+    one; a date in it is ignored. `draw`: evenly between two numbers."""
     assert attempts > 0
     exponent = min(attempts - 1, MAX_EXPONENT)
     found = min(FIRST_DELAY_S * GROWTH**exponent, MAX_DELAY_S)

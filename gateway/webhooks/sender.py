@@ -1,10 +1,7 @@
-"""The sender: one task in each gateway that leases deliveries, signs them, sends them, and writes
-down what came of it.
-
-An endpoint has one attempt at a time in a process, so one that hangs holds up its own; of one org's
-endpoints a bounded number. Success is 2xx; nothing of an answer is read but its status and headers,
-and no redirect is followed. 410 disables the endpoint.
-"""
+"""Sends webhooks: one task in each gateway leases deliveries, signs and sends them, and records the
+outcome. An endpoint has one attempt at a time in a process, so one that hangs holds up only its
+own; of one org's endpoints a bounded number. Success is 2xx; of an answer only status and headers
+are read, and no redirect is followed. 410 disables the endpoint."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ OnOutcome = Callable[[str], None]
 
 
 class Sender:
-    """One per process. `db`: of a role that sees every org's rows. `wall_clock`: Unix seconds.
-    `draw`: a number between two, for the spread of attempts."""
+    """The sender of one process. `db`: of a role that sees every org's rows. `wall_clock`: Unix
+    seconds. `draw`: a number between two, for the spread of attempts."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class Sender:
         self._polling = asyncio.create_task(self._poll_forever(), name="webhooks")
 
     async def close(self) -> None:
-        """What is under way is given up; its lease ends by itself, and somebody tries again."""
+        """Give up what is under way; its lease ends by itself, and somebody tries again."""
         if self._polling is not None:
             await end_tasks(self._polling)
             self._polling = None
@@ -97,7 +94,7 @@ class Sender:
             await asyncio.sleep(self._poll_s)
 
     async def poll(self) -> None:
-        """Dispatch what was raised, begin what is due. Raises: DATABASE_ERRORS."""
+        """Dispatch what happened, begin what is due. Raises: DATABASE_ERRORS."""
         while await fan_out(self._db):
             continue
         room = MAX_CONCURRENT - len(self._sending)
@@ -121,7 +118,7 @@ class Sender:
             await unusual_spend.watch(self._db, datetime.fromtimestamp(self._wall_clock(), UTC))
 
     async def drain(self) -> None:
-        """Until what is under way has ended."""
+        """Wait until what is under way has ended."""
         while self._sending:
             await asyncio.wait(list(self._sending))
 
@@ -169,7 +166,7 @@ class Sender:
         return Attempted(status=status, failure=why, retry_in_s=retry_in_s)
 
     def _open(self, delivery: Leased) -> list[str]:
-        """Those that are good, the current one first."""
+        """Return the secrets that are good, the current one first."""
         sealed = [(delivery.secret_sealed, delivery.secret_id)]
         if delivery.older_secret_sealed is not None and delivery.older_secret_id is not None:
             sealed.append((delivery.older_secret_sealed, delivery.older_secret_id))

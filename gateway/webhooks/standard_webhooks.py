@@ -1,9 +1,7 @@
-"""Standard Webhooks 1.0.0: secrets, and the three headers of a message. Pure.
-
-The symmetric scheme: HMAC-SHA256 over `id.timestamp.body`, base64, marked v1; a message is signed
-with each secret that is good at that moment, so that one can be replaced without a message that its
-receiver cannot verify.
-"""
+"""Signs webhooks as Standard Webhooks 1.0.0 has it: secrets, and the three headers of a message.
+Pure. The symmetric scheme: HMAC-SHA256 over `id.timestamp.body`, base64, marked v1; a message is
+signed with each secret that is good at that moment, so that one can be replaced without a message
+that its receiver cannot verify."""
 
 from __future__ import annotations
 
@@ -32,7 +30,8 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 def headers(
     good_secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
 ) -> dict[str, str]:
-    """`timestamp`: Unix seconds of this attempt; `message_id` stays the same over all of them."""
+    """Return the signature headers. `timestamp`: Unix seconds of this attempt; `message_id` is the
+    same over all of them."""
     signatures = [sign(each, message_id, timestamp, body) for each in good_secrets]
     return {
         "webhook-id": message_id,

@@ -1,4 +1,5 @@
-"""Tables of webhooks: endpoints, which are archived and never deleted, and deliveries to them."""
+"""Defines the tables of webhooks: endpoints, which are archived and never deleted, and deliveries
+to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""How webhooks are put together for one process. What is opened here is pushed on the caller's
-stack.
-"""
+"""Opens webhooks for one process; what is opened is pushed on the caller's stack."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from gateway.webhooks.sender import MAX_CONCURRENT, TIMEOUT_S, WAIT_S, Sender
 
 
 class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
-    """What routes need of them."""
+    """The webhook services that routes need."""
 
     secrets: Cipher
     """Of endpoints."""
@@ -33,7 +31,7 @@ def open_webhooks(
     *,
     allow_loopback: bool,
 ) -> Webhooks:
-    """allow_loopback: for development, of receivers on this machine."""
+    """Open webhooks. allow_loopback: for development, send to receivers on this machine."""
     secrets = Cipher(secret, CIPHER_PURPOSE)
     egress = Egress(
         allow_loopback=allow_loopback,

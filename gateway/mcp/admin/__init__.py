@@ -1,1 +1,1 @@
-"""admin."""
+"""Shows people what MCP servers offer and hold, and takes their decisions."""

@@ -1,7 +1,5 @@
-"""Where people keep what servers are shown: a user's own credential, or the tenant's.
-
-Every worker is told of a change.
-"""
+"""Keeps credentials for MCP servers: a user's own, or the tenant's. Every worker is told of a
+change."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ from mcp_bridge.upstream.credentials import Whose
 
 
 class UpstreamVault:
-    """The verbs of those who keep them. `shown`: what the bridge asks. `sign_ins`: how people let
-    us in. `servers`: those that are shown one, and whom they are there for."""
+    """The operations of whoever keeps credentials. `shown`: what the bridge asks. `sign_ins`: how
+    people let us in. `servers`: those that are shown a credential, and whom they are there for."""
 
     def __init__(
         self,
@@ -65,8 +63,8 @@ class UpstreamVault:
     async def find(
         self, org_id: str, server: str, user_id: str | None, *, project_id: str | None = None
     ) -> UpstreamCredential:
-        """Exactly that one. `project_id`: of who asks; None: they see to all of the organization.
-        Raises: NotFound."""
+        """Return the credential of exactly that owner. `project_id`: of who asks; None: they see
+        all of the organization. Raises: NotFound."""
         self._check(server, org_id, project_id)
         async with tenant(self._db, org_id) as conn:
             found = await find_credential(conn, org_id=org_id, upstream=server, user_id=user_id)
@@ -116,12 +114,12 @@ class UpstreamVault:
         return gone
 
     async def told(self, org_id: str) -> None:
-        """After a consent. Raises: ChangeNotAnnounced."""
+        """Forget what is known of an organization after a consent. Raises: ChangeNotAnnounced."""
         await announce(self._redis, org_id)
 
 
 def open_egress(settings: Settings) -> IssuerEgress:
-    """To be closed."""
+    """Open the client that asks issuers; the caller closes it."""
     loopback = settings.egress_to_loopback
     found = {each.name: issuer_hosts_of(each) for each in settings.mcp_servers}
     own = {name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near}
@@ -132,7 +130,7 @@ def open_egress(settings: Settings) -> IssuerEgress:
 async def vault_credentials(
     settings: Settings, secret: Secret, db: AsyncEngine, redis: Redis
 ) -> AsyncIterator[VaultCredentials]:
-    """What a worker shows servers, for a command: for as long as it takes."""
+    """Give a command what a worker shows servers, for as long as the command takes."""
     servers = {each.name: each for each in settings.mcp_servers}
 
     def sign_in_url(whose: Whose, server: str) -> str | None:
@@ -165,7 +163,8 @@ async def open_vault(
     redis: Redis,
     keys: KeyRing,
 ) -> UpstreamVault:
-    """Closed with `stack`, after the bridge. `keys`: with which we sign who calls."""
+    """Open the vault; it is closed with `stack`, after the bridge. `keys`: sign statements about
+    who calls."""
     feed = Feed(redis)
     await feed.start()
     stack.push_async_callback(feed.close)

@@ -1,7 +1,5 @@
-"""What servers offer now, beside what an org approved of them; and the yes to it.
-
-Servers are asked past the guard, a few at a time, over what the bridge itself asks them with.
-"""
+"""Compares what servers offer now with what an org approved, and approves it. Servers are asked
+past the guard, a few at a time, over the bridge's own connections."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ Found = list[tuple[Change, tuple[Finding, ...]]]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """`waits`: what is offered and not approved, each with what in it looks like an attack.
-    `problem`: why the server could not be asked."""
+    """A server as an admin sees it. `waits`: what is offered and not approved, each with what in it
+    looks like an attack. `problem`: why the server could not be asked."""
 
     config: ServerConfig
     approved: int
@@ -51,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of all that waits, to the byte."""
+        """Return the digest of all that waits, to the byte."""
         said = hashlib.sha256()
         for change, _ in self.waits:
             was, now = ("" if pin is None else pin.digest for pin in (change.was, change.now))
@@ -60,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class PinsAdmin:
-    """Of one worker. `servers`: those of the settings."""
+    """Approves and revokes pins, in one worker. `servers`: those of the settings."""
 
     def __init__(
         self,
@@ -76,7 +74,7 @@ class PinsAdmin:
         self._looks = asyncio.Semaphore(MAX_LOOKS)
 
     def of_org(self, org_id: str) -> dict[str, ServerConfig]:
-        """Those that are there for it, by name."""
+        """Return the servers that are there for an org, by name."""
         found = self._servers.items()
         return {name: each for name, each in found if each.audience.has(org_id, None)}
 
@@ -88,7 +86,7 @@ class PinsAdmin:
         return found
 
     async def known(self, org_id: str) -> list[Seen]:
-        """All servers, asking none of them, by name."""
+        """Return all servers by name, without asking any of them."""
         async with tenant(self._db, org_id) as conn:
             return [
                 Seen(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
@@ -111,9 +109,10 @@ class PinsAdmin:
         actor: Actor,
         check: Callable[[Seen], None],
     ) -> Seen:
-        """`keys` None: all but what looks like an attack. `check`: whether what is offered now is
-        what was looked at. Raises: NotFound, Conflict (the server gives no answer), InvalidField
-        (by the field of one that does not wait), ChangeNotAnnounced, whatever `check` raises."""
+        """Approve what a server offers now. `keys` None: all but what looks like an attack.
+        `check`: raises unless what is offered now is what was looked at. Raises: NotFound, Conflict
+        (the server gives no answer), InvalidField (by the field of one that does not wait),
+        ChangeNotAnnounced, whatever `check` raises."""
         config = self.named(org_id, server)
         offer = await self._offer(config, org_id)
         async with tenant(self._db, org_id) as conn:
@@ -132,8 +131,8 @@ class PinsAdmin:
     async def revoke(
         self, org_id: str, server: str, keys: Collection[Key] | None, *, actor: Actor
     ) -> Seen:
-        """`keys` None: all of it, so that it is not dialled. The server is not asked. Raises:
-        NotFound, ChangeNotAnnounced."""
+        """Revoke approvals without asking the server. `keys` None: all of them, so that it is not
+        dialled. Raises: NotFound, ChangeNotAnnounced."""
         config = self.named(org_id, server)
         async with tenant(self._db, org_id) as conn:
             await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
@@ -142,7 +141,7 @@ class PinsAdmin:
         return Seen(config, len(left.pins))
 
     async def _offer(self, config: ServerConfig, org_id: str) -> Offer | str:
-        """Or why there is none."""
+        """Return what a server offers, or why it could not be asked."""
         async with self._looks:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -170,7 +169,7 @@ class PinsAdmin:
 async def of_others(
     conn: AsyncConnection, servers: Iterable[str], org_id: str, name: str
 ) -> list[Offered]:
-    """What is approved of all other servers."""
+    """Return what is approved of all other servers."""
     found = []
     for other in servers:
         if other != name:
@@ -182,7 +181,8 @@ async def of_others(
 def changes_in(
     config: ServerConfig, approved: Approved, offer: Offer, others: Iterable[Offered] = ()
 ) -> Found:
-    """Each with what in it looks like an attack, be it beside what `others` are approved for."""
+    """Return what changed, each with what in it looks like an attack, also compared with what
+    `others` are approved for."""
     changes = changes_of(config, approved, offer)
     own = [Offered(config.name, pin) for pin in offer.pins.values()]
     beside = scan_together([*own, *others])
@@ -197,15 +197,15 @@ def changes_in(
 
 
 def keys_of(tools: Iterable[str], prompts: Iterable[str], instructions: bool) -> frozenset[Key]:
-    """Of what a person named."""
+    """Return the keys of what a person named."""
     named: list[Key] = [("tool", each) for each in tools]
     named += [("prompt", each) for each in prompts]
     return frozenset([*named, ("instructions", "")] if instructions else named)
 
 
 def chosen(found: Found, keys: Collection[Key] | None) -> list[Change]:
-    """All but what looks like an attack, or what was named, and how to reach it. Raises:
-    InvalidField."""
+    """Choose what was named and how the server is reached; with nothing named, all but what looks
+    like an attack. Raises: InvalidField."""
     if keys is None:
         return [change for change, findings in found if worst(findings) != "high"]
     waiting = {(change.kind, change.name) for change, _ in found}

@@ -1,4 +1,5 @@
-"""Rules for tool calls that name nothing: said to who writes them, who may have yet to make it."""
+"""Warns of rules for tool calls that name nothing which exists: their author may have yet to make
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WILD = re.compile(r"[*?\[]")
 async def warnings_of(
     conn: AsyncConnection, *, org_id: str, rules: Sequence[ToolRule], servers: Collection[str]
 ) -> list[str]:
-    """At most MAX_WARNINGS. `servers`: the names of those that are configured."""
+    """Return at most MAX_WARNINGS. `servers`: the names of those that are configured."""
     found: list[str] = []
     known = await known_ids(conn, org_id, {rule.of for rule in rules if rule.of})
     for rule in rules:
@@ -46,7 +47,7 @@ def names_a_server(glob: str, servers: Collection[str]) -> bool:
 async def known_ids(
     conn: AsyncConnection, org_id: str, wanted: Collection[str]
 ) -> set[tuple[str, str]]:
-    """By level."""
+    """Return the ids that exist, by level."""
     if not wanted:
         return set()
     kept = sa.union_all(

@@ -1,4 +1,4 @@
-"""Where somebody sees who is tainted, and lifts it."""
+"""Shows who is tainted, and lifts it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gateway.tenancy.errors import NotFound
 async def lifting(
     conn: AsyncConnection, redis: Redis, *, org_id: str, client: str, actor: Actor
 ) -> list[Taint]:
-    """What `calls.lift` is to lift once this is on record: what goes wrong in between leaves an
-    entry too many, and nobody clean of whom there is none. Raises: NotFound."""
+    """Record what `calls.lift` is about to lift. A failure in between leaves an audit entry too
+    many, and nobody clean without one. Raises: NotFound."""
     found = await taints_of(redis, org_id=org_id, client=client, now_s=time.time())
     if not found:
         raise NotFound("client_id", f"nobody who uses {client} is tainted")

@@ -1,9 +1,6 @@
-"""What tools mean, by an embedding model that the configuration names.
-
-It is a request of whoever searches, as any other: admitted by their limits, their caps and the
-models that their key may use, and on their bill. Of a catalogue it is made once for a worker, at
-the first search.
-"""
+"""Embeds what tools mean, with an embedding model that the settings name. It is a request of
+whoever searches, like any other: admitted by their limits, caps and permitted models, and on their
+bill. A worker embeds a catalogue once, at the first search."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ class Vector(msgspec.Struct):
 
 
 class Vectors(msgspec.Struct):
-    """Of an answer what is used."""
+    """The part of an answer that is used."""
 
     data: list[Vector]
 
 
 class ModelEmbedder:
-    """An Embedder of the bridge."""
+    """An Embedder of the bridge, by a model of ours."""
 
     def __init__(self, own: OwnModels, model: str) -> None:
         self._own, self._model = own, model

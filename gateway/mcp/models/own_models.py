@@ -1,8 +1,6 @@
-"""A request of whoever calls a server, to a model of this gateway, and its whole answer.
-
-It is as any other request of theirs: admitted by their limits, their caps and the models that their
-key may use, on their bill.
-"""
+"""Sends a request of an MCP caller to a model of this gateway and returns the whole answer. It is
+like any other request of theirs: admitted by their limits, caps and permitted models, and on their
+bill."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from mcp_bridge.caller import Caller
 
 
 class OwnModels(msgspec.Struct, frozen=True):
-    """`callers`: who they are to limits and bills."""
+    """The models of this gateway, for MCP callers. `callers`: who they are to limits and bills."""
 
     desk: Desk
     telemetry: Telemetry
@@ -34,8 +32,8 @@ class OwnModels(msgspec.Struct, frozen=True):
         *,
         deadline_s: float,
     ) -> bytes | None:
-        """The answer as JSON; None: it was given up. Whoever is cancelled here abandons it.
-        Raises: RpcError (the caller has left), what requests raise."""
+        """Return the answer as JSON; None: it was given up. A cancelled caller abandons it. Raises:
+        RpcError (the caller has left), what requests raise."""
         principal = self.callers.principal_of(caller)
         route = self.desk.fleet.resolve(model, principal)
         asker = Asker(

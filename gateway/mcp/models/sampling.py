@@ -1,10 +1,7 @@
-"""What MCP servers want a model to write, written by the model that the configuration names.
-
-It is a generation of whoever called the server, as any other: admitted by their limits, their caps
-and the models that their key may use, and on their bill. Nothing of it is kept but what the audit
-log says of all calls: no text. A tool that the model calls is the server's, which asks again with
-what came of it: nothing is called here.
-"""
+"""Lets a model that the settings name write what MCP servers sample. It is a generation of whoever
+called the server, like any other: admitted by their limits, caps and permitted models, and on their
+bill. Nothing of it is kept but what the audit log says of all calls: no text. A tool that the model
+calls is the server's, which asks again with the result: nothing is called here."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ DEADLINE_S = 300.0
 
 
 class ModelSampler:
-    """A Sampler of the bridge. `models`: by server."""
+    """A Sampler of the bridge, by models of ours. `models`: by server."""
 
     def __init__(
         self,
@@ -46,7 +43,8 @@ class ModelSampler:
         self._own, self._records, self._models = own, records, models
 
     async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
-        """The result of a `sampling/createMessage`. Raises: RpcError, with why in its data."""
+        """Return the result of a `sampling/createMessage`. Raises: RpcError, with why in its
+        data."""
         written = self._models[server]
         assert written.model is not None
         request_id = REQUEST_PREFIX + uuid7_hex()

@@ -1,9 +1,7 @@
-"""A wish of an MCP server for a model (`sampling/createMessage`) as a chat completion, and back.
-
-Pure. What turns have to be like is the specification's (2025-11-25 and 2026-07-28,
-client/sampling): a result of a tool stands only beside results, in the user's message behind the
-one that called it, and each call has one.
-"""
+"""Translates an MCP server's `sampling/createMessage` to a chat completion and back. Pure. The
+specification (2025-11-25 and 2026-07-28, client/sampling) rules how turns follow: a tool's result
+stands only beside results, in the user's message after the one that called it, and each call has
+one."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ FIELDS = (
 
 
 def to_chat(written: WrittenMcpSampling, params: dict[str, Any]) -> bytes:
-    """The same as a chat completion, within what the operator allows. Raises: RpcError."""
+    """Translate to a chat completion, within what the operator allows. Raises: RpcError."""
     asked = understood(params)
     if asked.include_context not in (None, "none"):
         raise bad("includeContext", "has to be 'none'")
@@ -88,7 +86,7 @@ def understood(params: dict[str, Any]) -> CreateMessageRequestParams:
 
 
 def tools_of(asked: CreateMessageRequestParams) -> dict[str, Any]:
-    """`tools` and `tool_choice` of a chat completion. Raises: RpcError."""
+    """Return `tools` and `tool_choice` of a chat completion. Raises: RpcError."""
     tools = asked.tools or []
     if len(tools) > MAX_TOOLS:
         raise bad("tools", f"more than {MAX_TOOLS}")
@@ -181,7 +179,7 @@ def results_of(
     calls: Sequence[ToolUseContent],
     place: str,
 ) -> list[dict[str, Any]]:
-    """In the order of the calls. Raises: RpcError."""
+    """Return the results in the order of the calls. Raises: RpcError."""
     if message.role != "user":
         raise bad(place, f"{MISSING}: the user's message is behind the calls")
     if results and len(results) != len(message.content_as_list):
@@ -220,7 +218,8 @@ def text_of(parts: Sequence[Any], place: str) -> str:
 
 
 def to_result(answer: ChatCompletion, params: dict[str, Any]) -> dict[str, Any]:
-    """`params`: what was asked. Raises: RpcError, for a call that nobody could make."""
+    """Translate an answer back. `params`: what was asked. Raises: RpcError, for a call that nobody
+    could make."""
     choice = answer.choices[0]
     reason = str(choice.finish_reason)
     said = {"type": "text", "text": choice.message.content or ""}
@@ -257,7 +256,7 @@ def bad(field: str, why: str) -> RpcError:
 
 
 def refused_field(error: BadField) -> RpcError:
-    """What a chat completion refuses, by the name of what the server wrote."""
+    """Translate what a chat completion refuses, by the name of what the server wrote."""
     field = error.param or "params"
     for pattern, ours in FIELDS:
         field = pattern.sub(ours, field)

@@ -1,7 +1,5 @@
-"""The MCP bridge in this gateway: who calls, in its words; and what it needs of us.
-
-Servers are dialled at checked addresses.
-"""
+"""Serves the MCP bridge in this gateway: translates who calls, and hands the bridge what it needs.
+Servers are dialled at checked addresses."""
 
 from __future__ import annotations
 
@@ -52,7 +50,8 @@ NAME = "tollgate"
 
 
 class McpService:
-    """`vault`: what servers are shown. `pins`: what is approved of them."""
+    """The MCP bridge of one worker. `vault`: what servers are shown. `pins`: what is approved of
+    them."""
 
     def __init__(
         self,
@@ -88,15 +87,16 @@ class McpService:
         )
 
     def caller_of(self, principal: Principal) -> Caller:
-        """Of a request that comes now: what it may do and spend is its principal's."""
+        """Note a request's principal and return its caller: the principal rules what it may do and
+        spend."""
         return self._callers.note(to_caller(principal), principal)
 
     def health(self, org_id: str) -> list[UpstreamHealth]:
-        """Of what this worker asks for the tenant, by server and user."""
+        """Return the health of what this worker asks for the tenant, by server and user."""
         return self._bridge.health(org_id)
 
     def health_by_server(self) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-        """The servers, and of each upstream its server and state."""
+        """Return the servers, and the server and state of each upstream."""
         return self._bridge.servers, [(it.upstream, it.state) for it in self._bridge.health()]
 
     def begin_drain(self) -> None:
@@ -111,7 +111,7 @@ class McpService:
         receive: Receive,
         send: Send,
     ) -> None:
-        """`pages`: the origins that may call in this org's name."""
+        """Answer one HTTP request. `pages`: the origins that may call in this org's name."""
         await self._door.serve(
             self.caller_of(principal), namespace, self._allowed, pages, scope, receive, send
         )
@@ -131,7 +131,7 @@ def to_caller(principal: Principal) -> Caller:
 
 
 def to_actor(principal: Principal) -> Actor:
-    """For the audit log, where there is no request of HTTP."""
+    """Return the actor for the audit log where there is no HTTP request."""
     return Actor(
         kind="api_key" if principal.kind == "key" else "client",
         id=principal.key_id,
@@ -149,7 +149,8 @@ async def open_mcp(
     auth: Auth,
     telemetry: Telemetry,
 ) -> McpService | None:
-    """`auth`: its keys sign who calls. None: there is no server."""
+    """Open the bridge; None: there is no server. `auth`: its keys sign statements about who
+    calls."""
     if not settings.mcp_servers:
         return None
     from gateway.mcp.admin.credentials_admin import open_vault
@@ -212,7 +213,7 @@ async def open_mcp(
 
 
 def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
-    """None: no server is answered by a model of ours."""
+    """Open the sampler; None: no server is answered by a model of ours."""
     written = {each.name: each.sampling for each in settings.mcp_servers}
     asked = {name: each for name, each in written.items() if each.by == "engine"}
     if not asked:
@@ -223,7 +224,7 @@ def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> S
 
 
 def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
-    """None: tools are found by their words."""
+    """Open the embedder; None: tools are found by their words."""
     if settings.mcp_search_model is None:
         return None
     from gateway.mcp.models.embedding import ModelEmbedder
@@ -232,21 +233,21 @@ def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
 
 
 def vault_of(door: McpService | None) -> UpstreamVault:
-    """Raises: NotFound, where there are no servers."""
+    """Return the vault. Raises: NotFound, if there are no servers."""
     if door is None:
         raise NotFound("server", "no MCP server is configured")
     return door.vault
 
 
 def pins_of(door: McpService | None) -> PinsAdmin:
-    """Raises: NotFound, where there are no servers."""
+    """Return the administration of pins. Raises: NotFound, if there are no servers."""
     if door is None:
         raise NotFound("server", "no MCP server is configured")
     return door.pins
 
 
 def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | None:
-    """None: there is no server to ask."""
+    """Open the tool loops; None: there is no server to ask."""
     if door is None:
         return None
     written = msgspec.structs.asdict(settings.tool_loop)
@@ -256,7 +257,8 @@ def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | 
 
 
 def warn_of_drift(servers: Iterable[ServerConfig]) -> None:
-    """Once, as a gateway begins: what may be another one tomorrow, without anybody's yes."""
+    """Warn once, at the start, of commands that may run something else tomorrow without anybody's
+    approval."""
     from mcp_bridge.upstream.stdio.package_refs import unpinned
 
     for server in servers:

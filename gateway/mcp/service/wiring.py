@@ -1,7 +1,5 @@
-"""The guard of this gateway's bridge: pins and rules from Postgres, counts in Redis, the audit log.
-
-Loaded where servers are configured.
-"""
+"""Puts the bridge's guard together: pins and rules from Postgres, counts in Redis, the audit log.
+Loaded only where servers are configured."""
 
 from __future__ import annotations
 
@@ -52,8 +50,8 @@ async def open_trust(
     taints: bool,
     shown: CallArguments,
 ) -> Trust:
-    """Closed with `stack`, after the bridge. `taints`: some server does. `shown`: what who decides
-    sees of a call."""
+    """Open the guard; it is closed with `stack`, after the bridge. `taints`: whether some server
+    taints. `shown`: seals what who decides sees of a call."""
     known = KnownTrust(db, feed)
     trust = Trust(
         catalog=Catalog(known),
@@ -69,7 +67,8 @@ async def open_trust(
 
 
 def tell_of(feed: Feed, watches: Watches) -> None:
-    """Who listens is told what is approved, or ruled, since. After what forgets it."""
+    """Tell clients that listen of approvals and rules that changed, after the caches forgot
+    them."""
 
     def decided(org_id: str) -> None:
         watches.decided(None if org_id == EVERYTHING else org_id)
@@ -80,7 +79,7 @@ def tell_of(feed: Feed, watches: Watches) -> None:
 def open_approvals(
     db: AsyncEngine, decider: Actor | None = None, shown: CallArguments | None = None
 ) -> Approvals:
-    """`decider`: in whose name they are answered."""
+    """Open the approvals. `decider`: in whose name they are answered."""
     return Approvals(
         PostgresApprovals(db, decider, shown),
         now_s=time.time,
