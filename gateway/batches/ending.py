@@ -29,7 +29,7 @@ RETRY_S = 0.5
 UNBOOKABLE = face(500, "What this request used could not be booked.", SERVER)
 
 
-class Ending(msgspec.Struct, frozen=True):
+class PendingEnd(msgspec.Struct, frozen=True):
     ended: EndedLine
     account: LineAccount
     done: asyncio.Future[None]
@@ -48,13 +48,13 @@ class LineEnder:
     ) -> None:
         self._db, self._holder, self._spool = db, holder, spool
         self._endpoints, self._on_booked = endpoints, on_booked
-        self._waiting: list[Ending] = []
+        self._waiting: list[PendingEnd] = []
         """No more than lines are run at once."""
         self._filled = asyncio.Event()
 
     async def end(self, ended: EndedLine, account: LineAccount) -> None:
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append(Ending(ended, account, done))
+        self._waiting.append(PendingEnd(ended, account, done))
         self._filled.set()
         await done
 
@@ -82,7 +82,7 @@ class LineEnder:
                 if not each.done.done():
                     each.done.set_result(None)
 
-    async def _end_all(self, together: Sequence[Ending]) -> None:
+    async def _end_all(self, together: Sequence[PendingEnd]) -> None:
         """End all of them, however long Postgres is away."""
         while True:
             try:
@@ -103,7 +103,7 @@ class LineEnder:
                 await told()
         await self._tell([event for each in kept for event in each.events])
 
-    async def _end_apart(self, together: Sequence[Ending], error: Exception) -> None:
+    async def _end_apart(self, together: Sequence[PendingEnd], error: Exception) -> None:
         """End them one by one, since one of them is what Postgres will never take: it blocks no
         other."""
         if len(together) > 1:

@@ -40,7 +40,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     error: UnrunError | None
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class EndedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A line as it stands in its row. `code`: of one that was never run, which has no answer."""
 
     number: int
@@ -56,7 +56,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "done"
 
 
-def to_line(batch_id: str, line: Ended) -> bytes:
+def to_line(batch_id: str, line: EndedRow) -> bytes:
     """Write a line with its line feed."""
     response, error = None, None
     if line.answer is not None and line.status is not None:
@@ -76,7 +76,7 @@ def to_line(batch_id: str, line: Ended) -> bytes:
     return msgspec.json.encode(written) + b"\n"
 
 
-def to_message_line(line: Ended) -> bytes:
+def to_message_line(line: EndedRow) -> bytes:
     """Write a line in Anthropic's shape, with its line feed."""
     answer = msgspec.Raw(line.answer or b"")
     result: Succeeded | Errored | Canceled | Expired

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.batches.batches import COLUMNS, Batch
-from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, Ended, to_line, to_message_line
+from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, EndedRow, to_line, to_message_line
 from gateway.batches.states import (
     LineCode,
     at_the_end,
@@ -98,7 +98,7 @@ async def _close(conn: AsyncConnection, batch: Batch, holder: str, void: Void) -
     unrun = await _end_unrun(conn, whose, code_of_unrun(found.status))
     num_unrun = len(unrun)
     if num_unrun < num_open:
-        raise TakenOver
+        raise FinishTakenOver
     for request_id in unrun:
         if request_id is not None:  # whoever began it is gone, and nobody runs it any more
             await void(batch.org_id, request_id)
@@ -140,9 +140,9 @@ async def _begin(files: FileStore, batch: Batch, most_bytes: int) -> Upload | No
     return await files.begin_output(batch.org_id, batch.project_id, most_bytes=most_bytes)
 
 
-async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[Ended]:
+async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[EndedRow]:
     """Yield the lines in the order of the input."""
-    columns = [_OWN[name] for name in Ended.__struct_fields__]
+    columns = [_OWN[name] for name in EndedRow.__struct_fields__]
     listed = sa.select(*columns).order_by(_OWN.number).limit(READ_AT_ONCE)
     listed = listed.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id)
     last = 0
@@ -153,7 +153,7 @@ async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[Ended]:
             return
         last = rows[-1].number
         for row in rows:
-            yield Ended(**row._mapping)
+            yield EndedRow(**row._mapping)
 
 
 async def _end(
@@ -175,12 +175,12 @@ async def _end(
             await _finish_file(conn, batch, upload, f"{batch.id}_{name}.jsonl")
             values[f"{name}_file_id"] = upload.file_id
     if await conn.scalar(ended.values(**values)) is None:
-        raise TakenOver
+        raise FinishTakenOver
     gone = sa.delete(batch_lines)
     await conn.execute(gone.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id))
 
 
-class TakenOver(Exception):
+class FinishTakenOver(Exception):
     """Somebody else finishes the batch, or still ends a line of it: what was written here is given
     up."""
 

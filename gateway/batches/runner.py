@@ -20,12 +20,12 @@ from foundation.tasks import LogAndContinue, end_tasks
 from gateway.auth.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
-from gateway.batches.absences import Absences
 from gateway.batches.batches import Batch, forget_deleted
+from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import LeasedLine
-from gateway.batches.running import LineAccount, PutOff, Ran, model_of, refused, run
+from gateway.batches.running import LineAccount, LineRun, PutOff, model_of, refused, run
 from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
@@ -53,7 +53,7 @@ CLOSE_TIMEOUT_S = 5.0
 """For what has ended to come to the books."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class KeyState(msgspec.Struct, frozen=True):
     principal: Principal
     as_of: float
 
@@ -85,10 +85,10 @@ class BatchRunner:
         self._lease_s, self._poll_s = lease_s, poll_s
         self._holder = uuid7_hex()
         self._ender = LineEnder(system_db, self._holder, desk.spool, endpoints, on_booked)
-        self._known: Lru[str, Known] = Lru(MAX_KNOWN_KEYS)
+        self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
-        self._absences = Absences(clock)
+        self._absences = CircuitBreakers(clock)
         self._is_leaving = False
         self._renewed_at = time.monotonic()
         self._swept_at = -math.inf
@@ -245,12 +245,12 @@ class BatchRunner:
             is_loss=ran.outcome.is_loss,
         )
 
-    async def _ask(self, endpoint: Endpoint, principal: Principal, line: LeasedLine) -> Ran:
+    async def _ask(self, endpoint: Endpoint, principal: Principal, line: LeasedLine) -> LineRun:
         """Ask for a line, unless its model is away; then one line tries for all."""
         scope = (line.org_id, model_of(line))
         wait_s = self._absences.wait_s(scope)
         if wait_s > 0:
-            return Ran(PutOff(wait_s), LineAccount())
+            return LineRun(PutOff(wait_s), LineAccount())
         try:
             ran = await run(self._desk, self._telemetry, endpoint, principal, line)
         finally:
@@ -261,7 +261,7 @@ class BatchRunner:
         elif outcome.is_away:
             delay_s = self._absences.refused(scope, outcome.delay_s)
             outcome = msgspec.structs.replace(outcome, delay_s=delay_s)
-        return Ran(outcome, ran.account)
+        return LineRun(outcome, ran.account)
 
     def _serves(self, found: Principal | AuthError | MissingScope, model: str) -> bool:
         """Return whether a model may be asked. If the key is no longer good, the lines say so when
@@ -285,5 +285,5 @@ class BatchRunner:
             return error
         if not may(principal, SCOPE_INFERENCE):
             return MissingScope(SCOPE_INFERENCE)
-        self._known.put(key_id, Known(principal, time.monotonic()))
+        self._known.put(key_id, KeyState(principal, time.monotonic()))
         return principal

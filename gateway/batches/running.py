@@ -68,7 +68,7 @@ class LineAccount:
         self.kept.append(told)
 
 
-class Ran(msgspec.Struct, frozen=True):
+class LineRun(msgspec.Struct, frozen=True):
     """A line that ran. `account`: what was used, whatever became of it."""
 
     outcome: EndedLine | PutOff
@@ -77,13 +77,13 @@ class Ran(msgspec.Struct, frozen=True):
 
 async def run(
     desk: Desk, telemetry: Telemetry, endpoint: Endpoint, principal: Principal, line: LeasedLine
-) -> Ran:
+) -> LineRun:
     """Run a line; never raises unless it is cancelled."""
     account = LineAccount()
     try:
         answer = await _answer(desk, telemetry, endpoint, principal, line, account)
     except Exception as error:
-        return Ran(_failed(endpoint, line, error), account)
+        return LineRun(_failed(endpoint, line, error), account)
     ended = EndedLine(
         line=line,
         state="done",
@@ -92,7 +92,7 @@ async def run(
         answer=answer,
         events=tuple(account.events),
     )
-    return Ran(ended, account)
+    return LineRun(ended, account)
 
 
 async def _answer(

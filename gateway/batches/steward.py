@@ -72,5 +72,5 @@ async def attend(
             await validate(db, files, batch, serves, bounds, holder)
         else:
             await results.finish(db, files, batch, holder, void)
-    except (validation.TakenOver, results.TakenOver):
+    except (validation.ValidationTakenOver, results.FinishTakenOver):
         return

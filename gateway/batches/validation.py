@@ -42,7 +42,7 @@ class InputBounds(msgspec.Struct, frozen=True, kw_only=True):
     max_line_bytes: int
 
 
-class TakenOver(Exception):
+class ValidationTakenOver(Exception):
     """Somebody else validates the batch, or has."""
 
 
@@ -154,7 +154,7 @@ async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: AnyRea
     locked = sa.select(batches.c.status).where(mine).with_for_update(key_share=True)
     status = await conn.scalar(locked)
     if status is None:
-        raise TakenOver
+        raise ValidationTakenOver
     following = after_validation(status, is_valid=not reader.errors)
     moment = "failed_at" if following == "failed" else "in_progress_at"
     values: dict[str, Any] = {"status": following, moment: sa.func.now()}

@@ -39,7 +39,7 @@ async def announce(redis: Redis, org_id: str) -> None:
         raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
 
 
-class Feed:
+class ChangeFeed:
     """A feed of changes, between `start` and `close`."""
 
     def __init__(self, redis: Redis) -> None:
@@ -63,12 +63,12 @@ class Feed:
             forget(org_id)
 
 
-class Known(Generic[T]):
+class OrgCache(Generic[T]):
     """A cache of one kind of thing, by org and name. `read`: from Postgres. What is read twice the
     same is the same object, so it may be compared by identity."""
 
     def __init__(
-        self, feed: Feed, read: Callable[[str, str], Awaitable[T]], clock: Callable[[], float]
+        self, feed: ChangeFeed, read: Callable[[str, str], Awaitable[T]], clock: Callable[[], float]
     ) -> None:
         self._feed, self._read, self._clock = feed, read, clock
         self._items: Lru[tuple[str, str], tuple[float, T]] = Lru(MAX_KNOWN)
@@ -97,13 +97,13 @@ class Known(Generic[T]):
         return value
 
 
-class KnownTrust:
+class CachedTrust:
     """A PinStore and a RuleSource of the bridge, cached."""
 
-    def __init__(self, db: AsyncEngine, feed: Feed) -> None:
+    def __init__(self, db: AsyncEngine, feed: ChangeFeed) -> None:
         self._db = db
-        self._pins: Known[Approved] = Known(feed, self._read_pins, time.monotonic)
-        self._rules: Known[Rules] = Known(feed, self._read_rules, time.monotonic)
+        self._pins: OrgCache[Approved] = OrgCache(feed, self._read_pins, time.monotonic)
+        self._rules: OrgCache[Rules] = OrgCache(feed, self._read_rules, time.monotonic)
 
     async def approved(self, org_id: str, server: str) -> Approved:
         return await self._pins.get(org_id, server)

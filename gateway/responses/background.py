@@ -20,9 +20,9 @@ from gateway.http_errors.table import to_face
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, NotAccepting
 from gateway.request_errors import TooManyFollowed
-from gateway.responses.created import Created
+from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventLog, EventRows
-from gateway.responses.kept import Kept, Owner
+from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RunningRows, Within
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,11 @@ class Background:
             if round_ is not None:
                 await end_tasks(round_)
 
-    async def run(self, created: Created, *, within: Within | None = None) -> bytes:
+    async def run(self, created: StartableResponse, *, within: Within | None = None) -> bytes:
         """Start a response and return the answer as it stands: queued. `within`: what stands or
         falls with it. Raises: TooManyInBackground, what `within` raises; then nothing runs."""
         response = created.encoder.response
-        kept = Kept.of(created.given, response)
+        kept = StoredResponse.of(created.given, response)
         told = EventLog(created.owner, response.id)
         told.add(created.encoder.open())
         first = told.take()
@@ -102,7 +102,7 @@ class Background:
         task.add_done_callback(self._done)
         return kept.answer
 
-    async def cancel(self, owner: Owner, response_id: str) -> bytes:
+    async def cancel(self, owner: ResponseOwner, response_id: str) -> bytes:
         """Cancel a response and return the answer as it stands then. Raises: NotFound, BadField."""
         answer = await self._rows.cancel(owner, response_id)
         self.abandon(response_id)
@@ -116,7 +116,7 @@ class Background:
             raise TooManyFollowed(MAX_FOLLOWERS_OF_ORG)
 
     async def follow(
-        self, owner: Owner, response_id: str, after: int = -1, *, is_owed: bool = False
+        self, owner: ResponseOwner, response_id: str, after: int = -1, *, is_owed: bool = False
     ) -> AsyncIterator[bytes]:
         """Yield events after a number as they come, wherever the response runs. `is_owed`: it was
         checked before the response began whether they may be followed. Raises: NotFound, BadField,
@@ -153,7 +153,7 @@ class Background:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
 
-    async def _follow(self, created: Created, told: EventLog) -> None:
+    async def _follow(self, created: StartableResponse, told: EventLog) -> None:
         encoder = created.encoder
         response_id = encoder.response.id
         delivery = self._running[response_id] = created.start(self._desk)
@@ -173,19 +173,19 @@ class Background:
         if encoder.response.status in ENDED:  # else it was cancelled, and says so already
             await self._end(created, told)
 
-    async def _say_that_it_runs(self, created: Created) -> None:
+    async def _say_that_it_runs(self, created: StartableResponse) -> None:
         """Write that a response runs, unless it has ended by now, which its last events say."""
         response = created.encoder.response
         if response.status not in ENDED:
             try:
-                kept = Kept.of(created.given, response)
+                kept = StoredResponse.of(created.given, response)
                 await self._rows.change(created.owner, response, kept)
             except DATABASE_ERRORS as error:
                 log.warning("%s: not written (%s)", response.id, type(error).__name__)
 
-    async def _end(self, created: Created, told: EventLog) -> None:
+    async def _end(self, created: StartableResponse, told: EventLog) -> None:
         response = created.encoder.response
-        kept = Kept.of(created.given, response)
+        kept = StoredResponse.of(created.given, response)
         async with self._writes:  # behind what is being written of it
             some = told.take()
 

@@ -17,7 +17,7 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
 from gateway.ids import uuid7_hex
 from gateway.request_errors import BadField
-from gateway.responses.kept import Owner, to_json
+from gateway.responses.kept import ResponseOwner, to_json
 from gateway.responses.tables import conversation_items as items_table
 from gateway.responses.tables import conversations as table
 from gateway.responses.tables import owned
@@ -47,7 +47,7 @@ class ConversationStore:
     async def create(
         self,
         conn: AsyncConnection,
-        owner: Owner,
+        owner: ResponseOwner,
         metadata: dict[str, str],
         items: Sequence[Item],
     ) -> Conversation:
@@ -64,13 +64,13 @@ class ConversationStore:
         await self.append(conn, owner, conversation_id, items)
         return found
 
-    async def find(self, owner: Owner, conversation_id: str) -> Conversation:
+    async def find(self, owner: ResponseOwner, conversation_id: str) -> Conversation:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             return self._to_conversation(owner, await one(conn, owner, conversation_id))
 
     async def update(
-        self, owner: Owner, conversation_id: str, metadata: dict[str, str]
+        self, owner: ResponseOwner, conversation_id: str, metadata: dict[str, str]
     ) -> Conversation:
         """Raises: NotFound."""
         sealed = self._seal_metadata(owner, conversation_id, metadata)
@@ -81,19 +81,21 @@ class ConversationStore:
             raise missing(conversation_id)
         return self._to_conversation(owner, row)
 
-    async def delete(self, owner: Owner, conversation_id: str) -> None:
+    async def delete(self, owner: ResponseOwner, conversation_id: str) -> None:
         """Delete a conversation with all its items. Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             gone = await conn.execute(sa.delete(table).where(*of_it(owner, conversation_id)))
         if gone.rowcount == 0:
             raise missing(conversation_id)
 
-    async def add_items(self, owner: Owner, conversation_id: str, items: Sequence[Item]) -> None:
+    async def add_items(
+        self, owner: ResponseOwner, conversation_id: str, items: Sequence[Item]
+    ) -> None:
         """Raises: NotFound, BadField."""
         async with tenant(self._db, owner.org_id) as conn:
             await self.append(conn, owner, conversation_id, items)
 
-    async def items(self, owner: Owner, conversation_id: str) -> tuple[Item, ...]:
+    async def items(self, owner: ResponseOwner, conversation_id: str) -> tuple[Item, ...]:
         """Return all items from the first. Raises: NotFound."""
         listed = sa.select(items_table).where(*in_it(owner, conversation_id))
         async with tenant(self._db, owner.org_id) as conn:
@@ -102,7 +104,13 @@ class ConversationStore:
         return tuple(self._to_item(owner, row) for row in rows)
 
     async def page(
-        self, owner: Owner, conversation_id: str, *, after: str | None, limit: int, order: Order
+        self,
+        owner: ResponseOwner,
+        conversation_id: str,
+        *,
+        after: str | None,
+        limit: int,
+        order: Order,
     ) -> tuple[list[Item], bool]:
         """Return a page of items, and whether there are more. Raises: NotFound."""
         position = items_table.c.position
@@ -116,12 +124,14 @@ class ConversationStore:
             rows = (await conn.execute(listed.limit(limit + 1))).all()
         return [self._to_item(owner, row) for row in rows[:limit]], len(rows) > limit
 
-    async def item(self, owner: Owner, conversation_id: str, item_id: str) -> Item:
+    async def item(self, owner: ResponseOwner, conversation_id: str, item_id: str) -> Item:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             return self._to_item(owner, await self._row(conn, owner, conversation_id, item_id))
 
-    async def delete_item(self, owner: Owner, conversation_id: str, item_id: str) -> Conversation:
+    async def delete_item(
+        self, owner: ResponseOwner, conversation_id: str, item_id: str
+    ) -> Conversation:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             row = await one(conn, owner, conversation_id, lock=True)
@@ -135,7 +145,11 @@ class ConversationStore:
         return self._to_conversation(owner, row)
 
     async def append(
-        self, conn: AsyncConnection, owner: Owner, conversation_id: str, items: Sequence[Item]
+        self,
+        conn: AsyncConnection,
+        owner: ResponseOwner,
+        conversation_id: str,
+        items: Sequence[Item],
     ) -> None:
         """Append items in the transaction of whoever has them. Raises: NotFound, BadField."""
         row = await one(conn, owner, conversation_id, lock=True)
@@ -156,7 +170,11 @@ class ConversationStore:
         await conn.execute(sa.update(table).where(*of_it(owner, conversation_id)).values(**grown))
 
     async def append_if_there(
-        self, conn: AsyncConnection, owner: Owner, conversation_id: str, items: Sequence[Item]
+        self,
+        conn: AsyncConnection,
+        owner: ResponseOwner,
+        conversation_id: str,
+        items: Sequence[Item],
     ) -> None:
         """Append items; a conversation that is gone or full by now keeps no answer from being
         kept."""
@@ -167,7 +185,7 @@ class ConversationStore:
             log.warning("not added to %s: %s", conversation_id, type(error).__name__)
 
     async def _row(
-        self, conn: AsyncConnection, owner: Owner, conversation_id: str, item_id: str
+        self, conn: AsyncConnection, owner: ResponseOwner, conversation_id: str, item_id: str
     ) -> sa.Row[Any]:
         found = sa.select(items_table).where(*in_it(owner, conversation_id))
         row = (await conn.execute(found.where(items_table.c.id == item_id))).one_or_none()
@@ -176,12 +194,12 @@ class ConversationStore:
         return row
 
     def _seal_metadata(
-        self, owner: Owner, conversation_id: str, metadata: dict[str, str]
+        self, owner: ResponseOwner, conversation_id: str, metadata: dict[str, str]
     ) -> dict[str, Any]:
         sealed = self._cipher.seal(to_json(metadata), owner.context(conversation_id))
         return {"metadata": sealed.data, "secret_id": sealed.secret_id}
 
-    def _to_conversation(self, owner: Owner, row: sa.Row[Any]) -> Conversation:
+    def _to_conversation(self, owner: ResponseOwner, row: sa.Row[Any]) -> Conversation:
         plain = self._cipher.open(row.metadata, owner.context(row.id), row.secret_id)
         return Conversation(
             id=row.id,
@@ -190,7 +208,7 @@ class ConversationStore:
         )
 
     def _to_row(
-        self, owner: Owner, conversation_id: str, item: Item, position: int
+        self, owner: ResponseOwner, conversation_id: str, item: Item, position: int
     ) -> dict[str, Any]:
         context = owner.context(conversation_id, item.id)
         sealed = self._cipher.seal(to_json(item), context)
@@ -204,7 +222,7 @@ class ConversationStore:
             "secret_id": sealed.secret_id,
         }
 
-    def _to_item(self, owner: Owner, row: sa.Row[Any]) -> Item:
+    def _to_item(self, owner: ResponseOwner, row: sa.Row[Any]) -> Item:
         context = owner.context(row.conversation_id, row.id)
         plain = self._cipher.open(row.content, context, row.secret_id)
         found: Item = _item_decoder.decode(plain)
@@ -212,7 +230,7 @@ class ConversationStore:
 
 
 async def one(
-    conn: AsyncConnection, owner: Owner, conversation_id: str, *, lock: bool = False
+    conn: AsyncConnection, owner: ResponseOwner, conversation_id: str, *, lock: bool = False
 ) -> sa.Row[Any]:
     """Raises: NotFound."""
     found = sa.select(table).where(*of_it(owner, conversation_id))
@@ -224,11 +242,11 @@ async def one(
     return row
 
 
-def of_it(owner: Owner, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+def of_it(owner: ResponseOwner, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (*owned(table, owner), table.c.id == conversation_id)
 
 
-def in_it(owner: Owner, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+def in_it(owner: ResponseOwner, conversation_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (*owned(items_table, owner), items_table.c.conversation_id == conversation_id)
 
 

@@ -6,16 +6,16 @@ import msgspec
 
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Call, Desk, start
-from gateway.responses.kept import Owner
+from gateway.responses.kept import ResponseOwner
 from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 
-class Created(msgspec.Struct, frozen=True, kw_only=True):
+class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
     encoder: ResponseEncoder
-    owner: Owner
+    owner: ResponseOwner
     given: tuple[Item, ...]
     """What it adds to what it continues."""
     in_background: bool

@@ -16,8 +16,8 @@ from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
 from gateway.request_errors import BadField
-from gateway.responses.created import Created
-from gateway.responses.kept import MAX_KEPT_BYTES, Kept, Owner, to_json
+from gateway.responses.created import StartableResponse
+from gateway.responses.kept import MAX_KEPT_BYTES, ResponseOwner, StoredResponse, to_json
 from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound
 from gateway.tools.loop import LoopCall, ToolLoops
@@ -46,12 +46,12 @@ async def create(
     asker: Asker,
     body: bytes,
     loops: ToolLoops | None = None,
-) -> Created:
+) -> StartableResponse:
     """Make a response that can be started. `loops`: None if no server's tools can be called.
     Raises: BadField, NotFound, MissingScope."""
     request = read_response(body)
     servers = known_servers(loops, asker.principal, request.tools)
-    owner, keeps = Owner.of(asker.principal), is_kept(asker, request)
+    owner, keeps = ResponseOwner.of(asker.principal), is_kept(asker, request)
     before = await context(responses, owner, request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
@@ -66,7 +66,7 @@ async def create(
     voice = Voice(id_prefix=ID_PREFIX, encoder=encoder)
     call = to_call(desk, voice, asker, generate)
     assert isinstance(call.encoder, ResponseEncoder)
-    created = Created(
+    created = StartableResponse(
         call=call,
         encoder=call.encoder,
         owner=owner,
@@ -104,7 +104,7 @@ async def count_input(desk: Desk, responses: Responses, principal: Principal, bo
     request = read_response(body)
     check_may_keep(principal, request)
     refuse_servers(request.tools, "what a server offers is not counted")
-    before = await context(responses, Owner.of(principal), request)
+    before = await context(responses, ResponseOwner.of(principal), request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
     replicas = desk.fleet.order(desk.fleet.resolve(request.model, principal))
@@ -129,7 +129,9 @@ def check_may_keep(principal: Principal, request: ResponseRequest) -> None:
             raise unsupported(name, NOTHING_KEPT)
 
 
-async def context(responses: Responses, owner: Owner, request: ResponseRequest) -> tuple[Item, ...]:
+async def context(
+    responses: Responses, owner: ResponseOwner, request: ResponseRequest
+) -> tuple[Item, ...]:
     """Return what a response continues. Raises: BadField, NotFound."""
     if request.conversation is not None:
         return await responses.conversations.items(owner, id_of(request.conversation))
@@ -168,12 +170,12 @@ def to_encoder(
     return ResponseEncoder(response, stream=generate.stream)
 
 
-async def keep_answer(responses: Responses, created: Created, keeps: bool) -> None:
+async def keep_answer(responses: Responses, created: StartableResponse, keeps: bool) -> None:
     """Keep the answer before its last bytes go out, so that whoever has them finds it."""
     response = created.encoder.response
     try:
         async with asyncio.timeout(KEEP_TIMEOUT_S):
-            kept = Kept.of(created.given, response)
+            kept = StoredResponse.of(created.given, response)
             added_to = None if response.conversation is None else response.conversation.id
             if keeps:
                 await responses.store.keep(

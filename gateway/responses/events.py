@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from foundation import sse
 from gateway.db import tenant
 from gateway.request_errors import BadField
-from gateway.responses.kept import Kept, Owner
+from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RUNS
 from gateway.responses.store import KeptRows, alive, missing, opened
 from gateway.responses.tables import response_events as table
@@ -43,10 +43,10 @@ KINDS: dict[str, type[events.OfResponse]] = {
 _response_decoder = msgspec.json.Decoder(Response)
 
 
-class Some(msgspec.Struct, frozen=True):
+class EventChunk(msgspec.Struct, frozen=True):
     """Events of a response, one after the other, as they were framed."""
 
-    owner: Owner
+    owner: ResponseOwner
     response_id: str
     first: int
     content: bytes
@@ -60,7 +60,7 @@ class EventLog:
     """The events of one response, by whoever runs it: what was not written yet, and how much
     was."""
 
-    def __init__(self, owner: Owner, response_id: str) -> None:
+    def __init__(self, owner: ResponseOwner, response_id: str) -> None:
         self.owner, self.response_id = owner, response_id
         self._pending: list[bytes] = []
         self._next = 0
@@ -72,16 +72,16 @@ class EventLog:
         if content:
             self._pending.append(content)
 
-    def take(self) -> Some | None:
+    def take(self) -> EventChunk | None:
         """Take what is to be written; None: nothing. If writing fails, `put_back`."""
         if not self._pending:
             return None
-        found = Some(self.owner, self.response_id, self._next, b"".join(self._pending))
+        found = EventChunk(self.owner, self.response_id, self._next, b"".join(self._pending))
         self._pending.clear()
         self._next = found.last + 1
         return found
 
-    def put_back(self, some: Some) -> None:
+    def put_back(self, some: EventChunk) -> None:
         """Put back what was not written; what does not fit any more is dropped with its numbers."""
         content, at = some.content, 0
         while len(content) - at > MAX_BYTES:
@@ -90,7 +90,7 @@ class EventLog:
         self._next = some.last + 1 - content.count(END)
         self._pending.insert(0, content)
 
-    def has_written(self, some: Some) -> int | None:
+    def has_written(self, some: EventChunk) -> int | None:
         """Return the last number of those that are to be dropped for it; None: all fit."""
         self._written.append((some.last, len(some.content)))
         dropped = None
@@ -133,7 +133,7 @@ class EventRows(KeptRows):
             if dropped is not None:
                 await self._drop(log, dropped)
 
-    async def add(self, conn: AsyncConnection, some: Some) -> None:
+    async def add(self, conn: AsyncConnection, some: EventChunk) -> None:
         """Add events in the transaction of whoever writes the response's row, before that says that
         it has ended."""
         context = some.owner.context(some.response_id, "events", str(some.first))
@@ -149,7 +149,7 @@ class EventRows(KeptRows):
         await conn.execute(_ADD, row)
 
     async def follow(
-        self, owner: Owner, response_id: str, after: int, is_over: asyncio.Event
+        self, owner: ResponseOwner, response_id: str, after: int, is_over: asyncio.Event
     ) -> AsyncIterator[bytes]:
         """Yield events after a number as they come, until the response has ended or `is_over`. The
         first is empty: the response can be followed. Raises: NotFound, BadField."""
@@ -174,7 +174,7 @@ class EventRows(KeptRows):
                     async with asyncio.timeout(POLL_S):
                         await is_over.wait()
 
-    async def _check(self, owner: Owner, response_id: str, after: int) -> None:
+    async def _check(self, owner: ResponseOwner, response_id: str, after: int) -> None:
         mine = sa.select(responses.c.background)
         oldest = sa.select(sa.func.min(table.c.first_number)).where(*of_it(owner, response_id))
         async with tenant(self._db, owner.org_id) as conn:
@@ -194,7 +194,7 @@ class EventRows(KeptRows):
             )
 
     async def _read(
-        self, owner: Owner, response_id: str, after: int
+        self, owner: ResponseOwner, response_id: str, after: int
     ) -> tuple[sa.Row[Any] | None, Sequence[sa.Row[Any]]]:
         """Return the response as it was before its events were read, and the events."""
         following = sa.select(table).where(*of_it(owner, response_id), table.c.last_number > after)
@@ -204,7 +204,7 @@ class EventRows(KeptRows):
             row = (await conn.execute(found)).one_or_none()
             return row, (await conn.execute(following)).all()
 
-    async def _end(self, owner: Owner, row: sa.Row[Any], after: int) -> bytes:
+    async def _end(self, owner: ResponseOwner, row: sa.Row[Any], after: int) -> bytes:
         """Return what the row says if no event does: all that is left once its events are swept."""
         newest = sa.select(table).where(*of_it(owner, row.id))
         async with tenant(self._db, owner.org_id) as conn:
@@ -222,12 +222,12 @@ class EventRows(KeptRows):
         async with self._system_db.begin() as conn:
             await conn.execute(old.where(table.c.last_number <= last))
 
-    def _opened(self, owner: Owner, row: sa.Row[Any]) -> bytes:
+    def _opened(self, owner: ResponseOwner, row: sa.Row[Any]) -> bytes:
         context = owner.context(row.response_id, "events", str(row.first_number))
         return self._cipher.open(row.content, context, row.secret_id)
 
 
-def of_it(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+def of_it(owner: ResponseOwner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (table.c.org_id == owner.org_id, table.c.response_id == response_id)
 
 
@@ -239,7 +239,7 @@ def after_events(content: bytes, number: int) -> bytes:
     return content[at:]
 
 
-def ended(kept: Kept, number: int) -> bytes:
+def ended(kept: StoredResponse, number: int) -> bytes:
     """Return the last event of a response that has none."""
     response = _response_decoder.decode(kept.answer)
     kind = KINDS.get(response.status, events.Failed)

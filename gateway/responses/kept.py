@@ -17,14 +17,14 @@ _encode = msgspec.json.Encoder().encode
 _items_decoder = msgspec.json.Decoder(tuple[Item, ...])
 
 
-class Owner(msgspec.Struct, frozen=True):
+class ResponseOwner(msgspec.Struct, frozen=True):
     """A project that owns what it keeps."""
 
     org_id: str
     project_id: str
 
     @classmethod
-    def of(cls, principal: Principal) -> Owner:
+    def of(cls, principal: Principal) -> ResponseOwner:
         return cls(principal.org_id, principal.project_id)
 
     def context(self, *place: str) -> bytes:
@@ -39,7 +39,7 @@ class _Output(msgspec.Struct):
 _output_decoder = msgspec.json.Decoder(_Output)
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """Items and answer as JSON: what is answered again is what was answered."""
 
     given: bytes
@@ -47,7 +47,7 @@ class Kept(msgspec.Struct, frozen=True):
     answer: bytes
 
     @classmethod
-    def of(cls, given: tuple[Item, ...], response: Response) -> Kept:
+    def of(cls, given: tuple[Item, ...], response: Response) -> StoredResponse:
         return cls(_encode(given), _encode(response))
 
     @property
@@ -60,12 +60,12 @@ class Kept(msgspec.Struct, frozen=True):
         return self.given_items + _output_decoder.decode(self.answer).output
 
 
-def encode(kept: Kept) -> bytes:
+def encode(kept: StoredResponse) -> bytes:
     return msgspec.msgpack.encode(kept)
 
 
-def decode(plain: bytes) -> Kept:
-    return msgspec.msgpack.decode(plain, type=Kept)
+def decode(plain: bytes) -> StoredResponse:
+    return msgspec.msgpack.decode(plain, type=StoredResponse)
 
 
 def to_json(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.db import tenant
 from gateway.request_errors import BadField, TooManyInBackground
-from gateway.responses.kept import Kept, Owner
+from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
@@ -43,7 +43,12 @@ class RunningRows(KeptRows):
     """The rows of one process."""
 
     async def add(
-        self, owner: Owner, response: Response, kept: Kept, *, within: Within | None = None
+        self,
+        owner: ResponseOwner,
+        response: Response,
+        kept: StoredResponse,
+        *,
+        within: Within | None = None,
     ) -> None:
         """Add a row. `within`: what stands or falls with it. Raises: TooManyInBackground, what that
         raises."""
@@ -70,7 +75,12 @@ class RunningRows(KeptRows):
                 await within(conn, kept.answer)
 
     async def change(
-        self, owner: Owner, response: Response, kept: Kept, *, before: Before | None = None
+        self,
+        owner: ResponseOwner,
+        response: Response,
+        kept: StoredResponse,
+        *,
+        before: Before | None = None,
     ) -> None:
         """Change a row that still runs. One that was answered is added to its conversation.
         `before`: what is written with it."""
@@ -85,7 +95,7 @@ class RunningRows(KeptRows):
                 added_to = response.conversation.id
                 await self._conversations.append_if_there(conn, owner, added_to, kept.items)
 
-    async def cancel(self, owner: Owner, response_id: str) -> bytes:
+    async def cancel(self, owner: ResponseOwner, response_id: str) -> bytes:
         """Cancel a response and return the answer as it stands then; one that has ended stays as it
         is. Raises: NotFound, BadField."""
         async with tenant(self._db, owner.org_id) as conn:
@@ -130,15 +140,15 @@ class RunningRows(KeptRows):
 
     async def _end(
         self, conn: AsyncConnection, row: sa.Row[Any], status: Status, error: ResponseError | None
-    ) -> Kept:
-        owner, kept = Owner(row.org_id, row.project_id), opened(self._cipher, row)
+    ) -> StoredResponse:
+        owner, kept = ResponseOwner(row.org_id, row.project_id), opened(self._cipher, row)
         response = _response_decoder.decode(kept.answer)
         ended = msgspec.structs.replace(response, status=status, error=error)
-        changed = Kept(kept.given, msgspec.json.encode(ended))
+        changed = StoredResponse(kept.given, msgspec.json.encode(ended))
         values = {"status": status, **sealed(self._cipher, owner, row.id, changed)}
         await conn.execute(sa.update(table).where(table.c.id == row.id).values(**values))
         return changed
 
 
-def lock_of(owner: Owner) -> sa.ColumnElement[int]:
+def lock_of(owner: ResponseOwner) -> sa.ColumnElement[int]:
     return sa.func.hashtextextended(f"background responses of {owner.org_id}", 0)

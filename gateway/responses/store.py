@@ -22,7 +22,7 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.request_errors import BadField
 from gateway.responses.conversations import ConversationStore
-from gateway.responses.kept import Kept, Owner, decode, encode
+from gateway.responses.kept import ResponseOwner, StoredResponse, decode, encode
 from gateway.responses.tables import owned
 from gateway.responses.tables import response_events as events
 from gateway.responses.tables import responses as table
@@ -68,9 +68,9 @@ class ResponseStore(KeptRows):
 
     async def keep(
         self,
-        owner: Owner,
+        owner: ResponseOwner,
         response_id: str,
-        kept: Kept,
+        kept: StoredResponse,
         *,
         status: str,
         previous_id: str | None,
@@ -91,7 +91,7 @@ class ResponseStore(KeptRows):
             if added_to is not None:
                 await self._conversations.append_if_there(conn, owner, added_to, kept.items)
 
-    async def find(self, owner: Owner, response_id: str) -> Kept:
+    async def find(self, owner: ResponseOwner, response_id: str) -> StoredResponse:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             row = (await conn.execute(sa.select(table).where(*alive(owner, response_id)))).first()
@@ -99,14 +99,14 @@ class ResponseStore(KeptRows):
             raise missing(response_id)
         return opened(self._cipher, row)
 
-    async def delete(self, owner: Owner, response_id: str) -> None:
+    async def delete(self, owner: ResponseOwner, response_id: str) -> None:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             gone = await conn.execute(sa.delete(table).where(*alive(owner, response_id)))
         if gone.rowcount == 0:
             raise missing(response_id)
 
-    async def context(self, owner: Owner, response_id: str) -> tuple[Item, ...]:
+    async def context(self, owner: ResponseOwner, response_id: str) -> tuple[Item, ...]:
         """Return what came before whoever continues a response, from the first. Raises:
         BadField."""
         async with tenant(self._db, owner.org_id) as conn:
@@ -119,7 +119,7 @@ class ResponseStore(KeptRows):
         return tuple(item for each in ids for item in opened(self._cipher, rows[each]).items)
 
     async def _continued(
-        self, conn: AsyncConnection, owner: Owner, response_id: str
+        self, conn: AsyncConnection, owner: ResponseOwner, response_id: str
     ) -> Sequence[str]:
         """Return the ids of what it continues, from the first, and its own."""
         shown = (table.c.id, table.c.previous_id, table.c.status)
@@ -181,17 +181,19 @@ class ResponseStore(KeptRows):
                     log.warning("responses were not swept (%s)", type(error).__name__)
 
 
-def sealed(cipher: Cipher, owner: Owner, response_id: str, kept: Kept) -> dict[str, str | bytes]:
+def sealed(
+    cipher: Cipher, owner: ResponseOwner, response_id: str, kept: StoredResponse
+) -> dict[str, str | bytes]:
     found = cipher.seal(encode(kept), owner.context(response_id))
     return {"content": found.data, "secret_id": found.secret_id}
 
 
-def opened(cipher: Cipher, row: sa.Row[Any]) -> Kept:
-    context = Owner(row.org_id, row.project_id).context(row.id)
+def opened(cipher: Cipher, row: sa.Row[Any]) -> StoredResponse:
+    context = ResponseOwner(row.org_id, row.project_id).context(row.id)
     return decode(cipher.open(row.content, context, row.secret_id))
 
 
-def alive(owner: Owner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+def alive(owner: ResponseOwner, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (*owned(table, owner), table.c.id == response_id, table.c.expires_at > sa.func.now())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from gateway.responses.kept import Owner
+from gateway.responses.kept import ResponseOwner
 
 metadata = sa.MetaData()
 
@@ -69,6 +69,6 @@ response_events = sa.Table(
 )
 
 
-def owned(table: sa.Table, owner: Owner) -> tuple[sa.ColumnElement[bool], ...]:
+def owned(table: sa.Table, owner: ResponseOwner) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the condition for the rows of a project."""
     return (table.c.org_id == owner.org_id, table.c.project_id == owner.project_id)

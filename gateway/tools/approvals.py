@@ -12,8 +12,8 @@ import msgspec
 
 from gateway.principal import Principal
 from gateway.tenancy.errors import Conflict
-from gateway.tools.rounds import MadeCall
-from gateway.tools.toolbox import ApprovalState, NeedsApproval, Refused, Toolbox
+from gateway.tools.rounds import ModelCall
+from gateway.tools.toolbox import ApprovalState, NeedsApproval, RefusedCall, Toolbox
 from gateway.wire.openai_responses.items import McpApprovalRequest
 from gateway.wire.openai_responses.mcp_history import ROUND_CHARS, round_of
 
@@ -32,7 +32,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for approval with what the client says of it."""
 
     id: str
-    made: MadeCall
+    made: ModelCall
     approve: bool
 
     @property
@@ -41,11 +41,11 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.id[:-ROUND_CHARS] if self.id.startswith(QUEUED) else None
 
 
-def request_id(made: MadeCall, asks: NeedsApproval) -> str:
+def request_id(made: ModelCall, asks: NeedsApproval) -> str:
     return asks.id + round_of(made.id)
 
 
-def to_request(made: MadeCall, id_: str) -> McpApprovalRequest:
+def to_request(made: ModelCall, id_: str) -> McpApprovalRequest:
     label, _, name = made.alias.partition("__")
     return McpApprovalRequest(id=id_, server_label=label, name=name, arguments=made.text)
 
@@ -74,14 +74,16 @@ async def settled(
 
 async def refusal(
     toolbox: Toolbox, principal: Principal, answer: AnsweredRequest, state: ApprovalState | None
-) -> Refused | None:
+) -> RefusedCall | None:
     """Return why a call that the client approved is not made. `state`: of one in the queue, which
     is used up here."""
     if state is None:
         # Of a conversation that has branched, on one of them alone.
         is_new = await toolbox.spend(principal, answer.id)
     elif state == "denied":
-        return Refused(message="It was not approved.")
+        return RefusedCall(message="It was not approved.")
     else:
         is_new = state != "used"
-    return None if is_new else Refused(message="Its approval was used already: ask for another.")
+    return (
+        None if is_new else RefusedCall(message="Its approval was used already: ask for another.")
+    )

@@ -31,7 +31,7 @@ from gateway.tools.rounds import (
     CallsOfRound,
     Listing,
     LoopBounds,
-    MadeCall,
+    ModelCall,
     Round,
     fold,
     messages_of,
@@ -45,7 +45,7 @@ from gateway.tools.toolbox import (
     ListFailed,
     NeedsApproval,
     OfferedTool,
-    Refused,
+    RefusedCall,
     Toolbox,
 )
 from gateway.wire.openai_responses.answer import IncompleteReason
@@ -53,7 +53,7 @@ from gateway.wire.openai_responses.items import McpApprovalRequest, McpCall
 from gateway.wire.openai_responses.mcp_tools import McpTool
 
 
-class Steps(Protocol):
+class LoopEncoder(Protocol):
     """A surface's encoder of what a loop does: wire bytes, one instance per request."""
 
     def listed(self, listing: Listing) -> bytes: ...
@@ -95,7 +95,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     loops: ToolLoops
     call: Call
     """Of the first round; its encoder is not asked."""
-    steps: Steps
+    steps: LoopEncoder
     servers: Mapping[str, McpTool]
     """By label."""
     choice: Any
@@ -114,7 +114,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
 class _RoundEncoder:
     """An encoder that hands what a round brings to its steps."""
 
-    def __init__(self, round_: Round, steps: Steps) -> None:
+    def __init__(self, round_: Round, steps: LoopEncoder) -> None:
         self._round, self._steps = round_, steps
 
     def encode(self, items: Sequence[Item]) -> bytes:
@@ -272,7 +272,7 @@ class Loop:
         return done
 
     async def _tell(
-        self, made: MadeCall, outcome: CallOutcome, answered: str | None = None
+        self, made: ModelCall, outcome: CallOutcome, answered: str | None = None
     ) -> McpCall:
         """Record the result of a call, and what the rules ask before it is made. `answered`: the
         request for approval that it was made for."""
@@ -385,11 +385,11 @@ class Loop:
 
     # ---- calls
 
-    async def _run_all(self, calls: Sequence[MadeCall]) -> dict[str, McpCall]:
+    async def _run_all(self, calls: Sequence[ModelCall]) -> dict[str, McpCall]:
         """Run calls and return their results by id: side by side if they say that they change
         nothing, else in the model's order. What asks for approval first is not called."""
         done: dict[str, McpCall] = {}
-        together: list[MadeCall] = []
+        together: list[ModelCall] = []
         for made in [each for each in calls if each.alias not in self._asks]:
             tool = self._tools.get(made.alias)
             if tool is None or tool.may_run_beside_others:
@@ -401,10 +401,10 @@ class Loop:
         await self._run_together(together, done)
         return done
 
-    async def _run_together(self, calls: Sequence[MadeCall], done: dict[str, McpCall]) -> None:
+    async def _run_together(self, calls: Sequence[ModelCall], done: dict[str, McpCall]) -> None:
         some = asyncio.Semaphore(self._bounds.max_parallel_calls)
 
-        async def one(made: MadeCall) -> None:
+        async def one(made: ModelCall) -> None:
             async with some:
                 outcome = await self._call_tool(made)
             done[made.id] = await self._tell(made, outcome)
@@ -417,24 +417,24 @@ class Loop:
         if calls and not self._delivery.abandoned:
             await self._until_left(all_of_them())
 
-    async def _call_tool(self, made: MadeCall) -> CallOutcome:
+    async def _call_tool(self, made: ModelCall) -> CallOutcome:
         tool = self._tools.get(made.alias)
         if tool is None:
-            return Refused(message="There is no such tool.", code=NO_SUCH_TOOL)
+            return RefusedCall(message="There is no such tool.", code=NO_SUCH_TOOL)
         if self._is_called_enough:
-            return Refused(message="No more calls are allowed: answer with what is there.")
+            return RefusedCall(message="No more calls are allowed: answer with what is there.")
         if made.position >= self._bounds.max_calls_per_round:
-            return Refused(message="Too many calls at once.")
+            return RefusedCall(message="Too many calls at once.")
         self._num_calls += 1
         try:
             arguments = msgspec.json.decode(made.text or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError):
-            return Refused(message="The arguments are not an object in JSON.")
+            return RefusedCall(message="The arguments are not an object in JSON.")
         left_s = self._until - asyncio.get_running_loop().time()
         if left_s <= 0:
-            return Refused(message="The time for calls is over.")
+            return RefusedCall(message="The time for calls is over.")
         if self._is_spent:
-            return Refused(message="The money for calls is spent.")
+            return RefusedCall(message="The money for calls is spent.")
         timeout_s = min(left_s, self._bounds.max_call_seconds)
         outcome = await self._asked.loops.toolbox.call(
             self._principal, tool, arguments, timeout_s, part_of=self._call.request_id

@@ -19,7 +19,7 @@ from gateway.tools.toolbox import (
     ListFailed,
     NeedsApproval,
     OfferedTool,
-    Refused,
+    RefusedCall,
     ToolResult,
 )
 
@@ -105,28 +105,28 @@ class BridgeToolbox:
         except RpcError as error:
             if error.code == APPROVAL_NEEDED:
                 return await self._needs_approval(principal, tool, error)
-            return Refused(message=error.message, code=error.code)
+            return RefusedCall(message=error.message, code=error.code)
         except TimeoutError:
-            return Refused(
+            return RefusedCall(
                 message="No answer in time; whether it was done is not known.",
                 cost_pico=self._price_of(principal, tool.server_label),
             )
         cost_pico = self._price_of(principal, tool.server_label)
         if result.get("resultType") == "input_required":
             said = "The server asks for something that cannot be asked here."
-            return Refused(message=said, cost_pico=cost_pico)
+            return RefusedCall(message=said, cost_pico=cost_pico)
         is_error = result.get("isError") is True
         return ToolResult(text=text_of(result), is_error=is_error, cost_pico=cost_pico)
 
     async def _needs_approval(
         self, principal: Principal, tool: OfferedTool, error: RpcError
-    ) -> NeedsApproval | Refused:
+    ) -> NeedsApproval | RefusedCall:
         """Return what a call waits for. Only our own queue asks: a server can claim such a thing of
         itself."""
         data = error.data if isinstance(error.data, dict) else {}
         found = await self._asked(principal, str(data.get("approvalId")))
         if found is None or (found.call.server, found.tool) != (tool.server_label, tool.name):
-            return Refused(message=error.message, code=error.code)
+            return RefusedCall(message=error.message, code=error.code)
         return NeedsApproval(
             message=f"{error.message} ({found.id})",
             id=found.id,
@@ -219,7 +219,7 @@ async def said_to_nobody(_message: Any) -> None:
     """Drop progress and logs."""
 
 
-class Listed(msgspec.Struct, rename="camel"):
+class ListedTool(msgspec.Struct, rename="camel"):
     """The fields of a tool that a model is shown; the rest of its JSON is skipped."""
 
     name: str
@@ -231,9 +231,9 @@ class Listed(msgspec.Struct, rename="camel"):
 def to_tool(server_label: str, item: Any) -> OfferedTool:
     """Read a tool. `item`: of a page of a list, JSON or what was read of it."""
     if isinstance(item, msgspec.Raw):
-        listed = msgspec.json.decode(item, type=Listed)
+        listed = msgspec.json.decode(item, type=ListedTool)
     else:
-        listed = msgspec.convert(item, Listed)
+        listed = msgspec.convert(item, ListedTool)
     schema, annotations, description = listed.input_schema, listed.annotations, listed.description
     return OfferedTool(
         server_label=server_label,

@@ -56,7 +56,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class MadeCall:
+class ModelCall:
     """A call of the model, as it is written."""
 
     def __init__(self, alias: str, position: int, round_: str, text: str = "") -> None:
@@ -74,7 +74,7 @@ class Round:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
-        self.calls: list[MadeCall] = []
+        self.calls: list[ModelCall] = []
         self._name = uuid7_hex()[-ROUND_CHARS:]
         self.finish_reason: FinishReason | None = None
         self.usage = MeteredUsage()
@@ -85,7 +85,7 @@ class Round:
         self._reasoning.append(delta.reasoning)
         for call in delta.calls:
             if call.name is not None:
-                self.calls.append(MadeCall(call.name, len(self.calls), self._name))
+                self.calls.append(ModelCall(call.name, len(self.calls), self._name))
             self.calls[call.index].pieces.append(call.arguments)
         self.finish_reason = delta.finish_reason or self.finish_reason
 
@@ -106,9 +106,9 @@ class CallsOfRound(msgspec.Struct, frozen=True):
     """The calls of a round. `here`: of tools of servers, those that ask for approval among them,
     and of names that nobody has; `elsewhere`: of functions that the client declared (`own`)."""
 
-    here: list[MadeCall]
-    asking: list[MadeCall]
-    elsewhere: list[MadeCall]
+    here: list[ModelCall]
+    asking: list[ModelCall]
+    elsewhere: list[ModelCall]
 
     @classmethod
     def of(cls, round_: Round, own: frozenset[str], asks: frozenset[str]) -> CallsOfRound:
@@ -120,7 +120,7 @@ class CallsOfRound(msgspec.Struct, frozen=True):
 
 
 def to_call(
-    made: MadeCall,
+    made: ModelCall,
     outcome: CallOutcome,
     max_bytes: int,
     request_id: str | None = None,

@@ -12,7 +12,7 @@ from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.tools.approvals import AnsweredRequest
 from gateway.tools.loop import ToolLoops
-from gateway.tools.rounds import MadeCall
+from gateway.tools.rounds import ModelCall
 from gateway.wire.openai_responses.items import (
     Item,
     McpApprovalRequest,
@@ -87,6 +87,6 @@ def answered_requests(
                 f"'tools' has no server '{request.server_label}', whose call is approved.",
                 param="tools",
             )
-        made = MadeCall(request.alias, len(found), round_of(id_), text=request.arguments)
+        made = ModelCall(request.alias, len(found), round_of(id_), text=request.arguments)
         found.append(AnsweredRequest(id=id_, made=made, approve=item.approve))
     return tuple(found)

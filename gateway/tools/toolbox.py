@@ -52,7 +52,7 @@ class NeedsApproval(msgspec.Struct, frozen=True, kw_only=True):
     """It is whoever called that answers; else an administrator."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a call that was not made, or of which nobody knows what came."""
 
     message: str
@@ -62,7 +62,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     """Where it may have been done."""
 
 
-CallOutcome = ToolResult | NeedsApproval | Refused
+CallOutcome = ToolResult | NeedsApproval | RefusedCall
 ApprovalState = Literal["unknown", "pending", "pending_caller", "approved", "denied", "used"]
 """`pending_caller`: it waits for the caller's own answer. `unknown`: it was never asked, by another
 caller, or too long ago; the call, made again, asks anew."""

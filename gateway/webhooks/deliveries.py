@@ -51,7 +51,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
 
 
-class Leased(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """A delivery with all that its holder needs to try it."""
 
     id: str
@@ -188,9 +188,9 @@ async def lease(
     *,
     limit: int,
     per_org: int,
-    under_way: Collection[Leased] = (),
+    under_way: Collection[LeasedDelivery] = (),
     lease_s: float = LEASE_S,
-) -> list[Leased]:
+) -> list[LeasedDelivery]:
     """Lease the next deliveries that are due: with those under way one of each endpoint, and
     `per_org` of each org."""
     wanted = {
@@ -202,7 +202,7 @@ async def lease(
         "lease_s": lease_s,
     }
     async with db.begin() as conn:
-        return [Leased(**row._mapping) for row in await conn.execute(_LEASE, wanted)]
+        return [LeasedDelivery(**row._mapping) for row in await conn.execute(_LEASE, wanted)]
 
 
 _LEASE = sa.text("""
@@ -240,7 +240,7 @@ _LEASE = sa.text("""
 """)
 
 
-class Attempted(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of an attempt. `retry_in_s` None: there is no next one."""
 
     status: int | None
@@ -252,7 +252,7 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def end_attempt(
-    db: AsyncEngine, holder: str, delivery: Leased, attempted: Attempted
+    db: AsyncEngine, holder: str, delivery: LeasedDelivery, attempted: AttemptOutcome
 ) -> str | None:
     """Record an attempt and return the delivery's state; None: the lease was lost meanwhile, and
     somebody else decides."""

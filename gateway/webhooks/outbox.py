@@ -32,7 +32,7 @@ from gateway.wire.admin.webhook_events import (
 BATCH = 100
 
 
-class Happened(msgspec.Struct, frozen=True):
+class Occurrence(msgspec.Struct, frozen=True):
     org_id: str
     id: str
     event: Event
@@ -49,14 +49,14 @@ async def fan_out(db: AsyncEngine) -> int:
         asked = await top_ups.undispatched(conn, BATCH)
         ended = await batches.undispatched(conn, BATCH)
         waiting = await approvals.undispatched(conn, BATCH)
-        found = [Happened(each.org_id, each.id, to_event(each)) for each in raised]
-        found += [Happened(each.org_id, each.id, invoice_event(each)) for each in entered]
+        found = [Occurrence(each.org_id, each.id, to_event(each)) for each in raised]
+        found += [Occurrence(each.org_id, each.id, invoice_event(each)) for each in entered]
         found += [
-            Happened(each.org_id, f"{each.id}_{each.state}", top_up_event(each), True)
+            Occurrence(each.org_id, f"{each.id}_{each.state}", top_up_event(each), True)
             for each in asked
         ]
-        found += [Happened(each.org_id, each.id, batch_event(each)) for each in ended]
-        found += [Happened(each.call.org_id, each.id, approval_event(each)) for each in waiting]
+        found += [Occurrence(each.org_id, each.id, batch_event(each)) for each in ended]
+        found += [Occurrence(each.call.org_id, each.id, approval_event(each)) for each in waiting]
         if not found:
             return 0
         await _deliver(conn, found)
@@ -68,7 +68,7 @@ async def fan_out(db: AsyncEngine) -> int:
     return len(found)
 
 
-async def _deliver(conn: AsyncConnection, found: Sequence[Happened]) -> None:
+async def _deliver(conn: AsyncConnection, found: Sequence[Occurrence]) -> None:
     columns = (endpoints.c.org_id, endpoints.c.id, endpoints.c.event_types, orgs.c.is_operator)
     about = endpoints.c.org_id.in_({each.org_id for each in found})
     operators = orgs.c.is_operator & sa.literal(any(each.is_for_operators for each in found))

@@ -23,7 +23,14 @@ from gateway.ids import uuid7
 from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
 from gateway.webhooks import deliveries
-from gateway.webhooks.deliveries import DEAD, LEASE_S, Attempted, Leased, end_attempt, lease
+from gateway.webhooks.deliveries import (
+    DEAD,
+    LEASE_S,
+    AttemptOutcome,
+    LeasedDelivery,
+    end_attempt,
+    lease,
+)
 from gateway.webhooks.outbox import fan_out
 from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
@@ -68,7 +75,7 @@ class Sender:
         self._lease_s, self._poll_s = lease_s, poll_s
         self._wall_clock, self._draw = wall_clock, draw
         self._id = uuid7().hex
-        self._sending: dict[asyncio.Task[None], Leased] = {}
+        self._sending: dict[asyncio.Task[None], LeasedDelivery] = {}
         self._polling: asyncio.Task[None] | None = None
         self._swept_at = time.monotonic()
 
@@ -122,12 +129,12 @@ class Sender:
         while self._sending:
             await asyncio.wait(list(self._sending))
 
-    def _begin(self, delivery: Leased) -> None:
+    def _begin(self, delivery: LeasedDelivery) -> None:
         task = asyncio.create_task(self._send(delivery), name=f"webhook {delivery.id}")
         self._sending[task] = delivery
         task.add_done_callback(self._sending.pop)
 
-    async def _send(self, delivery: Leased) -> None:
+    async def _send(self, delivery: LeasedDelivery) -> None:
         attempted = await self.attempt(delivery)
         try:
             state = await end_attempt(self._db, self._id, delivery, attempted)
@@ -140,7 +147,7 @@ class Sender:
         if state == DEAD:
             log.warning("delivery %s to %s given up", delivery.id, delivery.endpoint_id)
 
-    async def attempt(self, delivery: Leased) -> Attempted:
+    async def attempt(self, delivery: LeasedDelivery) -> AttemptOutcome:
         try:
             secrets = self._open(delivery)
         except (UnknownSecret, InvalidTag) as error:
@@ -153,19 +160,19 @@ class Sender:
         except EgressError as error:
             return self._failed(delivery, None, type(error).__name__)
         if 200 <= answer.status < 300:
-            return Attempted(status=answer.status, failure=None)
+            return AttemptOutcome(status=answer.status, failure=None)
         if answer.status == GONE:
-            return Attempted(status=GONE, failure="the receiver wants no more", gone=True)
+            return AttemptOutcome(status=GONE, failure="the receiver wants no more", gone=True)
         why = "a redirect is not followed" if answer.status in REDIRECTS else "refused"
         return self._failed(delivery, answer.status, why, answer.headers.get("retry-after"))
 
     def _failed(
-        self, delivery: Leased, status: int | None, why: str, retry_after: str | None = None
-    ) -> Attempted:
+        self, delivery: LeasedDelivery, status: int | None, why: str, retry_after: str | None = None
+    ) -> AttemptOutcome:
         retry_in_s = delay_s(delivery.attempts, retry_after, self._draw)
-        return Attempted(status=status, failure=why, retry_in_s=retry_in_s)
+        return AttemptOutcome(status=status, failure=why, retry_in_s=retry_in_s)
 
-    def _open(self, delivery: Leased) -> list[str]:
+    def _open(self, delivery: LeasedDelivery) -> list[str]:
         """Return the secrets that are good, the current one first."""
         sealed = [(delivery.secret_sealed, delivery.secret_id)]
         if delivery.older_secret_sealed is not None and delivery.older_secret_id is not None:

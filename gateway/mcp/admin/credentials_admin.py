@@ -16,7 +16,7 @@ from gateway.db import tenant
 from gateway.mcp.clients import is_signed_in_at
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.exchanges import open_exchanges
-from gateway.mcp.known import Feed, announce
+from gateway.mcp.known import ChangeFeed, announce
 from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
 from gateway.net.egress import Egress
 from gateway.secret import Secret
@@ -165,7 +165,7 @@ async def open_vault(
 ) -> UpstreamVault:
     """Open the vault; it is closed with `stack`, after the bridge. `keys`: sign statements about
     who calls."""
-    feed = Feed(redis)
+    feed = ChangeFeed(redis)
     await feed.start()
     stack.push_async_callback(feed.close)
     egress = open_egress(settings)

@@ -37,7 +37,7 @@ FIELDS: dict[Kind, str] = {"tool": "tools", "prompt": "prompts", "instructions":
 Found = list[tuple[Change, tuple[Finding, ...]]]
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ServerOffer(msgspec.Struct, frozen=True):
     """A server as an admin sees it. `waits`: what is offered and not approved, each with what in it
     looks like an attack. `problem`: why the server could not be asked."""
 
@@ -85,15 +85,15 @@ class PinsAdmin:
             raise NotFound("server", f"no server {server!r} is configured")
         return found
 
-    async def known(self, org_id: str) -> list[Seen]:
+    async def known(self, org_id: str) -> list[ServerOffer]:
         """Return all servers by name, without asking any of them."""
         async with tenant(self._db, org_id) as conn:
             return [
-                Seen(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
+                ServerOffer(each, len((await read_pins(conn, org_id=org_id, server=name)).pins))
                 for name, each in sorted(self.of_org(org_id).items())
             ]
 
-    async def see(self, org_id: str, server: str) -> Seen:
+    async def see(self, org_id: str, server: str) -> ServerOffer:
         """Raises: NotFound."""
         config = self.named(org_id, server)
         offer = await self._offer(config, org_id)
@@ -107,8 +107,8 @@ class PinsAdmin:
         keys: Collection[Key] | None,
         *,
         actor: Actor,
-        check: Callable[[Seen], None],
-    ) -> Seen:
+        check: Callable[[ServerOffer], None],
+    ) -> ServerOffer:
         """Approve what a server offers now. `keys` None: all but what looks like an attack.
         `check`: raises unless what is offered now is what was looked at. Raises: NotFound, Conflict
         (the server gives no answer), InvalidField (by the field of one that does not wait),
@@ -130,7 +130,7 @@ class PinsAdmin:
 
     async def revoke(
         self, org_id: str, server: str, keys: Collection[Key] | None, *, actor: Actor
-    ) -> Seen:
+    ) -> ServerOffer:
         """Revoke approvals without asking the server. `keys` None: all of them, so that it is not
         dialled. Raises: NotFound, ChangeNotAnnounced."""
         config = self.named(org_id, server)
@@ -138,7 +138,7 @@ class PinsAdmin:
             await revoke_pins(conn, org_id=org_id, server=server, keys=keys, actor=actor)
             left = await read_pins(conn, org_id=org_id, server=server)
         await announce(self._redis, org_id)
-        return Seen(config, len(left.pins))
+        return ServerOffer(config, len(left.pins))
 
     async def _offer(self, config: ServerConfig, org_id: str) -> Offer | str:
         """Return what a server offers, or why it could not be asked."""
@@ -155,15 +155,15 @@ class PinsAdmin:
 
     async def _compared(
         self, conn: AsyncConnection, org_id: str, config: ServerConfig, offer: Offer | str
-    ) -> Seen:
+    ) -> ServerOffer:
         approved = await read_pins(conn, org_id=org_id, server=config.name)
         if isinstance(offer, str):
-            return Seen(config, len(approved.pins), problem=offer)
+            return ServerOffer(config, len(approved.pins), problem=offer)
         if config.trust == "all":
-            return Seen(config, len(approved.pins))
+            return ServerOffer(config, len(approved.pins))
         others = await of_others(conn, self.of_org(org_id), org_id, config.name)
         waits = await asyncio.to_thread(changes_in, config, approved, offer, others)
-        return Seen(config, len(approved.pins), waits, offer.unpinnable)
+        return ServerOffer(config, len(approved.pins), waits, offer.unpinnable)
 
 
 async def of_others(

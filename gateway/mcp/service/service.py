@@ -149,8 +149,7 @@ async def open_mcp(
     auth: Auth,
     telemetry: Telemetry,
 ) -> McpService | None:
-    """Open the bridge; None: there is no server. `auth`: its keys sign statements about who
-    calls."""
+    """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
     if not settings.mcp_servers:
         return None
     from gateway.mcp.admin.credentials_admin import open_vault

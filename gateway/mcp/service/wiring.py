@@ -15,7 +15,7 @@ from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.calls import RedisCalls
-from gateway.mcp.known import Feed, KnownTrust
+from gateway.mcp.known import CachedTrust, ChangeFeed
 from gateway.mcp.metered import CallMeter
 from gateway.mcp.records import AuditRecords
 from gateway.tenancy.changes import EVERYTHING
@@ -32,8 +32,8 @@ async def open_records(stack: AsyncExitStack, db: AsyncEngine) -> AuditRecords:
     return records
 
 
-async def open_feed(stack: AsyncExitStack, redis: Redis) -> Feed:
-    feed = Feed(redis)
+async def open_feed(stack: AsyncExitStack, redis: Redis) -> ChangeFeed:
+    feed = ChangeFeed(redis)
     await feed.start()
     stack.push_async_callback(feed.close)
     return feed
@@ -43,7 +43,7 @@ async def open_trust(
     stack: AsyncExitStack,
     db: AsyncEngine,
     redis: Redis,
-    feed: Feed,
+    feed: ChangeFeed,
     meter: CallMeter,
     records: AuditRecords,
     *,
@@ -52,7 +52,7 @@ async def open_trust(
 ) -> Trust:
     """Open the guard; it is closed with `stack`, after the bridge. `taints`: whether some server
     taints. `shown`: seals what who decides sees of a call."""
-    known = KnownTrust(db, feed)
+    known = CachedTrust(db, feed)
     trust = Trust(
         catalog=Catalog(known),
         rules=known,
@@ -66,7 +66,7 @@ async def open_trust(
     return trust
 
 
-def tell_of(feed: Feed, watches: Watches) -> None:
+def tell_of(feed: ChangeFeed, watches: Watches) -> None:
     """Tell clients that listen of approvals and rules that changed, after the caches forgot
     them."""
 

@@ -41,7 +41,7 @@ from gateway.wire.admin.mcp_pins import (
 from gateway.wire.shared.refusals import decode_kept
 
 if TYPE_CHECKING:
-    from gateway.mcp.admin.pins_admin import Seen
+    from gateway.mcp.admin.pins_admin import ServerOffer
     from mcp_bridge.pinning import Change, Key
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
@@ -56,7 +56,7 @@ _approve_decoder = msgspec.json.Decoder(McpApproveBody)
 _revoke_decoder = msgspec.json.Decoder(McpRevokeBody)
 
 
-def to_server(seen: Seen, found: Sequence[UpstreamHealth] = ()) -> McpServer:
+def to_server(seen: ServerOffer, found: Sequence[UpstreamHealth] = ()) -> McpServer:
     unlooked = "approved" if seen.approved else "unapproved"
     return msgspec.convert(
         {
@@ -87,7 +87,7 @@ def to_health(found: Sequence[UpstreamHealth]) -> McpServerHealth | None:
     )
 
 
-def to_offer(seen: Seen) -> McpServerOffer:
+def to_offer(seen: ServerOffer) -> McpServerOffer:
     """Compares each change to the byte: for a thread."""
     state = "waiting" if seen.waits else "approved"
     if seen.config.trust == "all":

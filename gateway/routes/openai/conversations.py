@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.creation import NOTHING_KEPT
-from gateway.responses.kept import Owner, to_json
+from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.openai.responses import ItemList, to_list
 from gateway.routes.shared.access import needs, services
 from gateway.routes.shared.body import plain_body
@@ -40,8 +40,8 @@ TAGS = ["Conversations"]
 Asked = Request[Principal, Any, Any]
 
 
-def store_of(request: Asked) -> tuple[ConversationStore, Owner]:
-    return services(request).responses.conversations, Owner.of(request.user)
+def store_of(request: Asked) -> tuple[ConversationStore, ResponseOwner]:
+    return services(request).responses.conversations, ResponseOwner.of(request.user)
 
 
 def show(answer: Any) -> Response[bytes]:

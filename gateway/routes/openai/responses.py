@@ -18,9 +18,9 @@ from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import Face, to_face
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import BadField
-from gateway.responses.created import Created
+from gateway.responses.created import StartableResponse
 from gateway.responses.creation import count_input, create
-from gateway.responses.kept import Owner, to_json
+from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.asgi.counted import MODEL
 from gateway.routes.shared.access import HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
@@ -111,7 +111,7 @@ async def create_response(request: Asked) -> ASGIApp:
     return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
 
 
-async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIApp:
+async def in_background(request: Asked, heard: Heard, created: StartableResponse) -> ASGIApp:
     """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
     has become of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises."""
     found = services(request)
@@ -141,7 +141,10 @@ async def in_background(request: Asked, heard: Heard, created: Created) -> ASGIA
 
 
 async def shown(
-    request: Asked, created: Created, queued: bytes, headers: dict[bytes, bytes] | None = None
+    request: Asked,
+    created: StartableResponse,
+    queued: bytes,
+    headers: dict[bytes, bytes] | None = None,
 ) -> ASGIApp:
     """As it stands, or, where it is to be streamed, as it becomes: who leaves comes back to
     `GET /v1/responses/{response_id}?stream=true`."""
@@ -163,7 +166,9 @@ async def followed(
 ) -> Stream:
     """Raises: NotFound, BadField, NotAccepting, TooManyFollowed."""
     background = services(request).responses.background
-    events = await background.follow(Owner.of(request.user), response_id, after, is_owed=is_owed)
+    events = await background.follow(
+        ResponseOwner.of(request.user), response_id, after, is_owed=is_owed
+    )
     sent = {"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})}
     return Stream(events, media_type=EVENT_STREAM, headers=sent)
 
@@ -207,7 +212,7 @@ async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes
             "The 'starting_after' parameter is only allowed when 'stream' is enabled.",
             param="starting_after",
         )
-    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    kept = await services(request).responses.store.find(ResponseOwner.of(request.user), response_id)
     return Response(kept.answer, media_type=JSON)
 
 
@@ -220,7 +225,7 @@ async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes
     operation_class=describes(answer=DeletedResponse),
 )
 async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
-    await services(request).responses.store.delete(Owner.of(request.user), response_id)
+    await services(request).responses.store.delete(ResponseOwner.of(request.user), response_id)
     return Response(to_json(DeletedResponse(id=response_id)), media_type=JSON)
 
 
@@ -233,7 +238,7 @@ async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
 )
 async def input_items(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, ItemsQuery)
-    kept = await services(request).responses.store.find(Owner.of(request.user), response_id)
+    kept = await services(request).responses.store.find(ResponseOwner.of(request.user), response_id)
     return Response(to_json(page(list(kept.given_items), query)), media_type=JSON)
 
 
@@ -270,7 +275,7 @@ def to_list(data: list[Item], *, more: bool) -> ItemList:
 )
 async def cancel(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
     background = services(request).responses.background
-    answer = await background.cancel(Owner.of(request.user), response_id)
+    answer = await background.cancel(ResponseOwner.of(request.user), response_id)
     return Response(answer, media_type=JSON)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from billing.pricing.rating import Rated
 from gateway.generation_events import CallDelta, Item, MeteredUsage, TextDelta
-from gateway.tools.rounds import Listing, MadeCall, Round, told_apart
+from gateway.tools.rounds import Listing, ModelCall, Round, told_apart
 from gateway.tools.toolbox import OfferedTool
 from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import IncompleteDetails, IncompleteReason
@@ -42,8 +42,8 @@ class LoopedResponse(ResponseEncoder):
         self._asks: frozenset[str] = frozenset()
         self._places: dict[str, int] = {}
         """Of calls whose result is not there, by id."""
-        self._writing_call: MadeCall | None = None
-        self._calls: list[MadeCall] = []
+        self._writing_call: ModelCall | None = None
+        self._calls: list[ModelCall] = []
 
     # ---- what the loop tells
 
@@ -139,7 +139,7 @@ class LoopedResponse(ResponseEncoder):
         elif call.arguments and made.alias not in self._asks and self._stream:
             self._send(events.McpArgumentsDelta(**self._about_call(made), delta=call.arguments))
 
-    def _begin_call(self, made: MadeCall) -> None:
+    def _begin_call(self, made: ModelCall) -> None:
         self._writing_call = made
         if made.alias not in self._asks:
             self._send_added(self._item(made, "in_progress"))
@@ -168,7 +168,7 @@ class LoopedResponse(ResponseEncoder):
         cut = "calling" if status == "completed" else "incomplete"
         self._done.append(self._item(made, cut))
 
-    def _item(self, made: MadeCall, status: Any) -> McpCall:
+    def _item(self, made: ModelCall, status: Any) -> McpCall:
         label, name = told_apart(made.alias)
         return McpCall(
             id=made.id,
@@ -184,7 +184,7 @@ class LoopedResponse(ResponseEncoder):
         if self._sequence_number == 0:
             self._begin()
 
-    def _about_call(self, made: MadeCall) -> dict[str, Any]:
+    def _about_call(self, made: ModelCall) -> dict[str, Any]:
         return {
             "sequence_number": self._next(),
             "item_id": made.id,

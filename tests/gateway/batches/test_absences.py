@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.absences import COOL_DOWN_S, MAX_COOL_DOWN_S, Absences
+from gateway.batches.circuit_breaker import COOL_DOWN_S, MAX_COOL_DOWN_S, CircuitBreakers
 from gateway.batches.runner import BatchRunner
 from gateway.batches.tables import batch_lines
 from gateway.fleet.errors import ReplicaUnavailable
@@ -77,7 +77,7 @@ async def until_idle(runner: BatchRunner) -> None:
 
 def test_what_is_refused_together_counts_once() -> None:
     clock = Clock()
-    absences = Absences(clock)
+    absences = CircuitBreakers(clock)
     assert [absences.refused(SCOPE, 0.0) for _ in range(16)] == [COOL_DOWN_S] * 16
     assert absences.closed() == [SCOPE] and absences.wait_s(SCOPE) == COOL_DOWN_S
     assert absences.wait_s(("other", "penny")) == 0.0
@@ -91,15 +91,15 @@ def test_what_is_refused_together_counts_once() -> None:
 
 
 def test_it_waits_for_as_long_as_it_was_told_within_bounds() -> None:
-    assert Absences(Clock()).refused(SCOPE, 7.0) == 7.0
-    assert Absences(Clock()).refused(SCOPE, 1e9) == MAX_COOL_DOWN_S
+    assert CircuitBreakers(Clock()).refused(SCOPE, 7.0) == 7.0
+    assert CircuitBreakers(Clock()).refused(SCOPE, 1e9) == MAX_COOL_DOWN_S
 
 
 @given(st.lists(st.sampled_from(["look", "refuse", "answer", "later"]), max_size=60))
 def test_one_at_a_time_asks_and_nobody_waits_for_ever(steps: list[Any]) -> None:
     """`asking`: lines that may ask, and have not said what became of it."""
     clock, asking = Clock(), 0
-    absences = Absences(clock)
+    absences = CircuitBreakers(clock)
     absences.refused(SCOPE, 0.0)
     for step in steps:
         match step:

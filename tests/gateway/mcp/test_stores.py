@@ -18,7 +18,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
 from gateway.mcp.approvals import PostgresApprovals, list_approvals
 from gateway.mcp.calls import PARTS, TAINT_S, RedisCalls, Taint, lift, taints_of
-from gateway.mcp.known import Feed, KnownTrust, announce
+from gateway.mcp.known import CachedTrust, ChangeFeed, announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.mcp.records import masked
 from gateway.mcp.rules import replace_rules
@@ -66,8 +66,8 @@ async def test_what_is_approved_is_one_orgs_and_comes_back_to_the_byte(
 async def test_a_worker_knows_a_change_once_it_is_announced(
     tenant_db: AsyncEngine, orgs: list[str], redis: Redis
 ) -> None:
-    feed = Feed(redis)
-    known = KnownTrust(tenant_db, feed)
+    feed = ChangeFeed(redis)
+    known = CachedTrust(tenant_db, feed)
     await feed.start()
     try:
         before = await known.approved(orgs[0], "s")
@@ -85,7 +85,7 @@ async def test_a_worker_knows_a_change_once_it_is_announced(
 async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
     tenant_db: AsyncEngine, orgs: list[str], redis: Redis
 ) -> None:
-    known = KnownTrust(tenant_db, Feed(redis))
+    known = CachedTrust(tenant_db, ChangeFeed(redis))
     assert [rule.id for rule in (await known.rules(orgs[0])).rules] == ["default"]
     bad = {
         "rules.a.when": ToolRule(id="a", effect="deny", when="args."),
@@ -104,7 +104,7 @@ async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
             rules=[ToolRule(id="a", effect="ask")],
             actor=COMMAND_LINE,
         )
-    fresh = KnownTrust(tenant_db, Feed(redis))
+    fresh = CachedTrust(tenant_db, ChangeFeed(redis))
     assert (await fresh.rules(orgs[0])).version == made.version
     assert (await fresh.rules(orgs[1])).version != made.version
 

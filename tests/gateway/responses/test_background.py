@@ -28,9 +28,9 @@ from gateway.responses import running
 from gateway.responses import store as store_module
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
-from gateway.responses.created import Created
+from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventRows
-from gateway.responses.kept import Owner
+from gateway.responses.kept import ResponseOwner
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import response_events
@@ -63,7 +63,7 @@ class Stage:
         self.store = ResponseStore(**self.pools, lifetime_s=LIFETIME_S)
         self.workers: list[Background] = []
         self.offices: list[Office] = []
-        self.owner = Owner("", "proj_1")
+        self.owner = ResponseOwner("", "proj_1")
 
     def worker(self, office: Office) -> Background:
         rows = RunningRows(**self.pools, lifetime_s=LIFETIME_S)
@@ -75,7 +75,7 @@ class Stage:
 
     async def tenant(self, office: Office) -> None:
         self.offices.append(office)
-        self.owner = Owner(office.org, f"proj_{office.org}")
+        self.owner = ResponseOwner(office.org, f"proj_{office.org}")
         async with self.db.begin() as conn:
             await conn.execute(sa.insert(orgs).values(id=office.org, name=office.org))
             row = {"id": self.owner.project_id, "org_id": office.org, "name": "p"}
@@ -106,7 +106,7 @@ class Stage:
             encoder=encoder,
             meter=RequestMeter(office.telemetry, "m"),
         )
-        created = Created(
+        created = StartableResponse(
             call=call, encoder=encoder, owner=self.owner, given=given, in_background=True
         )
         answer = json.loads(await worker.run(created))

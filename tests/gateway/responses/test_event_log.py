@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gateway.responses import events
 from gateway.responses.events import EventLog, after_events
-from gateway.responses.kept import Owner
+from gateway.responses.kept import ResponseOwner
 
-OWNER = Owner("org", "proj")
+OWNER = ResponseOwner("org", "proj")
 CHUNKS = st.lists(st.integers(0, 4), max_size=6)
 """Numbers of events in each."""
 

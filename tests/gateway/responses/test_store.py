@@ -15,7 +15,7 @@ from gateway.http_errors.table import UNREADABLE, to_face
 from gateway.request_errors import BadField
 from gateway.responses import store as responses_store
 from gateway.responses.conversations import ConversationStore
-from gateway.responses.kept import Kept, Owner, to_json
+from gateway.responses.kept import ResponseOwner, StoredResponse, to_json
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import responses as table
 from gateway.secret import Secret, SecretKey
@@ -25,19 +25,19 @@ from gateway.wire.openai_responses.items import Message, OutputText, Text
 
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
 MINE, NEIGHBOUR, OTHER = (
-    Owner("org_a", "proj_a"),
-    Owner("org_a", "proj_b"),
-    Owner("org_b", "proj_c"),
+    ResponseOwner("org_a", "proj_a"),
+    ResponseOwner("org_a", "proj_b"),
+    ResponseOwner("org_b", "proj_c"),
 )
 LIFETIME_S = 3600.0
 
 
-def said(text: str) -> Kept:
+def said(text: str) -> StoredResponse:
     given = Message(id=f"msg_{text}_in", status="completed", role="user", content=(Text(text),))
     answer = Message(
         id=f"msg_{text}", status="completed", role="assistant", content=(OutputText(text),)
     )
-    return Kept(given=to_json((given,)), answer=b'{"output":%b}' % to_json((answer,)))
+    return StoredResponse(given=to_json((given,)), answer=b'{"output":%b}' % to_json((answer,)))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def keep(
     name: str,
     previous: str | None = None,
     *,
-    owner: Owner = MINE,
+    owner: ResponseOwner = MINE,
     status: str = "completed",
 ) -> None:
     await store.keep(owner, name, said(name), status=status, previous_id=previous)
@@ -83,7 +83,7 @@ async def names(db: AsyncEngine) -> set[str]:
         return set((await conn.execute(sa.select(table.c.id))).scalars())
 
 
-async def continued(store: ResponseStore, name: str, owner: Owner = MINE) -> list[str]:
+async def continued(store: ResponseStore, name: str, owner: ResponseOwner = MINE) -> list[str]:
     return [item.id for item in await store.context(owner, name)]
 
 

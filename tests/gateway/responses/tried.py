@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
-from gateway.responses.kept import Owner
+from gateway.responses.kept import ResponseOwner
 from tests.gateway.walls.test_tenant_verbs import SECRET
 from tests.gateway.walls.two_tenants import id_of
 
@@ -29,5 +29,5 @@ async def follow_events(stage: Stage) -> object:
         cipher=Cipher(SECRET, "test"),
         lifetime_s=60.0,
     )
-    owner = Owner(stage.org, id_of("projects"))
+    owner = ResponseOwner(stage.org, id_of("projects"))
     return await anext(rows.follow(owner, id_of("responses"), -1, asyncio.Event()))

@@ -20,7 +20,7 @@ from gateway.tools.toolbox import (
     ListFailed,
     NeedsApproval,
     OfferedTool,
-    Refused,
+    RefusedCall,
     ToolResult,
 )
 
@@ -134,8 +134,8 @@ class Servers:
     async def fail(self, arguments: dict[str, Any]) -> ToolResult:
         return ToolResult(text="no such place", is_error=True)
 
-    async def refuse(self, arguments: dict[str, Any]) -> Refused:
-        return Refused(message="not today", code=-32000)
+    async def refuse(self, arguments: dict[str, Any]) -> RefusedCall:
+        return RefusedCall(message="not today", code=-32000)
 
     async def ask(self, arguments: dict[str, Any]) -> NeedsApproval:
         return NeedsApproval(message="A person has to approve this call.", id=ASKED)

@@ -13,7 +13,7 @@ from gateway.mcp.calls import RedisCalls
 from gateway.mcp.service.service import to_caller
 from gateway.principal import Principal
 from gateway.tools.mcp_toolbox import BridgeToolbox, to_tool
-from gateway.tools.toolbox import ListFailed, OfferedTool, Refused, ToolResult
+from gateway.tools.toolbox import ListFailed, OfferedTool, RefusedCall, ToolResult
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.upstream.upstream import ServerConfig
@@ -90,7 +90,7 @@ async def test_what_is_away_is_said_so(toolbox: BridgeToolbox) -> None:
     with pytest.raises(ListFailed):
         await toolbox.offered(ALICE, "away")
     away = OfferedTool(server_label="away", name="look")
-    assert isinstance(await toolbox.call(ALICE, away, {}, 10.0), Refused)
+    assert isinstance(await toolbox.call(ALICE, away, {}, 10.0), RefusedCall)
 
 
 async def test_an_approval_is_spent_once_in_its_org(toolbox: BridgeToolbox) -> None:

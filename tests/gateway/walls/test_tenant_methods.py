@@ -37,7 +37,7 @@ from gateway.auth.peppers import Peppers
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.request_errors import BadField, OtherRequest, RequestInFlight
 from gateway.responses.conversations import ConversationStore
-from gateway.responses.kept import Kept, Owner
+from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import responses
@@ -291,12 +291,12 @@ async def let_go(stage: Stage) -> object:
 RESPONSE, CONVERSATION = id_of("responses"), id_of("conversations")
 ITEM = id_of("conversation_items")
 SAID = Message(id="msg_mine", status="completed", role="user", content=())
-KEPT = Kept(given=b"[]", answer=b'{"output":[]}')
+KEPT = StoredResponse(given=b"[]", answer=b'{"output":[]}')
 
 
-def whose(stage: Stage) -> Owner:
+def whose(stage: Stage) -> ResponseOwner:
     """Alice's project, as `org` would name it."""
-    return Owner(stage.org, id_of("projects"))
+    return ResponseOwner(stage.org, id_of("projects"))
 
 
 Work = Callable[[Stage], Awaitable[object]]

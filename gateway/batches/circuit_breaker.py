@@ -30,7 +30,7 @@ class Absence(msgspec.Struct):
     """By a line that is under way."""
 
 
-class Absences:
+class CircuitBreakers:
     """The circuit breakers of one runner."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
