@@ -1,1 +1,1 @@
-"""The HTTP face: who are you, may you, what did you ask, here it is."""
+"""The HTTP gateway: who sends a request, what it may do, what it asks for, and the answer."""

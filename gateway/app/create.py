@@ -34,8 +34,8 @@ from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
+from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
-from gateway.auth.wiring import open_auth
 from gateway.batches.wiring import open_batches
 from gateway.bookkeeping.credit_sweeper import CreditSweeper
 from gateway.bookkeeping.engine_counts import start_daily_agreement

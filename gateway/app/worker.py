@@ -27,7 +27,7 @@ from billing.spool.spool import Spool
 from gateway import logs
 from gateway.app.connection import Connection
 from gateway.app.create import create_app
-from gateway.processes.listener import bound_unread, local_address, origin
+from gateway.net.listener import bound_unread, local_address, origin
 from gateway.settings.load import Settings
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Who changed what, when and from where: an append-only log, chained per org."""
+"""Records who changed what, when and from where: an append-only log, chained by hashes per org."""

@@ -1,1 +1,1 @@
-"""Who are you: bearer credentials to a `Principal`."""
+"""Authentication: who sends a request, by a credential, a login or a foreign token."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import DATABASE_ERRORS
-from gateway.tenancy.origins import all_origins
+from gateway.tenancy.keys.origins import all_origins
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
 from foundation.tasks import LogAndContinue, end_tasks
-from gateway.auth.api_keys import principal_of
+from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
 from gateway.batches.batches import Batch, forget_deleted

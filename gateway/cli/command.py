@@ -55,8 +55,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
     from billing.errors import BillingError
     from gateway.home import HomeBusy, NoHome
+    from gateway.net.listener import AddressError
     from gateway.processes.embedded_databases import EmbeddedError
-    from gateway.processes.listener import AddressError
     from gateway.processes.supervisor import StartError
     from gateway.secret import SecretError
     from gateway.tenancy.errors import TenancyError

@@ -122,7 +122,7 @@ def gateway(**flags: Flags) -> None:
     check_models(settings)
     from gateway.app import worker
     from gateway.home import Home
-    from gateway.processes import listener
+    from gateway.net import listener
 
     Home(settings.home).create()
     try:

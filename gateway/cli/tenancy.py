@@ -116,7 +116,7 @@ def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
     """Say from which web pages browsers may call with an organization's keys: these, no others."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy.origins import update_origins
+    from gateway.tenancy.keys.origins import update_origins
 
     settings = load(flags)
 

@@ -17,7 +17,7 @@ from gateway.cli.tenancy import OF_ORG, show_header
 from gateway.settings.load import load
 
 if TYPE_CHECKING:
-    from gateway.tenancy.users import User
+    from gateway.tenancy.members.users import User
 
 COLUMNS = (("ID", 37), ("CREATED", 10), ("ROLE", 10), ("EMAIL", 32), ("NAME", 0))
 MAX_INPUT = 1024
@@ -50,7 +50,7 @@ def create(
     from gateway.audit.log import COMMAND_LINE
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy import users as user_verbs
+    from gateway.tenancy.members import users as user_verbs
 
     settings = load(flags)
     password = read_password(email)
@@ -83,11 +83,11 @@ def passwd(org: str, email: str, **flags: Flags) -> None:
     ask again: its tokens are refused within a second.
     """
     from gateway.audit.log import COMMAND_LINE
+    from gateway.auth.bearer.revocations import announcing
     from gateway.auth.login.change import change_password
-    from gateway.auth.revocations import announcing
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy import users as user_verbs
+    from gateway.tenancy.members import users as user_verbs
 
     settings = load(flags)
     password = read_password(email)
@@ -120,7 +120,7 @@ def list_users(org: str, as_json: bool, **flags: Flags) -> None:
     """List the users of an organization, oldest first."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy import users as user_verbs
+    from gateway.tenancy.members import users as user_verbs
     from gateway.tenancy.pages import MAX_LIMIT, Cursor
 
     settings = load(flags)

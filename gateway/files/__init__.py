@@ -1,1 +1,1 @@
-"""Files of tenants: uploaded for batches and other work, or written by them."""
+"""Stores the files of tenants: uploaded for batches and other work, or written by them."""

@@ -1,1 +1,1 @@
-"""net."""
+"""The network: the listening socket, addresses of clients, and guarded outgoing connections."""

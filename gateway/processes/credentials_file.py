@@ -1,6 +1,6 @@
 """HOME/credentials.json, and the examples that `tollgate up` prints with it.
 
-The keys in it were made by `tenancy.bootstrap` at the first start and are kept nowhere else; the
+The keys in it were made by `processes.bootstrap` at the first start and are kept nowhere else; the
 address follows each start.
 """
 

@@ -20,10 +20,10 @@ from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.limits.recounts import recounting
 from gateway.processes import credentials_file as credentials
+from gateway.processes.bootstrap import bootstrap
 from gateway.processes.credentials_file import Credentials
 from gateway.secret import Secret
 from gateway.settings.load import DEFAULT_PLAN, Settings
-from gateway.tenancy.bootstrap import bootstrap
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
 from gateway.tenancy.money.plans import check_price_lists
 from gateway.tenancy.orgs import find_operator

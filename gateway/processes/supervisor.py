@@ -31,6 +31,7 @@ from engine.transport.client import EngineClient
 from foundation.tasks import LogAndContinue
 from gateway.home import Home, HomeLock
 from gateway.logs import last_error
+from gateway.net.listener import base_url, bind, local_address
 from gateway.processes import credentials_file as credentials
 from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
 from gateway.processes.credentials_file import Credentials
@@ -41,7 +42,6 @@ from gateway.processes.embedded_databases import (
     start_postgres,
     start_redis,
 )
-from gateway.processes.listener import base_url, bind, local_address
 from gateway.processes.restarter import Keeper
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.load import Settings, child_environment, save

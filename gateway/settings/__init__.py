@@ -1,1 +1,1 @@
-"""settings."""
+"""Reads tollgate.toml, TOLLGATE_* variables and flags into frozen settings, and edits the file."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 
-from gateway.cli.command import Flags
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load
 
@@ -85,7 +84,7 @@ def with_key(content: str, name: str, key: str, value: Any) -> str:
     raise click.ClickException(f"{name}: write it by hand: {line.strip()}")
 
 
-def rewrite(path: Path, content: str, flags: dict[str, Flags]) -> None:
+def rewrite(path: Path, content: str, flags: Mapping[str, str | int | Path | None]) -> None:
     """The settings file, if it can be read then; else it stays as it was."""
     descriptor, beside = tempfile.mkstemp(dir=path.absolute().parent, suffix=".toml")
     try:

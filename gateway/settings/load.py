@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from gateway.home import Home
 from gateway.lanes import LaneDeadlines
+from gateway.net.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
-from gateway.processes.listener import is_loopback, origin
 from gateway.settings.file import (
     BatchLines,
     BodyBytes,

@@ -1,1 +1,1 @@
-"""Organisations, projects, keys and plans: tables and their few verbs."""
+"""Organizations, projects, keys and plans: tables and the verbs that change them."""

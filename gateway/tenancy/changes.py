@@ -36,6 +36,8 @@ SILENCE_S = 1.0
 """A connection without a PONG for so long is given up."""
 MAX_BACKOFF_S = 1.0
 ANNOUNCE_TIMEOUT_S = 2.0
+MAX_STALENESS_S = 0.8
+"""An older answer is read again: within the promised second, with room for the announcement."""
 
 
 @asynccontextmanager

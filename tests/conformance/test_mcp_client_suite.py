@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import create_org
-from gateway.tenancy.users import create_user
 from tests.conformance.mcp_client import taking
 from tests.conformance.mcp_tenant import Lent
 from tests.conformance.test_mcp_suite import REQUIREMENTS, SUITE, pytestmark

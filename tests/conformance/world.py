@@ -38,8 +38,8 @@ from gateway.db import create_engine, tenant
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from gateway.secret import Secret
+from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import find_org
-from gateway.tenancy.users import create_user
 from tests.stack import ROOT, Stack, running
 
 HERE = Path(__file__).parent

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.app import create as product
-from gateway.auth import access_tokens, api_keys, revocations
+from gateway.auth.bearer import revocations
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.tenancy import changes
@@ -33,7 +33,7 @@ def made_once() -> Iterator[None]:
 def be_patient(patch: pytest.MonkeyPatch) -> None:
     """What is known stays known while this process, both ends of all, is kept from running: for
     who tests anything but how long that is."""
-    for module in (access_tokens, api_keys, revocations):
+    for module in (changes, revocations):
         patch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)
 

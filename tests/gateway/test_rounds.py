@@ -10,9 +10,9 @@ import pytest
 import redis.asyncio
 
 from foundation.periodic import Flusher
+from gateway.auth.bearer.revocations import Denylist
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
-from gateway.auth.revocations import Denylist
 from gateway.limits import funding, limiter
 from gateway.limits.limiter import Limiter
 from gateway.tenancy import changes as tenancy_changes

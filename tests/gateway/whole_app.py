@@ -18,9 +18,9 @@ from litestar import Litestar
 
 from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
+from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
-from gateway.auth.last_used import LastUsed
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
 from gateway.lanes import LaneDeadlines

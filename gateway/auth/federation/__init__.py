@@ -1,1 +1,1 @@
-"""federation."""
+"""Trust in issuers that others run: their keys, their tokens, and logins through them."""

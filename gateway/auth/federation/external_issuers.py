@@ -26,7 +26,7 @@ from gateway.auth.federation.external_tokens import (
 from gateway.auth.federation.issuer_directory import IssuerDirectory, Listed, Snapshot
 from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerUnavailable
 from gateway.auth.federation.issuers import Rules
-from gateway.auth.oauth.resources import API_PATH
+from gateway.auth.resources import API_PATH
 from gateway.lru import Lru
 from gateway.permissions import within
 from gateway.principal import Principal, Role

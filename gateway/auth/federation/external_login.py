@@ -45,8 +45,8 @@ from gateway.db import tenant
 from gateway.net.egress import Egress, EgressError
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.member_tables import users
+from gateway.tenancy.members.users import create_user, find_user
 from gateway.tenancy.tables import MAX_NAME_LENGTH
-from gateway.tenancy.users import create_user, find_user
 
 STATE_PURPOSE = "external-login-state"
 LOGIN_S = 600

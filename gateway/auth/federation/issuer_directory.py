@@ -18,12 +18,12 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.invoices.suspension import suspended_by
-from gateway.auth.access_tokens import MAX_STALENESS_S
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.federation.issuer_tables import issuers
 from gateway.auth.federation.issuers import COLUMNS, Issuer
 from gateway.db import DATABASE_ERRORS
 from gateway.principal import Plan
+from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
 from gateway.tenancy.money.plans import plan_columns, plan_of
@@ -97,7 +97,7 @@ class IssuerDirectory:
     def _is_trusted(self, snapshot: Snapshot) -> bool:
         now = self._clock()
         as_of = max(snapshot.as_of, self._listener.as_of)
-        return now - as_of <= MAX_STALENESS_S and now - snapshot.as_of <= REFRESH_S
+        return now - as_of <= changes.MAX_STALENESS_S and now - snapshot.as_of <= REFRESH_S
 
     def _changed(self, subject: str) -> None:
         if subject == EVERYTHING or subject.startswith(SUBJECT_PREFIXES):

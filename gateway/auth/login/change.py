@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor
+from gateway.auth.bearer.revocations import Announcement
 from gateway.auth.login.sessions import end_sessions_of
 from gateway.auth.oauth.tokens.consents import forget
 from gateway.auth.oauth.tokens.grants import record_revoked, revoke_grants
-from gateway.auth.revocations import Announcement
-from gateway.tenancy.users import ANY, AnyPassword, set_password
+from gateway.tenancy.members.users import ANY, AnyPassword, set_password
 
 PASSWORD_CHANGED = "password_changed"
 

@@ -1,1 +1,1 @@
-"""oauth."""
+"""The OAuth 2.1 authorization server, a file for each RFC."""

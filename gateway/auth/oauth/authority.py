@@ -14,15 +14,15 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway import permissions as policy
-from gateway.auth.access_tokens import AccessTokens
-from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.clients.store import Client
-from gateway.auth.oauth.resources import API_PATH, InvalidTarget, find_resources
 from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.peppers import Peppers
+from gateway.auth.resources import API_PATH, InvalidTarget, find_resources
 
 MAX_SCOPES = 64
 

@@ -27,9 +27,9 @@ from authlib.oauth2.rfc7636 import CodeChallenge
 from gateway import permissions as policy
 from gateway.auth.login.sessions import Session
 from gateway.auth.oauth.clients.metadata import AUTHORIZATION_CODE
+from gateway.auth.oauth.clients.redirects import find_registered, is_native, origin_of
 from gateway.auth.oauth.clients.store import Client
-from gateway.auth.oauth.redirects import find_registered, is_native, origin_of
-from gateway.auth.oauth.resources import InvalidTarget, Resource, find_resources
+from gateway.auth.resources import InvalidTarget, Resource, find_resources
 
 MAX_QUERY_LENGTH = 8192
 MAX_PARAMETERS = 64

@@ -24,6 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import permissions as policy
 from gateway.audit.log import Actor
+from gateway.auth.bearer.revocations import announcing, end_grant
+from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
 from gateway.auth.oauth import rfc8693_exchange
 from gateway.auth.oauth.authority import (
@@ -54,8 +56,6 @@ from gateway.auth.oauth.tokens.rfc9068_access_token import (
     sign,
     token_id,
 )
-from gateway.auth.revocations import announcing, end_grant
-from gateway.auth.subjects import find_principal, within_role
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.errors import ChangeNotAnnounced

@@ -7,13 +7,13 @@ from it. What is unknown or over counts as revoked (section 2.2).
 from __future__ import annotations
 
 from gateway.audit.log import Actor
+from gateway.auth.bearer.revocations import announcing, end_grant
 from gateway.auth.errors import AuthUnavailable, InvalidToken
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.form import Form
 from gateway.auth.oauth.rfc6749_errors import OAuthError, unavailable
 from gateway.auth.oauth.tokens import rfc9068_access_token
-from gateway.auth.revocations import announcing, end_grant
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.errors import ChangeNotAnnounced
 

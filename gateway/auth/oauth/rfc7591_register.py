@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.audit.log import Actor
+from gateway.auth.bearer.revocations import announcing
 from gateway.auth.login.login import Where
 from gateway.auth.login.throttle import Bound
 from gateway.auth.oauth.authorization import Authorization
@@ -27,7 +28,6 @@ from gateway.auth.oauth.clients.store import (
     create_client,
     scopes_of_a_stranger,
 )
-from gateway.auth.revocations import announcing
 from gateway.tenancy.orgs import find_operator
 
 KIND = "registration"

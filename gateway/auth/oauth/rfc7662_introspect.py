@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import AuthUnavailable, InvalidToken
 from gateway.auth.oauth.authority import Authority, token_type
 from gateway.auth.oauth.clients.store import Client
@@ -18,7 +19,6 @@ from gateway.auth.oauth.rfc6749_errors import invalid_client, unavailable
 from gateway.auth.oauth.tokens.grants import Grant, find_grant
 from gateway.auth.oauth.tokens.refresh_tokens import PREFIX, RefreshToken
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
-from gateway.auth.subjects import find_principal, within_role
 from gateway.db import DATABASE_ERRORS
 
 INACTIVE: dict[str, Any] = {"active": False}

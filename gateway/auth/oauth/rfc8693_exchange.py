@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway import permissions as policy
+from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import InvalidToken, RevokedToken
 from gateway.auth.oauth.authority import (
     Answer,
@@ -31,7 +32,6 @@ from gateway.auth.oauth.tokens.rfc9068_access_token import (
     sign,
     token_id,
 )
-from gateway.auth.subjects import find_principal, within_role
 
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 JWT = "urn:ietf:params:oauth:token-type:jwt"

@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from gateway.auth.errors import AuthError, MissingCredential, MissingScope
-from gateway.auth.oauth.resources import API_PATH, MCP_PATH
 from gateway.auth.oauth.rfc9449_dpop import ALGORITHMS, InvalidProof
+from gateway.auth.resources import API_PATH, MCP_PATH
 from gateway.permissions import KEY_SCOPES, SCOPE_MCP_CALL
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"

@@ -28,7 +28,7 @@ from gateway.tools.rounds import LoopBounds
 from gateway.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from gateway.auth.wiring import Auth
+    from gateway.auth.assembly.auth import Auth
     from gateway.mcp.admin.credentials_admin import UpstreamVault
     from gateway.mcp.admin.pins_admin import PinsAdmin
     from gateway.mcp.metered import Callers

@@ -29,9 +29,9 @@ from gateway.routes.shared.common_requests import (
 )
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
-from gateway.tenancy import invites, users
-from gateway.tenancy.invites import ProjectGrant
-from gateway.tenancy.users import User
+from gateway.tenancy.members import invites, users
+from gateway.tenancy.members.invites import ProjectGrant
+from gateway.tenancy.members.users import User
 from gateway.wire.admin.tenant import (
     CreatedInvite,
     InviteProject,

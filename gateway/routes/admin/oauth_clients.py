@@ -17,6 +17,7 @@ from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import permissions as policy
+from gateway.auth.bearer.revocations import announcing, end_grant
 from gateway.auth.errors import MissingScope
 from gateway.auth.oauth.clients.metadata import (
     AUTHORIZATION_CODE,
@@ -40,7 +41,6 @@ from gateway.auth.oauth.clients.store import (
 )
 from gateway.auth.oauth.tokens.consents import forget
 from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants, to_grants
-from gateway.auth.revocations import announcing, end_grant
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import tenant
 from gateway.principal import Principal

@@ -27,8 +27,8 @@ from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.shared.services import Services
 from gateway.tenancy import orgs as verbs
 from gateway.tenancy.errors import ReadOnly
-from gateway.tenancy.invites import create_invite, to_link
 from gateway.tenancy.keys.keys import create_key
+from gateway.tenancy.members.invites import create_invite, to_link
 from gateway.tenancy.orgs import Check, Org
 from gateway.tenancy.projects import create_project
 from gateway.tenancy.tables import orgs as table

@@ -14,10 +14,10 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from gateway.audit.log import record
+from gateway.auth.bearer.revocations import announcing
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import SigningKeyRow
 from gateway.auth.oauth.tokens.token_tables import signing_keys as table
-from gateway.auth.revocations import announcing
 from gateway.principal import Principal
 from gateway.routes.shared.access import actor_of, needs, services
 from gateway.routes.shared.conditional import answer, if_match

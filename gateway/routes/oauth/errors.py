@@ -25,7 +25,7 @@ from gateway.auth.oauth.rfc8414_metadata import (
 from gateway.console.pages import page
 from gateway.http_errors.table import Face
 from gateway.routes.shared.media_types import JSON
-from gateway.tenancy.invites import ACCEPT_PATH
+from gateway.tenancy.members.invites import ACCEPT_PATH
 
 OAUTH = "/oauth/"
 ELSEWHERE = (ACCEPT_PATH, RESET_PATH)

@@ -31,7 +31,7 @@ from gateway.routes.shared.browser import (
     stale_form,
 )
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
-from gateway.tenancy.invites import ACCEPT_PATH, Invite, accept_invite, find_invite
+from gateway.tenancy.members.invites import ACCEPT_PATH, Invite, accept_invite, find_invite
 from gateway.tenancy.tables import orgs
 
 PURPOSE = "invite"

@@ -14,10 +14,10 @@ from redis.exceptions import RedisError
 
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
-from gateway.auth.login.renewal import renew_password
 from gateway.auth.login.reset import RESET_PATH, Forgetful, find_reset
 from gateway.auth.login.throttle import Waits
 from gateway.auth.oauth.authorization import Authorization
+from gateway.auth.oauth.password_renewal import renew_password
 from gateway.console.pages import page, redirect
 from gateway.routes.oauth.login import (
     ACCOUNT,

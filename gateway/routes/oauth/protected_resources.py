@@ -15,7 +15,6 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from gateway.auth.errors import MissingScope
-from gateway.auth.oauth.resources import API_PATH
 from gateway.auth.oauth.rfc9728_protected_resource import (
     WELL_KNOWN,
     ProtectedResource,
@@ -23,6 +22,7 @@ from gateway.auth.oauth.rfc9728_protected_resource import (
     find_error,
     find_metadata,
 )
+from gateway.auth.resources import API_PATH
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes

@@ -22,8 +22,9 @@ from gateway.routes.shared.common_requests import (
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing
-from gateway.tenancy import members, projects, users
-from gateway.tenancy.members import Member
+from gateway.tenancy import projects
+from gateway.tenancy.members import members, users
+from gateway.tenancy.members.members import Member
 from gateway.tenancy.projects import Project
 from gateway.wire.organization import organization as wire
 from gateway.wire.organization.organization import Deleted, Listed, read_query, to_unix

@@ -33,10 +33,10 @@ from gateway.routes.shared.common_requests import (
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing
-from gateway.tenancy import invites, users
-from gateway.tenancy.invites import Invite, ProjectGrant
 from gateway.tenancy.member_tables import check_role
-from gateway.tenancy.users import Membership, User
+from gateway.tenancy.members import invites, users
+from gateway.tenancy.members.invites import Invite, ProjectGrant
+from gateway.tenancy.members.users import Membership, User
 from gateway.wire.organization import organization as wire
 from gateway.wire.organization.organization import Deleted, Listed, read_query, to_unix
 

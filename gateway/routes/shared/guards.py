@@ -24,8 +24,8 @@ from gateway.auth.errors import (
     WrongNetwork,
 )
 from gateway.auth.oauth import rfc9449_dpop
-from gateway.auth.oauth.resources import API_PATH
 from gateway.auth.oauth.rfc9449_dpop import InvalidProof
+from gateway.auth.resources import API_PATH
 from gateway.permissions import may
 from gateway.principal import Principal
 from gateway.routes.shared.access import (

@@ -16,9 +16,9 @@ from billing.ingestion.shipper import Shipper
 from billing.spool.spool import Spool
 from engine.transport.client import Engine
 from foundation.tasks import LogAndContinue
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.assembly.federation import Federation
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
-from gateway.auth.federation.wiring import Federation
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.authorization import Authorization
 from gateway.batches.runner import BatchRunner

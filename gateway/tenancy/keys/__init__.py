@@ -1,1 +1,1 @@
-"""keys."""
+"""API keys of a project: who owns them, what restricts them, how they change."""

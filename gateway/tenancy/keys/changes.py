@@ -20,10 +20,10 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.auth.delegation import check_changed, check_secret
 from gateway.principal import Principal
 from gateway.tenancy.changes import changing
 from gateway.tenancy.checks import unchecked
+from gateway.tenancy.delegation import check_changed, check_secret
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys.keys import (
     ADMIN_PREFIX,

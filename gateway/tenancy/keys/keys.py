@@ -23,7 +23,13 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.auth.delegation import (
+from gateway.ids import uuid7
+from gateway.networks import Networks
+from gateway.permissions import KEY_SCOPES
+from gateway.principal import KeyLane, Principal
+from gateway.tenancy.changes import changing
+from gateway.tenancy.checks import unchecked
+from gateway.tenancy.delegation import (
     Bounds,
     Owner,
     Power,
@@ -32,12 +38,6 @@ from gateway.auth.delegation import (
     check_secret,
     owner_of_new,
 )
-from gateway.ids import uuid7
-from gateway.networks import Networks
-from gateway.permissions import KEY_SCOPES
-from gateway.principal import KeyLane, Principal
-from gateway.tenancy.changes import changing
-from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys.restrictions import (
     UNRESTRICTED,
@@ -149,7 +149,7 @@ async def create_key(
 ) -> CreatedKey:
     """A new key in a live project of the org or, without a project, of the whole org, which only a
     key of administration can be. `expires_at` must know its time zone. `by`: who will read its
-    secret; what binds them binds it, and whose they are it may be (`auth.delegation`).
+    secret; what binds them binds it, and whose they are it may be (`tenancy.delegation`).
 
     Raises: InvalidField, NotFound (org, project, plan, owner), NotAllowed.
     """

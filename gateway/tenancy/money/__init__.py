@@ -1,1 +1,1 @@
-"""money."""
+"""What a tenant may spend: plans, caps, credits, top-ups and suspension."""

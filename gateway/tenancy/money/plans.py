@@ -82,7 +82,7 @@ class PlanChange(msgspec.Struct, frozen=True):
 async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> list[PlanChange]:
     """Make the table say what `wanted` says; returns what that changed, for `record_changes`. A
     plan that is gone from it is archived: its limits go on to bind what refers to it, and it can no
-    longer be given. Workers see new limits within `auth.api_keys.REFRESH_S`.
+    longer be given. Workers see new limits within `auth.bearer.api_keys.REFRESH_S`.
 
     Raises: InvalidField.
     """

@@ -18,8 +18,8 @@ from gateway.audit.tables import entries
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import ROTATE_AFTER_S, KeyRing
 from gateway.principal import Plan
+from gateway.processes.bootstrap import bootstrap
 from gateway.processes.database import record_prices
-from gateway.tenancy.bootstrap import bootstrap
 from gateway.tenancy.orgs import create_org
 from tests.gateway.auth.oauth.tokens.test_signing_keys import CIPHER, Clock
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.bearer.revocations import Kind, announcing
 from gateway.auth.errors import AuthUnavailable, RevokedToken
-from gateway.auth.revocations import Kind, announcing
 from tests.gateway.auth.world import World
 from tests.pace import pace
 

@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import InvalidToken
 from gateway.auth.federation.external_issuers import ExternalIssuers
 from tests.gateway.auth.federating import World, world

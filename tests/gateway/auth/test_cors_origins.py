@@ -13,8 +13,8 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.cors_origins import MAX_AGE_S, REFRESH_S, CorsOrigins
 from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.keys.origins import read_origins, update_origins
 from gateway.tenancy.orgs import archive_org, create_org
-from gateway.tenancy.origins import read_origins, update_origins
 from tests.gateway.auth.test_api_keys import counted_queries
 
 APP = "https://app.example.com"

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.auth import delegation
-from gateway.auth.delegation import NOBODY, Bounds, Owner, Power, administers
 from gateway.auth.oauth.clients.metadata import AUTHORIZATION_CODE, CLIENT_CREDENTIALS
+from gateway.auth.oauth.clients.store import check_client
 from gateway.networks import Networks
 from gateway.permissions import KEY_SCOPES, SCOPES_OF, SERVICE_SCOPES, is_bound, may_give
 from gateway.principal import Principal, Role
+from gateway.tenancy import delegation
+from gateway.tenancy.delegation import NOBODY, Bounds, Owner, Power, administers
 from gateway.tenancy.errors import NotAllowed
 
 ME = Owner("user_me")
@@ -249,10 +250,10 @@ def test_a_client_that_comes_alone_is_somebodys_or_made_by_nobodys_key(
         "service_account_id": None,
     } | wanted
     if field is None:
-        delegation.check_client(maker, **asked)
+        check_client(maker, **asked)
         return
     with pytest.raises(NotAllowed) as refused:
-        delegation.check_client(maker, **asked)
+        check_client(maker, **asked)
     assert refused.value.field == field
 
 

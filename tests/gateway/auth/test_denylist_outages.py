@@ -18,9 +18,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth import revocations
+from gateway.auth.bearer import revocations
+from gateway.auth.bearer.revocations import Announcement, Revocation, announcing
 from gateway.auth.errors import AuthUnavailable, ExpiredToken
-from gateway.auth.revocations import Announcement, Revocation, announcing
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded

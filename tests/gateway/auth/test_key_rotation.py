@@ -12,7 +12,7 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, RevokedKey
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, CreatedKey, create_key, revoke_key

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from gateway.auth import last_used
-from gateway.auth.last_used import LastUsed
+from gateway.auth.bearer import last_used
+from gateway.auth.bearer.last_used import LastUsed
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.tenancy.tables import api_keys
 from tests.gateway.auth.test_api_keys import authenticating, counted_queries, make_key

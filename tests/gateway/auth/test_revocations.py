@@ -13,12 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth import access_tokens, revocations
-from gateway.auth.access_tokens import AccessTokens
-from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
-from gateway.auth.oauth.tokens import signing_keys
-from gateway.auth.oauth.tokens.signing_keys import KeyRing
-from gateway.auth.revocations import (
+from gateway.auth.bearer import access_tokens, revocations
+from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.bearer.revocations import (
     CHANNEL,
     ENCODER,
     INTENT,
@@ -31,11 +28,15 @@ from gateway.auth.revocations import (
     end_grant,
     purge,
 )
-from gateway.auth.subjects import find_principal
+from gateway.auth.bearer.subjects import find_principal
+from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
+from gateway.auth.oauth.tokens import signing_keys
+from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.principal import Plan
+from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING
-from gateway.tenancy.members import add_member, remove_member
+from gateway.tenancy.members.members import add_member, remove_member
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, update_org_plan
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
@@ -399,7 +400,7 @@ async def test_an_answer_is_not_trusted_for_long_without_the_feed(world: World) 
     token = await a_token(world)
     heard = clock()
     await tokens.authenticate(token, heard_as_of=heard)
-    clock.ahead_s += access_tokens.MAX_STALENESS_S + 0.1
+    clock.ahead_s += changes.MAX_STALENESS_S + 0.1
     with counted_queries(world.db) as queries:
         await tokens.authenticate(token, heard_as_of=heard)
     assert any("FROM orgs" in each for each in queries)

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.api_keys import principal_of
+from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import ExpiredKey, InvalidKey, RevokedKey
 from gateway.principal import Principal
 from gateway.tenancy.keys.keys import CreatedKey, revoke_key

@@ -16,12 +16,13 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE, Actor
-from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.assembly.auth import audiences
+from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.login.throttle import Throttle
 from gateway.auth.oauth import rfc6749_token
 from gateway.auth.oauth.authority import Authority
-from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.clients.metadata import ClientMetadata
 from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Client, Clients, create_client
 from gateway.auth.oauth.form import Form
@@ -32,7 +33,6 @@ from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
 from gateway.auth.peppers import Peppers
-from gateway.auth.wiring import audiences
 from gateway.ids import uuid7
 from gateway.principal import Principal
 from gateway.tenancy.member_tables import service_accounts, users

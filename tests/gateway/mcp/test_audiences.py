@@ -23,9 +23,9 @@ from gateway.settings.load import load
 from gateway.tenancy import orgs, projects
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.keys.keys import create_key
+from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
-from gateway.tenancy.users import create_user
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker, mcp_client

@@ -15,7 +15,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
-from gateway.auth import api_keys
+from gateway.auth.bearer import api_keys
 from tests.gateway.whole_app import MODELS, World, world
 from tests.pace import within
 

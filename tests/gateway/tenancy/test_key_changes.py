@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.audit.tables import entries
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import AuthError, InvalidKey, RevokedKey
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField, NotFound

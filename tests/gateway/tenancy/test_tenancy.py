@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import UNLIMITED, Plan
+from gateway.processes.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy import member_tables
-from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, InvalidField, NameTaken, NotFound
 from gateway.tenancy.keys.keys import (

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
+from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import create_org
-from gateway.tenancy.users import create_user
 
 
 class Tenant(msgspec.Struct, frozen=True):

@@ -26,9 +26,9 @@ from gateway.auth.oauth.clients.store import create_client, rotate_secret
 from gateway.db import tenant
 from gateway.logs import JsonFormatter
 from gateway.secret import Secret
-from gateway.tenancy.invites import create_invite
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.member_tables import users
+from gateway.tenancy.members.invites import create_invite
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
 from tests.gateway.auth.browsing import (

@@ -28,13 +28,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import gateway
 from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
+from gateway.auth.bearer.revocations import Announcement
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.errors import InvalidKey
 from gateway.auth.federation.external_login import Begun
 from gateway.auth.federation.issuers import Rules
 from gateway.auth.oauth.clients.metadata import ClientMetadata
 from gateway.auth.peppers import Peppers
-from gateway.auth.revocations import Announcement
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.secret import Secret, SecretKey
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
@@ -56,7 +56,7 @@ SYSTEM = {
     "auth.grants.issue_code": "of the grant that it is given",
     "auth.grants.record_revoked": "about what its caller has ended",
     "auth.grants.redeem_code": "by who has the code, before the tenant is known",
-    "auth.revocations.purge": "of what refuses nothing any more, whosever it was",
+    "auth.bearer.revocations.purge": "of what refuses nothing any more, whosever it was",
     "auth.password_reset.find_reset": "whoever has the link, before the tenant is known",
     "auth.sessions.end_session": "of the session that it is given",
     "auth.sessions.find_session": "by who has the cookie, before the tenant is known",
@@ -68,12 +68,12 @@ SYSTEM = {
     "auth.signing_keys.rotate": "signing keys are of the whole installation",
     "tenancy.key_changes.report_leak": "whoever shows a key, before the tenant is known",
     "tenancy.keys.end_key": "of the key that it is given",
-    "tenancy.origins.all_origins": "a preflight names no tenant",
-    "auth.subjects.find_principal": "of the token that it is given, whose claims name the org",
-    "tenancy.bootstrap.bootstrap": "the first start, before there is a tenant",
+    "tenancy.keys.origins.all_origins": "a preflight names no tenant",
+    "auth.bearer.subjects.find_principal": "of the token that it is given; its claims name the org",
+    "processes.bootstrap.bootstrap": "the first start, before there is a tenant",
     "tenancy.changes.changing": "a transaction, not a verb",
-    "tenancy.invites.accept_invite": "whoever has the link, before the tenant is known",
-    "tenancy.invites.find_invite": "whoever has the link, before the tenant is known",
+    "tenancy.members.invites.accept_invite": "whoever has the link, before the tenant is known",
+    "tenancy.members.invites.find_invite": "whoever has the link, before the tenant is known",
     "tenancy.pages.read_page": "a page of the statement that it is given",
     "batches.batches.forget_deleted": "of what was deleted, whosever it was",
     "batches.batches.mark_dispatched": "of the batches that it is given",

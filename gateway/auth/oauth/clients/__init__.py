@@ -1,1 +1,1 @@
-"""clients."""
+"""OAuth clients: registered ones, and those that publish a metadata document."""

@@ -14,7 +14,13 @@ import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from gateway.auth.oauth.redirects import MAX_URI_LENGTH, WEB, has_own_scheme, is_native, refusal
+from gateway.auth.oauth.clients.redirects import (
+    MAX_URI_LENGTH,
+    WEB,
+    has_own_scheme,
+    is_native,
+    refusal,
+)
 
 AUTHORIZATION_CODE = "authorization_code"
 REFRESH_TOKEN = "refresh_token"

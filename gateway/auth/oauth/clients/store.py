@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway import permissions as policy
 from gateway.audit.log import Actor, record
-from gateway.auth.delegation import check_client
 from gateway.auth.oauth.clients.metadata import (
+    CLIENT_CREDENTIALS,
     LINKS,
     MAX_NAME_LENGTH,
     SECRET_METHODS,
@@ -30,9 +30,11 @@ from gateway.auth.oauth.tokens.grants import record_revoked, revoke_grants
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
+from gateway.permissions import is_bound
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.tenancy.checks import unchecked
-from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.delegation import NOBODY, administers, check_owner
+from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.tenancy.member_tables import service_accounts
 from gateway.tenancy.tables import check_plan, orgs, projects
 
@@ -181,7 +183,7 @@ async def create_client(
 ) -> CreatedClient:
     """org_id None: it registers itself, and gets the token of RFC 7592; then `audit_org` is whose
     log says so. `metadata` has been checked, `scopes` are known ones. `by`: who will have its
-    secret, and so what it is given when it comes alone (`auth.delegation`).
+    secret, and so what it is given when it comes alone (`tenancy.delegation`).
 
     Raises: NotFound (project_id, service_account_id, plan), NotAllowed.
     """
@@ -470,3 +472,23 @@ def _seen(client: Client) -> dict[str, Any]:
     left_out = {"id", "org_id", "version", "created_at", "archived_at"}
     fields = msgspec.structs.asdict(client)
     return {name: value for name, value in fields.items() if name not in left_out}
+
+
+def check_client(
+    maker: Principal,
+    *,
+    scopes: Iterable[str],
+    grant_types: Collection[str],
+    service_account_id: str | None,
+) -> None:
+    """Check that `maker` may make a client that acts for itself (client credentials) with `scopes`.
+
+    What other clients get, a user allows.
+    Raises: NotAllowed.
+    """
+    if CLIENT_CREDENTIALS not in grant_types:
+        return
+    if is_bound(maker):
+        raise NotAllowed("grant_types", "this key is bound, and a client is not")
+    if service_account_id is None and administers(scopes):
+        check_owner(maker, NOBODY, "service_account_id")

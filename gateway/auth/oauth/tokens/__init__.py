@@ -1,1 +1,1 @@
-"""tokens."""
+"""What the authorization server issues: grants, tokens, and the keys that sign them."""

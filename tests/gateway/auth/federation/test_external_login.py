@@ -24,7 +24,7 @@ from gateway.auth.federation.external_login import (
 from gateway.auth.federation.issuers import CIPHER_PURPOSE, Issuer, create_issuer
 from gateway.db import tenant
 from gateway.tenancy.changes import changing
-from gateway.tenancy.users import archive_user, create_user
+from gateway.tenancy.members.users import archive_user, create_user
 from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import AUDIENCE, ISSUER, NOW, ec_key, rsa_key

@@ -13,7 +13,7 @@ from litestar.config.app import AppConfig
 from litestar.datastructures import State
 from redis.asyncio import Redis
 
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.http_errors.table import to_face
 from gateway.networks import Networks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.auth.oauth.authority import MAX_SCOPES, Answer, narrowed_scopes
-from gateway.auth.oauth.clients.authentication import Presented
+from gateway.auth.oauth.client_authentication import Presented
 from gateway.auth.oauth.rfc6749_errors import OAuthError
 from tests.gateway.auth.world import World, error_of
 

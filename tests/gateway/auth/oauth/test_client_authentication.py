@@ -19,8 +19,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from gateway.auth.login.throttle import FAILED, Throttle
-from gateway.auth.oauth.clients import authentication as client_authentication
-from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth import client_authentication
+from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.clients.store import rotate_secret
 from gateway.auth.oauth.form import MAX_BODY_BYTES, Form
 from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS, OAuthError

@@ -11,6 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.tables import entries
+from gateway.auth.bearer.revocations import announcing
+from gateway.auth.bearer.subjects import find_principal
 from gateway.auth.login.change import change_password
 from gateway.auth.login.sessions import find_session, holds_session, start_session
 from gateway.auth.oauth import rfc6749_token
@@ -18,8 +20,6 @@ from gateway.auth.oauth.clients.store import Client, archive_client, archive_reg
 from gateway.auth.oauth.tokens.consents import is_remembered, remember
 from gateway.auth.oauth.tokens.grants import find_grant
 from gateway.auth.peppers import Peppers
-from gateway.auth.revocations import announcing
-from gateway.auth.subjects import find_principal
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
 from tests.gateway.a_secret import a_secret

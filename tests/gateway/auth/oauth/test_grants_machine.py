@@ -22,7 +22,8 @@ from hypothesis.stateful import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.bearer.revocations import Announcement, announcing, end_grant
 from gateway.auth.errors import InvalidToken
 from gateway.auth.oauth import rfc7009_revoke
 from gateway.auth.oauth.clients.store import Client, archive_client
@@ -31,7 +32,6 @@ from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.grants import CODE_KEPT_S, CODE_LIFETIME_S, Grant, find_grant
 from gateway.auth.oauth.tokens.refresh_tokens import GRANT_LIFETIME_S, LIFETIME_S, LOST_ANSWER_S
-from gateway.auth.revocations import Announcement, announcing, end_grant
 from gateway.db import ROLE_SYSTEM, create_engine
 from tests.gateway.auth.parts import ISSUER
 from tests.gateway.auth.world import (

@@ -7,11 +7,11 @@ import pytest
 import redis.asyncio
 from joserfc import jwt
 
+from gateway.auth.bearer.revocations import Denylist
 from gateway.auth.oauth import rfc6749_token
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.grants import find_grant
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
-from gateway.auth.revocations import Denylist
 from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.world import World, error_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.oauth.redirects import (
+from gateway.auth.oauth.clients.redirects import (
     MAX_URI_LENGTH,
     find_registered,
     is_native,

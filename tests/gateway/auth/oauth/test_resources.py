@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.oauth.resources import (
+from gateway.auth.resources import (
     MAX_RESOURCE_LENGTH,
     MAX_RESOURCES,
     InvalidTarget,

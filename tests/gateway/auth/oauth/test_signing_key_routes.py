@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from gateway.app.create import refuse
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S, VERIFY_FOR_S
 from gateway.networks import Networks
 from gateway.routes.admin import signing_keys

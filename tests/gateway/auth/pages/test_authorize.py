@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.login.sessions import end_sessions_of
 from gateway.auth.oauth.authorization import authorize
 from gateway.auth.oauth.clients.store import Client
-from gateway.auth.oauth.resources import MAX_RESOURCES
 from gateway.auth.oauth.rfc6749_authorize import DESCRIPTIONS, MAX_QUERY_LENGTH
 from gateway.auth.oauth.tokens.grants import Code, redeem_code, select_grants
+from gateway.auth.resources import MAX_RESOURCES
 from gateway.auth.tables import oauth_consents
 from gateway.db import tenant
 from gateway.permissions import SCOPES

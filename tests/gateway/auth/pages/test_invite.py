@@ -9,7 +9,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import tenant
-from gateway.tenancy.invites import LIFETIME, create_invite
+from gateway.tenancy.members.invites import LIFETIME, create_invite
 from tests.gateway.auth.browsing import PASSWORD, desk_of, hidden, sign_in
 from tests.gateway.auth.conftest import ACTOR, Clock, Tenant
 

@@ -16,7 +16,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.tables import entries
-from gateway.auth import revocations
+from gateway.auth.bearer import revocations
 from gateway.auth.login import passwords
 from gateway.auth.login.reset import LIFETIME, find_reset, make_reset
 from gateway.auth.login.throttle import PAIR

@@ -25,7 +25,7 @@ from gateway.db import tenant
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.calls import RedisCalls
-from gateway.tenancy import users
+from gateway.tenancy.members import users
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.approvals import ApprovedCall, requested
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, close_and_finalize, tokens

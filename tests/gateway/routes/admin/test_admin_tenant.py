@@ -6,7 +6,7 @@ import pytest
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.db import tenant
-from gateway.tenancy import users
+from gateway.tenancy.members import users
 from tests.gateway.routes.admin.conftest import World
 
 ORGANIZATION = "/v1/admin/organization"

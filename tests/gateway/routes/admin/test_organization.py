@@ -12,10 +12,10 @@ import pytest
 
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.db import tenant
-from gateway.tenancy import users
-from gateway.tenancy.invites import accept_invite
 from gateway.tenancy.keys.keys import create_key
-from gateway.tenancy.users import User
+from gateway.tenancy.members import users
+from gateway.tenancy.members.invites import accept_invite
+from gateway.tenancy.members.users import User
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.routes.admin.exactly import exact
 

@@ -46,8 +46,8 @@ from gateway.processes import database
 from gateway.routes.shared.services import Services
 from gateway.settings.load import Settings, load
 from gateway.tenancy.keys.keys import create_key
-from gateway.tenancy.members import add_member
-from gateway.tenancy.users import create_user
+from gateway.tenancy.members.members import add_member
+from gateway.tenancy.members.users import create_user
 from mcp_bridge.trust.approvals import ApprovedCall, requested
 from tests.billing.invoices.billed import tokens
 from tests.gateway.fleet.upstream.scripted_upstream import Upstream

@@ -16,13 +16,13 @@ from litestar.params import JSONBody
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, MissingCredential
 from gateway.http_errors.table import to_face
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
+from gateway.processes.bootstrap import BootstrapResult, bootstrap
 from gateway.routes.shared.access import PUBLIC, needs
 from gateway.routes.shared.guards import authenticate, read_authorization, read_bearer
-from gateway.tenancy.bootstrap import BootstrapResult, bootstrap
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
 

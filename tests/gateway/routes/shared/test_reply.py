@@ -13,7 +13,7 @@ from litestar.types import Receive, Scope, Send
 
 from gateway.app.connection import Connection
 from gateway.inference.delivery import Delivery
-from gateway.processes.listener import bound_unread
+from gateway.net.listener import bound_unread
 from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME
 from gateway.routes.shared.reply import Reply
 

@@ -11,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.audit.tables import entries
 from gateway.db import tenant
-from gateway.tenancy import projects, users
+from gateway.tenancy import projects
+from gateway.tenancy.members import users
+from gateway.tenancy.members.users import User
 from gateway.tenancy.orgs import create_org
-from gateway.tenancy.users import User
 from tests.gateway.a_secret import a_secret
 
 ACTOR = Actor(kind="api_key", id="key_1")

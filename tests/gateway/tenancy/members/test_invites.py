@@ -10,17 +10,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.tenancy import invites, members, projects, users
+from gateway.tenancy import projects
 from gateway.tenancy.errors import (
     InvalidField,
     InviteClosed,
     NameTaken,
     NotFound,
 )
-from gateway.tenancy.invites import CreatedInvite, ProjectGrant
 from gateway.tenancy.keys import owned_keys, service_accounts
 from gateway.tenancy.member_tables import ROLES
-from gateway.tenancy.users import User
+from gateway.tenancy.members import invites, members, users
+from gateway.tenancy.members.invites import CreatedInvite, ProjectGrant
+from gateway.tenancy.members.users import User
 from tests.gateway.a_secret import a_secret
 from tests.gateway.tenancy.members.tenants import ME, NOW, SECRET, Tenant
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_INFERENCE
-from gateway.tenancy import members, projects, users
+from gateway.tenancy import projects
 from gateway.tenancy.errors import (
     Archived,
     InvalidField,
@@ -23,8 +23,9 @@ from gateway.tenancy.errors import (
 from gateway.tenancy.keys import owned_keys, service_accounts
 from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.member_tables import check_email
+from gateway.tenancy.members import members, users
+from gateway.tenancy.members.users import User
 from gateway.tenancy.pages import Cursor
-from gateway.tenancy.users import User
 from tests.gateway.tenancy.members.tenants import ME, Tenant
 
 # ---- users

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.tenancy import invites, members, users
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
-from gateway.tenancy.invites import ProjectGrant
 from gateway.tenancy.member_tables import ROLES
+from gateway.tenancy.members import invites, members, users
+from gateway.tenancy.members.invites import ProjectGrant
 from gateway.tenancy.pages import Cursor
 from tests.gateway.tenancy.members.tenants import ME, NOW, SECRET, Tenant, found_tenant
 from tests.machines import run_machine

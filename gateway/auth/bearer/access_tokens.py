@@ -20,19 +20,19 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from gateway.auth.bearer.revocations import Denylist, Revocation
+from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, RevokedToken
 from gateway.auth.oauth.tokens import rfc9068_access_token
 from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_TOKEN_BYTES, AccessClaims
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
-from gateway.auth.revocations import Denylist, Revocation
-from gateway.auth.subjects import find_principal, within_role
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru
 from gateway.principal import Principal
+from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING
 
 MAX_CACHED_TOKENS = 16_384
-MAX_STALENESS_S = 0.8
 MAX_CONCURRENT_READS = 16
 READ_TIMEOUT_S = 5.0
 MAX_READS = 3
@@ -144,7 +144,7 @@ class AccessTokens:
 
     def _is_trusted(self, known: Known, heard_as_of: float) -> bool:
         as_of = max(known.as_of, heard_as_of)
-        return self._clock() - as_of <= MAX_STALENESS_S and self.denylist.is_current
+        return self._clock() - as_of <= changes.MAX_STALENESS_S and self.denylist.is_current
 
     async def _lookup(self, token: str, digest: bytes) -> Known:
         for _ in range(MAX_READS):
@@ -153,7 +153,7 @@ class AccessTokens:
             # Shielded: others wait for it too.
             await asyncio.shield(self._read(token, digest))
             known = self._known.get(digest)
-            is_new = known is not None and known.as_of >= asked_at - MAX_STALENESS_S
+            is_new = known is not None and known.as_of >= asked_at - changes.MAX_STALENESS_S
             if known is not None and is_new and self.denylist.is_current:
                 return known
         raise AuthUnavailable("no answer that is new enough")

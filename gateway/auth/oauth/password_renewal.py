@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 
+from gateway.auth.bearer.revocations import announcing
 from gateway.auth.login.change import change_password
 from gateway.auth.login.login import PASSWORD, SignedIn, Where, WrongCredentials
 from gateway.auth.oauth.authorization import Authorization
-from gateway.auth.revocations import announcing
 from gateway.db import tenant
 from gateway.tenancy.errors import ChangeNotAnnounced, NotFound
 

@@ -30,11 +30,11 @@ from gateway.tenancy.member_tables import (
     invites,
     users,
 )
-from gateway.tenancy.members import join
+from gateway.tenancy.members.members import join
+from gateway.tenancy.members.users import User, create_user
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.projects import lock_project
 from gateway.tenancy.tables import orgs, projects
-from gateway.tenancy.users import User, create_user
 
 LIFETIME = timedelta(days=7)
 PEPPER_PURPOSE = "invite"

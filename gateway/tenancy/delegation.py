@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from gateway.auth.oauth.clients.metadata import CLIENT_CREDENTIALS
 from gateway.networks import Networks
 from gateway.permissions import ADMIN, OPERATOR, is_bound
 from gateway.principal import Principal
@@ -96,7 +95,7 @@ def check_secret(maker: Principal, power: Power) -> None:
     """`maker` will read the secret of a key, new or rotated, of that power. Raises: NotAllowed."""
     _check_bounds(maker, power.bounds)
     if administers(power.scopes):
-        _check_owner(maker, power.owner)
+        check_owner(maker, power.owner)
 
 
 def check_changed(maker: Principal, key_id: str, before: Power, after: Power) -> None:
@@ -106,23 +105,7 @@ def check_changed(maker: Principal, key_id: str, before: Power, after: Power) ->
     _check_bounds(maker, after.bounds)
     wider = not set(after.scopes) <= set(before.scopes) or after.bounds.beyond(before.bounds)
     if wider and administers(after.scopes):
-        _check_owner(maker, before.owner)
-
-
-def check_client(
-    maker: Principal,
-    *,
-    scopes: Iterable[str],
-    grant_types: Collection[str],
-    service_account_id: str | None,
-) -> None:
-    """Of a client that comes alone; what others get, a user allowed. Raises: NotAllowed."""
-    if CLIENT_CREDENTIALS not in grant_types:
-        return
-    if is_bound(maker):
-        raise NotAllowed("grant_types", "this key is bound, and a client is not")
-    if service_account_id is None and administers(scopes):
-        _check_owner(maker, NOBODY, "service_account_id")
+        check_owner(maker, before.owner)
 
 
 def _acts_for(maker: Principal) -> Owner:
@@ -135,7 +118,7 @@ def _check_bounds(maker: Principal, wanted: Bounds) -> None:
         raise NotAllowed(beyond, "this key is bound to less itself")
 
 
-def _check_owner(maker: Principal, owner: Owner, field: str = "scopes") -> None:
+def check_owner(maker: Principal, owner: Owner, field: str = "scopes") -> None:
     own = _acts_for(maker)
     if own == NOBODY and maker.kind != "key":
         raise NotAllowed(field, "this token acts for nobody, whose what administers could be")

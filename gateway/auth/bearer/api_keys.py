@@ -30,13 +30,14 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.access_tokens import AccessTokens
+from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.federation.external_issuers import ExternalIssuers
 from gateway.db import DATABASE_ERRORS
 from gateway.lru import Lru
 from gateway.networks import Networks
 from gateway.principal import Principal
+from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.keys.keys import (
     ADMIN_PREFIX,
@@ -49,8 +50,6 @@ from gateway.tenancy.keys.records import KeyRecord, find_key, read_key
 
 log = logging.getLogger(__name__)
 
-MAX_STALENESS_S = 0.8
-"""Within the promised second, with room for the announcement itself."""
 REFRESH_S = 30.0
 """After so long a trusted answer is read again in the background: limits that changed without an
 announcement."""
@@ -188,7 +187,7 @@ class Authenticator:
     def _is_trusted(self, known: Known) -> bool:
         now = self._clock()
         as_of = max(known.as_of, self._listener.as_of)
-        return now - as_of <= MAX_STALENESS_S and now - known.as_of <= MAX_AGE_S
+        return now - as_of <= changes.MAX_STALENESS_S and now - known.as_of <= MAX_AGE_S
 
     def _changed(self, subject: str) -> None:
         self._changes += 1

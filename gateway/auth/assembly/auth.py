@@ -12,16 +12,16 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.access_tokens import AccessTokens
-from gateway.auth.api_keys import Authenticator
+from gateway.auth.assembly.federation import Federation, open_federation
+from gateway.auth.bearer.access_tokens import AccessTokens
+from gateway.auth.bearer.api_keys import Authenticator
+from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_issuers import ExternalIssuers
-from gateway.auth.federation.wiring import Federation, open_federation
-from gateway.auth.last_used import LastUsed
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.authorization import Authorization, open_authorization
-from gateway.auth.oauth.clients.authentication import ClientAuthentication
+from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing

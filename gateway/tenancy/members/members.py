@@ -22,9 +22,9 @@ from gateway.tenancy.member_tables import (
     project_members,
     users,
 )
+from gateway.tenancy.members.users import get_user
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.projects import lock_project
-from gateway.tenancy.users import get_user
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

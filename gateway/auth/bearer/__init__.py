@@ -1,0 +1,1 @@
+"""Resolves the bearer credential of a request to a principal: keys, tokens, revocation."""

@@ -1,0 +1,1 @@
+"""The people of an organization: users, members of projects, invites."""
