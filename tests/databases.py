@@ -127,7 +127,8 @@ class Databases:
 
 
 async def fingerprint(connection: asyncpg.Connection) -> tuple[str, ...]:
-    """Of all that is not a row of a table, and of the revision, which `EMPTY` leaves."""
+    """Return a digest of all that is not a row of a table, and of the revision, which `EMPTY`
+    leaves."""
     row = await connection.fetchrow(FINGERPRINT)
     assert row is not None
     return tuple(row)

@@ -117,7 +117,7 @@ class Stack:
         assert not alive, f"left behind: {alive}"
 
     def clean_up(self) -> None:
-        """Whatever the test did: nothing of ours may stay behind."""
+        """Leave nothing of ours behind, whatever the test did."""
         for client in self.clients:
             client.close()
         if self.process is not None:

@@ -1,4 +1,4 @@
-"""What the C load generator prints, read as our own sums up."""
+"""Figures that the C load generator prints are read as our own sums up."""
 
 from __future__ import annotations
 

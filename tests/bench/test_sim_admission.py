@@ -1,4 +1,4 @@
-"""What the simulator lets in: by the gateway's own limits and early refusals, as its scripts do."""
+"""The simulator admits by the gateway's own limits and early refusals, as its scripts do."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 
 def run(module: str, *arguments: str, small: str = "--dry") -> str:
-    """What it prints; the recorded results stay as they are. small: what asks for that."""
+    """Return what a benchmark prints; the recorded results stay as they are. small: the arguments
+    for a small run."""
     before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
     done = subprocess.run(
         [sys.executable, "-m", module, small, *arguments],

@@ -1,4 +1,4 @@
-"""What a soak finds fault with."""
+"""A soak finds fault with what grows or is left behind."""
 
 from __future__ import annotations
 

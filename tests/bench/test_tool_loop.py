@@ -1,4 +1,4 @@
-"""What is counted of the rounds of a loop."""
+"""The rounds of a loop are counted."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def check(model: str, **where: str) -> None:
 
 
 def rebuilt(**asked: Any) -> Any:
-    """What litellm's own accumulator makes of the stream."""
+    """Return what litellm's own accumulator makes of the stream."""
     chunks = litellm.completion(stream=True, stream_options={"include_usage": True}, **asked)
     return litellm.stream_chunk_builder(list(chunks), messages=asked["messages"])
 

@@ -80,7 +80,7 @@ async def open_front(tenant: Tenant, http: httpx.AsyncClient, url: str, revision
 
 
 def arguments(tool: dict[str, Any], context: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the scenario wants it called with, or something that its schema takes."""
+    """Return the arguments that the scenario wants, or some that the tool's schema takes."""
     wanted = [
         each["arguments"] for each in context.get("toolCalls", ()) if each["name"] == tool["name"]
     ]

@@ -1,6 +1,6 @@
-"""What the public suite starts for a scenario: `mcp_client_shim.py SOCKET URL`. The scenario goes
-to whoever listens there; it failed if anything comes back, which is said. Nothing of ours is
-imported: the suite starts dozens at once."""
+"""Runs as the command that the public suite starts for a scenario: `mcp_client_shim.py SOCKET URL`.
+The scenario goes to whoever listens there; it failed if anything comes back, which is printed.
+Nothing of ours is imported: the suite starts dozens at once."""
 
 import json
 import os

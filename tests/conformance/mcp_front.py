@@ -43,7 +43,7 @@ async def items(front: Front, method: str) -> AsyncIterator[dict[str, Any]]:
 
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
-    """Of somebody who accepts with what stands in the form already."""
+    """Answer as somebody who accepts with what the form holds already."""
     if asked["method"] == "roots/list":
         return {"roots": [{"uri": "file:///here"}]}
     if asked["method"] == "sampling/createMessage":

@@ -92,7 +92,7 @@ async def test_the_bridge_passes_as_a_client(lent: Lent, revision: str, tmp_path
 
 
 def verdicts(folder: Path, scenarios: set[str]) -> dict[str, list[str]]:
-    """Of each scenario that ran, the checks that do not pass."""
+    """Return, for each scenario that ran, the checks that do not pass."""
     found: dict[str, list[str]] = {}
     for file in folder.rglob("checks.json"):
         name = re.sub(r"-\d{4}-\d\d-\d\dT.*", "", str(file.parent.relative_to(folder)))

@@ -34,7 +34,7 @@ METHOD_NOT_FOUND = -32601
 
 
 class Storage:
-    """What the SDK's client remembers."""
+    """The memory of the SDK's client."""
 
     def __init__(self, client: OAuthClientInformationFull | None = None) -> None:
         self.client = client

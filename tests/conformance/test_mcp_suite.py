@@ -46,14 +46,14 @@ trust = "TRUST"
 
 
 def required(revision: str) -> set[str]:
-    """Of a server; read without a YAML parser's opinion of the rest."""
+    """Return a server's required scenarios; read without a YAML parser's opinion of the rest."""
     section = (REQUIREMENTS / f"{revision}.yaml").read_text().partition("\nserver:\n")[2]
     lines = re.split(r"\n\w", section)[0].splitlines()
     return {line.strip().removeprefix("- ") for line in lines if line.strip().startswith("- ")}
 
 
 def failing(url: str, revision: str, folder: Path) -> dict[str, list[str]]:
-    """Of the scenarios that count, those with a check that fails or warns, and which."""
+    """Return, of the scenarios that count, those with a check that fails or warns, and which."""
     command = [NODE, SUITE, "server", "--url", url, "--requirements", revision, "-o", folder]
     subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     found: dict[str, list[str]] = {}

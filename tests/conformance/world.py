@@ -1,8 +1,6 @@
-"""What the conformance tests share: a stack with a user who can sign in, two clients, an https
-server with a client metadata document, and Node with what `make auth-conformance` installed.
-
-The issuer is http://localhost: what a passkey is bound to is a name, never an address.
-"""
+"""Starts what the conformance tests share: a stack with a user who can sign in, two clients, an
+https server with a client metadata document, and Node with what `make auth-conformance` installed.
+The issuer is http://localhost: a passkey is bound to a name, never to an address."""
 
 from __future__ import annotations
 
@@ -211,7 +209,7 @@ def document_server(folder: Path) -> Iterator[tuple[str, ThreadingHTTPServer]]:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Of localhost, its own authority."""
+    """Make a certificate of localhost, its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
@@ -243,7 +241,8 @@ def kit_script(name: str) -> Path:
 
 
 def run_script(name: str, **given: Any) -> dict[str, Any]:
-    """What the script prints, last line, as JSON. It is given its arguments as JSON."""
+    """Return what the script prints in its last line, as JSON. It is given its arguments as
+    JSON."""
     kit_script("browser.mjs")
     done = subprocess.run(
         [str(NODE), str(kit_script(name)), json.dumps({**given, "chromium": CHROMIUM})],

@@ -33,7 +33,7 @@ READ_EVERYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_sear
 
 
 def as_ordinary_user() -> list[str]:
-    """What stands before a command that root wants an ordinary user to run."""
+    """Return the words before a command with which root lets an ordinary user run it."""
     if not AS_ROOT:
         return []
     become = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]

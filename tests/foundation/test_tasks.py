@@ -1,4 +1,4 @@
-"""What an application runs ends with it, even where a library loses a cancellation."""
+"""Tasks of an application end with it, even if a library loses a cancellation."""
 
 from __future__ import annotations
 

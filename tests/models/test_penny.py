@@ -183,7 +183,7 @@ def test_the_corpus_is_the_same_every_time() -> None:
 
 
 def final_question(conversation: Conversation) -> tuple[str, str]:
-    """What the last answer answers, with the tools it may use."""
+    """Return what the last answer answers, with the tools it may use."""
     return conversation.messages[-2]["content"], json.dumps(conversation.tools)
 
 

@@ -112,7 +112,8 @@ async def test_content_is_read_as_it_was_written(
 async def test_uploads_at_a_time_share_no_room(
     db: AsyncEngine, store: FileStore, owner: Tenant
 ) -> None:
-    """Of 250 bytes two may take 100 each; a third is refused until one says that it needs less."""
+    """Two uploads may take 100 of 250 bytes each; a third is refused until one says that it needs
+    less."""
     where = (owner.org_id, owner.project_id)
     begun = await asyncio.gather(*(store.begin(*where) for _ in range(3)), return_exceptions=True)
     uploads = [each for each in begun if isinstance(each, Upload)]

@@ -1,4 +1,4 @@
-"""What is wrong with a batch's input, told by line."""
+"""A batch's input is checked, and what is wrong is told by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Anthropic's surfaces are asked: messages of blocks, and options."""
+"""Draws bodies for Anthropic's surfaces: messages of blocks, and options."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Asker:
         return msgspec.structs.replace(asked, path=path, body=json.loads(text))
 
     def keep_anew(self) -> None:
-        """What requests continue, which would outgrow the context."""
+        """Drop what requests continue, which would outgrow the context."""
         first = self.post("/v1/responses", input="hi", tools=[TOOL], model=self.model, **self.calls)
         (call,) = (each for each in first["output"] if each["type"] == "function_call")
         conversation = self.post("/v1/conversations", items=HELLO)
@@ -160,6 +160,6 @@ def is_in_background(answer: speaking.Answer) -> bool:
 
 
 def tokens_of(row: Any) -> tuple[int, int]:
-    """What was read, and what was written."""
+    """Return the tokens that were read and written."""
     found = row._mapping
     return sum(found[name] for name in INPUTS), sum(found[name] for name in OUTPUTS)

@@ -1,4 +1,4 @@
-"""What OpenAI's surfaces are asked: conversations, plain prompts, items of responses, options."""
+"""Draws bodies for OpenAI's surfaces: conversations, plain prompts, items of responses, options."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ def check_whole(asked: Asked, answer: Answer, *, strict: bool) -> Any:
 
 
 def lenient(content: bytes) -> bytes:
-    """Of an echo, whose first token has no logprob: null, as OpenAI says it and not its types."""
+    """Rewrite an echo, whose first token has no logprob: null, as OpenAI sends it and its types do
+    not allow."""
     found = json.loads(content)
     for choice in found["choices"]:
         logprobs = choice.get("logprobs") or {}
@@ -154,7 +155,7 @@ def events(answer: Answer) -> Iterator[tuple[str | None, Any]]:
 
 
 def check_stream(asked: Asked, answer: Answer, *, strict: bool) -> Any:
-    """What the SDK's accumulator makes of it; None where it has none."""
+    """Return what the SDK's accumulator makes of a stream; None if it has none."""
     found = list(events(answer))
     assert not any(name == "error" or "error" in data for name, data in found if name or data)
     if asked.surface in ENDS:
@@ -209,7 +210,7 @@ def completion_of(chunks: list[Any]) -> list[dict[str, Any]]:
 
 
 def check_same(asked: Asked, whole: Answer, stream: Answer) -> None:
-    """Of one seed, both ways."""
+    """Check that a whole answer and a stream with one seed say the same."""
     read = check_whole(asked, whole, strict=True)
     streamed = check_stream(asked, stream, strict=True)
     match asked.surface:

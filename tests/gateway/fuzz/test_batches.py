@@ -58,7 +58,7 @@ def client(world: World) -> Client:
 
 
 def drawn(surface: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Of one batch, of whose lines each can be looked at by itself."""
+    """Draw the lines of one batch, each of which can be checked by itself."""
     body = bodies(SURFACES[surface]).map(lambda body: {**body, "model": "near"})
     return st.lists(body, min_size=NUM_LINES, max_size=NUM_LINES)
 

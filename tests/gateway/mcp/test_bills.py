@@ -128,7 +128,7 @@ async def client_of(world: World, secret: str, mode: Any = "auto") -> AsyncItera
 
 
 async def call(client: Client, name: str) -> Any:
-    """What came of it: its error's code and data, or whether the tool says that it failed."""
+    """Return the result: its error's code and data, or whether the tool says that it failed."""
     try:
         found = await client.call_tool(name, {})
     except MCPError as error:
@@ -154,7 +154,7 @@ RECORDED = sa.text(
 
 
 def audited(world: World, key_id: str, count: int = 3) -> list[tuple[str, Any]]:
-    """What is on record of a key's requests, but for lists."""
+    """Return the audit entries of a key's requests, without lists."""
 
     async def read() -> list[Any]:
         async with world.worker.services.system_db.connect() as conn:

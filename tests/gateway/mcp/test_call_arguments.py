@@ -1,4 +1,4 @@
-"""What a call that waits is to be made with: for who decides in its org, sealed, while it waits."""
+"""The arguments of a call that waits are for who decides in its org, sealed, while it waits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_who_decides_sees_them_and_nobody_else(
 async def test_they_open_with_their_own_call_alone(
     db: AsyncEngine, tenant_db: AsyncEngine, orgs: list[str]
 ) -> None:
-    """Whoever writes to the table cannot show harmless arguments instead."""
+    """Nobody who writes to the table can show harmless arguments instead."""
     store = store_of(tenant_db, "k1")
     await insert(store, asked(orgs[0], "one"))
     await insert(store, asked(orgs[0], "two", "sha256:2"))

@@ -1,4 +1,4 @@
-"""What a server is shown of the vault, and when a person is sent for."""
+"""A server is shown what the vault has for it, and a person is sent for when that helps."""
 
 from __future__ import annotations
 

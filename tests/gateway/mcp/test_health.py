@@ -1,4 +1,4 @@
-"""What a gateway knows of its servers' health: an admin by the API, a scraper by /metrics."""
+"""A gateway tells its servers' health to an admin by the API and to a scraper by /metrics."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def kinds(made: Any) -> list[str]:
 def answered(
     who: Who, made: Any, *, approve: bool = True, request: Any = None, tools: Any = SERVERS
 ) -> Any:
-    """What comes of the answer to the last request for approval of `made`."""
+    """Return what comes of the answer to the last request for approval of `made`."""
     said: Any = {
         "type": "mcp_approval_response",
         "approval_request_id": (request or made.output[-1]).id,

@@ -94,7 +94,7 @@ async def names_of(client: Client) -> set[str]:
 
 
 async def approve_all(world: World) -> None:
-    """What `tollgate mcp approve shop --all` does."""
+    """Do what `tollgate mcp approve shop --all` does."""
     services, org_id = world.worker.services, world.worker.org_id
     config = server_of(world.settings, "shop")
     offer = await offered(world.settings, config, org_id, services.system_db, services.redis)
@@ -106,7 +106,7 @@ async def approve_all(world: World) -> None:
 
 
 async def until_shown(world: World) -> None:
-    """What was announced is known to every worker within a second."""
+    """Wait until every worker knows what was announced: a second at most."""
     async with client_of(world) as client, asyncio.timeout(TIMEOUT_S):
         while "shop__order" not in await names_of(client):
             await asyncio.sleep(0.05)

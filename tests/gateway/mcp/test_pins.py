@@ -1,4 +1,4 @@
-"""What an org approved of a server, taken back to the last thing: by the API and by the command
+"""An org's approvals of a server are taken back to the last one: by the API and by the command
 line, seen by the official client and by the server itself."""
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class World(msgspec.Struct, frozen=True):
         return CliRunner().invoke(tollgate, words, env=stores)
 
     def until(self, shown: set[str]) -> None:
-        """What was announced is known to every worker within a second."""
+        """Wait until every worker knows what was announced: a second at most."""
         end = time.monotonic() + TIMEOUT_S
         while (found := asyncio.run(self.shown())) != shown:
             assert time.monotonic() < end, found
@@ -132,7 +132,7 @@ def test_all_that_was_approved_can_be_taken_back(world: World) -> None:
 
 
 def test_who_listens_is_told_what_was_decided(world: World) -> None:
-    """Whatever the client's era."""
+    """A client that listens hears of a decision, whatever its revision of the protocol."""
 
     async def hears(mode: Literal["legacy", "auto"]) -> None:
         heard = asyncio.Event()

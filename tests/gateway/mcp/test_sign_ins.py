@@ -1,4 +1,4 @@
-"""Who we are where people sign in, as the operator's file says it."""
+"""Our client identity at servers where people sign in is what the operator's file says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is approved, and what waits for a person, in Postgres and Redis: of one tenant alone, and
-told to all workers."""
+"""Approvals and calls that wait for a person belong to one tenant in Postgres and Redis, and all
+workers are told of them."""
 
 from __future__ import annotations
 
@@ -197,8 +197,9 @@ steps = st.one_of(
 async def test_a_budget_is_never_passed_in_any_window(
     redis: Redis, found: list[tuple[str, int]], most: int
 ) -> None:
-    """Whatever calls cost, and of what failed nothing; what is refused would have passed it, but
-    for what was spent at most a part of the window before it began."""
+    """No window passes its budget, whatever calls cost; failed calls cost nothing; a refused call
+    would have passed the budget, but for what was spent at most a part of the window before it
+    began."""
     await redis.flushdb()
     now, window_s = [1e9], 60
     memory = RedisCalls(redis, now_s=lambda: now[0])

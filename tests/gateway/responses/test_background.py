@@ -372,7 +372,8 @@ async def test_who_follows_goes_on_elsewhere_when_a_worker_leaves(
 async def test_an_org_follows_so_many_at_once(
     stage: Stage, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes in the same moment; who was refused, or has read none of it, holds no place."""
+    """The bound holds for followers that come in the same moment; one that was refused, or has read
+    nothing, holds no slot."""
     monkeypatch.setattr(module, "MAX_FOLLOWERS_OF_ORG", 2)
     _, worker, response_id = await begin(ScriptedReplica(length=9, hangs_after=2))
     with pytest.raises(NotFound):

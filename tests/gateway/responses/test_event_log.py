@@ -1,4 +1,4 @@
-"""What is gathered of a stream until it is written: in order, without a gap, within its bound."""
+"""An event log gathers a stream until it is written: in order, without a gap, within its bound."""
 
 from __future__ import annotations
 

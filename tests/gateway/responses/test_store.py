@@ -1,4 +1,4 @@
-"""What is kept of responses: found by its project alone, continued in order, forgotten in time."""
+"""Stored responses are found by their project alone, continued in order, forgotten in time."""
 
 from __future__ import annotations
 

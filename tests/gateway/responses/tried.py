@@ -1,4 +1,4 @@
-"""What `test_tenant_methods` tries of events that are followed, with the ids of Alice."""
+"""Lists what `test_tenant_methods` tries of events that are followed, with the ids of Alice."""
 
 from __future__ import annotations
 

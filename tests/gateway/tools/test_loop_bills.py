@@ -1,4 +1,4 @@
-"""What loops cost: each round for itself, whoever leaves, and no more of a prompt than is new."""
+"""Loops are billed by the round, whoever leaves, and for no more of a prompt than is new."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def test_a_servers_tool_is_called_where_it_is_chosen(
 def test_what_cannot_be_chosen_is_refused_by_its_name(
     client: OpenAI, servers: Servers, tool: Any, choice: Any, param: str
 ) -> None:
-    """Of either surface, before anything is generated."""
+    """Either surface refuses it before anything is generated."""
     begun = len(REQUESTS)
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**asked("hi", tool, tool_choice=choice))

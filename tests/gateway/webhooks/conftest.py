@@ -143,6 +143,6 @@ async def rows(db: AsyncEngine, query: str, **values: Any) -> list[Any]:
 
 
 async def hurry(db: AsyncEngine) -> None:
-    """What waits to be tried again is due now."""
+    """Make what waits to be tried again due now."""
     async with db.begin() as conn:
         await conn.execute(sa.text("UPDATE webhook_deliveries SET due_at = now()"))

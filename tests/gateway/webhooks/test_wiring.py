@@ -1,4 +1,4 @@
-"""What `app` opens: a sender that works by itself, and counts."""
+"""The application opens a sender that works by itself, and counts."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_what_only_a_person_can_say_is_asked_of_the_client(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("server", SERVERS)
 def test_our_model_calls_tools_that_a_server_has(worker: Running, server: str, mode: str) -> None:
-    """Which the server makes, as its SDK asks for it, and goes on with what came of it."""
+    """The server runs the calls, as its SDK asks for it, and goes on with the results."""
     key_id, secret = new_key(worker)
     both: Any = [("sums_add", {"a": 2, "b": 3}), ("sums_add", {"a": 4, "b": 5})]
     prompt = script(both, [("sums_add", {"a": 6, "b": 7})])
@@ -242,7 +242,7 @@ def test_a_call_has_so_many_answers(worker: Running, server: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_server_sees_whether_it_may_ask(worker: Running, server: str, mode: str) -> None:
-    """Whatever its client says of itself."""
+    """A server sees that whatever its client claims."""
 
     async def write(context: Any, params: Any) -> types.CreateMessageResult:
         raise AssertionError("nobody asks the client")
