@@ -36,6 +36,8 @@ from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
+from gateway.batches.endpoints import Endpoint, ask_response, ask_surface, in_anthropic_shape
+from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.batches.wiring import open_batches
 from gateway.bookkeeping.credit_sweeper import CreditSweeper
 from gateway.bookkeeping.engine_counts import start_daily_agreement
@@ -60,20 +62,25 @@ from gateway.limits.refused_caps import RefusedCaps
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.networks import Networks
-from gateway.responses.wiring import open_responses
+from gateway.resources import Resources
+from gateway.responses.wiring import Responses, open_responses
 from gateway.routes.all import ROUTES
+from gateway.routes.anthropic.messages import MESSAGES
 from gateway.routes.asgi.cors import Cors
-from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME, Counted
-from gateway.routes.asgi.envelope import REQUEST_ID, Envelope
+from gateway.routes.asgi.envelope import Envelope
 from gateway.routes.asgi.fast_path import Straight
 from gateway.routes.asgi.head import Head
+from gateway.routes.asgi.request_metrics import Counted
 from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
+from gateway.routes.openai.batches import SURFACES
+from gateway.routes.openai.responses import RESPONSES, to_own_face
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import Idempotent, claim_key
+from gateway.routes.shared.openapi import complete, openapi_config
 from gateway.routes.shared.problem import asked_as, encode_face, spoken
 from gateway.routes.shared.readiness import Readiness
-from gateway.routes.shared.schema import complete, openapi_config
+from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.load import Settings
@@ -176,6 +183,68 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
 async def open_services(
     settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
 ) -> Services:
+    resources = await open_resources(settings, stack, worker_id=worker_id, metrics=metrics)
+    secret, db, system_db = resources.secret, resources.db, resources.system_db
+    telemetry, spool = resources.telemetry, resources.spool
+    limiter = await open_limiter(settings, resources)
+    settlement = open_settlement(resources, limiter)
+    leases = CacheLeases(system_db, resources.redis, settings.models, telemetry.cache_leases_became)
+    on_booked = both(leases.booked, limiter.counters.book)
+    shipper = start_shipper(resources, settlement, on_booked)
+    start_bookkeeping(settings, resources)
+    near = settings.egress_to_loopback
+    auth = await open_auth(
+        stack,
+        issuer=settings.issuer,
+        db=db,
+        system_db=system_db,
+        redis=resources.redis,
+        secret=secret,
+        allow_loopback=near,
+    )
+    webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
+    engines = connect_engines(settings, settlement, leases)
+    fleet = await open_fleet(settings, resources, engines, leases)
+    report = start_cache_report(resources)
+    desk = to_desk(settings, resources, fleet, limiter, report.note)
+    responses = open_responses(settings, resources, desk)
+    files = open_files(settings, resources)
+    batches = open_batches(
+        settings, resources, desk, files, on_booked, batch_endpoints(desk, responses)
+    )
+    stack.push_async_callback(drain, desk, 0)
+    return Services(
+        desk=desk,
+        telemetry=telemetry,
+        readiness=Readiness(fleet=fleet, redis=resources.redis, spool=spool),
+        authenticator=auth.authenticator,
+        authority=auth.authority,
+        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
+        responses=responses,
+        db=db,
+        system_db=system_db,
+        redis=resources.redis,
+        cors_origins=auth.cors_origins,
+        spool=spool,
+        shipper=shipper,
+        engines=engines,
+        rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
+        authorization=auth.authorization,
+        federation=auth.federation,
+        webhooks=webhooks,
+        files=files,
+        batches=batches,
+        mcp=(mcp := await open_mcp(settings, resources, desk, auth)),
+        tool_loops=open_tool_loops(settings, mcp),
+        asked_arguments=CallArguments(secret),
+        cache_report=report,
+        trusted_proxies=Networks.of(settings.trusted_proxies),
+    )
+
+
+async def open_resources(
+    settings: Settings, stack: AsyncExitStack, *, worker_id: str, metrics: Path | None
+) -> Resources:
     assert settings.redis_url is not None
     secret = Secret.load(settings.secret_key_file)
     tasks = TaskSet()
@@ -188,137 +257,91 @@ async def open_services(
     price_book = PriceBook.load(settings.price_books, bases=settings.bases)
     spool = await Spool.open(Home(settings.home).spool / worker_id)
     stack.push_async_callback(spool.shutdown)
-    limiter = await open_limiter(settings, stack, store, system_db, spool)
-    settlement = Settlement(
-        db=system_db, limiter=limiter, tasks=tasks, price_book=price_book, telemetry=telemetry
-    )
-    settlement.recovered(spool.recovered)
-    leases = CacheLeases(system_db, store, settings.models, telemetry.cache_leases_became)
-    on_booked = both(leases.booked, limiter.counters.book)
-    shipper = start_shipper(stack, spool, system_db, settlement, on_booked)
-    start_bookkeeping(settings, stack, system_db, store)
-    auth = await open_auth(
-        stack,
-        issuer=settings.issuer,
-        db=db,
-        system_db=system_db,
-        redis=store,
+    return Resources(
+        stack=stack,
         secret=secret,
-        allow_loopback=settings.egress_to_loopback,
-    )
-    near = settings.egress_to_loopback
-    webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
-    engines = connect_engines(settings, settlement, leases)
-    fleet = await open_fleet(settings, engines, stack, leases)
-    report = start_cache_report(stack, system_db)
-    desk = to_desk(settings, secret, fleet, limiter, spool, price_book, tasks, report.note)
-    kept = open_responses(settings, stack, desk, secret, db, system_db)
-    files = open_files(settings, stack, secret, db, system_db)
-    batches = open_batches(settings, stack, desk, kept, telemetry, db, system_db, files, on_booked)
-    stack.push_async_callback(drain, desk, 0)
-    return Services(
-        desk=desk,
-        telemetry=telemetry,
-        readiness=Readiness(fleet=fleet, redis=store, spool=spool),
-        authenticator=auth.authenticator,
-        authority=auth.authority,
-        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
-        responses=kept,
+        tasks=tasks,
         db=db,
         system_db=system_db,
         redis=store,
-        cors_origins=auth.cors_origins,
+        telemetry=telemetry,
+        price_book=price_book,
         spool=spool,
-        shipper=shipper,
-        engines=engines,
-        rooms={route.model: route.rooms for route in fleet.routes if route.rooms},
-        authorization=auth.authorization,
-        federation=auth.federation,
-        webhooks=webhooks,
-        files=files,
-        batches=batches,
-        mcp=(mcp := await open_mcp(settings, stack, secret, db, store, desk, auth, telemetry)),
-        tool_loops=open_tool_loops(settings, mcp),
-        asked_arguments=CallArguments(secret),
-        cache_report=report,
-        trusted_proxies=Networks.of(settings.trusted_proxies),
     )
+
+
+def batch_endpoints(desk: Desk, responses: Responses) -> dict[str, Endpoint]:
+    """Return what a line of a batch may ask, by its path."""
+    respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_own_face)
+    plain = {
+        path: Endpoint(to_call=partial(ask_surface, desk, surface))
+        for path, surface in SURFACES.items()
+    }
+    messages = Endpoint(to_call=partial(ask_surface, desk, MESSAGES), encode=in_anthropic_shape)
+    return {**plain, RESPONSES: respond, MESSAGES_PATH: messages}
 
 
 def to_desk(
-    settings: Settings,
-    secret: Secret,
-    fleet: Fleet,
-    limiter: Limiter,
-    spool: Spool,
-    price_book: PriceBook,
-    tasks: TaskSet,
-    on_cached: OnCached,
+    settings: Settings, resources: Resources, fleet: Fleet, limiter: Limiter, on_cached: OnCached
 ) -> Desk:
     return Desk(
         fleet=fleet,
         limiter=limiter,
-        spool=spool,
-        price_book=price_book,
-        tasks=tasks,
-        cache_salts=cache_salts(secret.current.derive(CACHE_SALT)),
+        spool=resources.spool,
+        price_book=resources.price_book,
+        tasks=resources.tasks,
+        cache_salts=cache_salts(resources.secret.current.derive(CACHE_SALT)),
         stalled_reader_s=settings.stalled_reader_s,
         deadlines=settings.deadlines,
         on_cached=on_cached,
     )
 
 
-def start_cache_report(stack: AsyncExitStack, system_db: AsyncEngine) -> CacheReport:
-    report = CacheReport(system_db)
+def open_settlement(resources: Resources, limiter: Limiter) -> Settlement:
+    settlement = Settlement(
+        db=resources.system_db,
+        limiter=limiter,
+        tasks=resources.tasks,
+        price_book=resources.price_book,
+        telemetry=resources.telemetry,
+    )
+    settlement.recovered(resources.spool.recovered)
+    return settlement
+
+
+def start_cache_report(resources: Resources) -> CacheReport:
+    report = CacheReport(resources.system_db)
     report.start()
-    stack.push_async_callback(report.close)
+    resources.stack.push_async_callback(report.close)
     return report
 
 
-def start_shipper(
-    stack: AsyncExitStack,
-    spool: Spool,
-    system_db: AsyncEngine,
-    settlement: Settlement,
-    on_booked: OnBooked,
-) -> Shipper:
+def start_shipper(resources: Resources, settlement: Settlement, on_booked: OnBooked) -> Shipper:
     shipper = Shipper(
-        spool,
-        system_db,
-        adopt_from=spool.directory.parent,
+        resources.spool,
+        resources.system_db,
+        adopt_from=resources.spool.directory.parent,
         on_recovered=settlement.recovered,
         on_left=settlement.left,
         on_booked=on_booked,
     )
     shipper.start()
-    stack.push_async_callback(shipper.stop)
-    stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
+    resources.stack.push_async_callback(shipper.stop)
+    resources.stack.push_async_callback(shipper.drain, SHIP_TIMEOUT_S)
     return shipper
 
 
-def start_bookkeeping(
-    settings: Settings, stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
-) -> None:
-    start_superseded(stack, system_db, store)
-    start_invoicer(stack, system_db, store)
+def start_bookkeeping(settings: Settings, resources: Resources) -> None:
+    stack, system_db = resources.stack, resources.system_db
+    start_superseded(stack, system_db, resources.redis)
+    invoicer = Invoicer(system_db, on_suspension=lambda: tell_workers(resources.redis))
+    invoicer.start()
+    stack.push_async_callback(invoicer.close)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)
 
 
-def start_invoicer(
-    stack: AsyncExitStack, system_db: AsyncEngine, store: redis.asyncio.Redis
-) -> None:
-    invoicer = Invoicer(system_db, on_suspension=lambda: tell_workers(store))
-    invoicer.start()
-    stack.push_async_callback(invoicer.close)
-
-
-async def open_limiter(
-    settings: Settings,
-    stack: AsyncExitStack,
-    store: redis.asyncio.Redis,
-    system_db: AsyncEngine,
-    spool: Spool,
-) -> Limiter:
+async def open_limiter(settings: Settings, resources: Resources) -> Limiter:
+    stack, system_db = resources.stack, resources.system_db
     ceilings = Ceilings(system_db, num_gateways=lambda: limiter.num_gateways)
     ceilings.start()
     stack.push_async_callback(ceilings.close)
@@ -330,8 +353,8 @@ async def open_limiter(
     stack.push_async_callback(sweeper.close)
     books = PostgresBooks(system_db)
     limiter = Limiter(
-        store,
-        ever_used=partial(ever_used, system_db, spool),
+        resources.redis,
+        ever_used=partial(ever_used, system_db, resources.spool),
         num_gateways=settings.workers,
         books=books,
         lender=books,
@@ -344,11 +367,9 @@ async def open_limiter(
 
 
 async def open_fleet(
-    settings: Settings,
-    engines: dict[str, EngineClient],
-    stack: AsyncExitStack,
-    leases: CacheLeases,
+    settings: Settings, resources: Resources, engines: dict[str, EngineClient], leases: CacheLeases
 ) -> Fleet:
+    stack = resources.stack
     threads = PrepareThreads()
     stack.callback(threads.close)
     fleet = build_fleet(settings, engines, threads, leases.asked)

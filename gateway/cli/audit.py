@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.cli.command import JSON, STATE, run, with_options
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.cli.command import JSON, STATE, run, with_options
 from gateway.cli.prices import book_of
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from gateway.settings.file import SettingsError
 
 UNPREPARED = ("42P01", "22023")
 """Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
-Flags = str | int | Path | None
 FOLDER = click.Path(path_type=Path)
 Columns = Sequence[tuple[str, int]]
 """Of a listing, each with its width: pages are printed as they come, so nobody knows the widest

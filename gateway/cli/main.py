@@ -17,16 +17,7 @@ import msgspec
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli.audit import audit
 from gateway.cli.billing import billing
-from gateway.cli.command import (
-    FOLDER,
-    JSON,
-    STATE,
-    Flags,
-    in_columns,
-    refuse,
-    run,
-    with_options,
-)
+from gateway.cli.command import FOLDER, JSON, STATE, in_columns, refuse, run, with_options
 from gateway.cli.mcp_servers import mcp
 from gateway.cli.prices import prices
 from gateway.cli.reconcile import reconcile
@@ -34,7 +25,7 @@ from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.users import users
 from gateway.cli.vault import vault
 from gateway.principal import KEY_LANES
-from gateway.settings.file import SettingsError
+from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, load, restore
 
 if TYPE_CHECKING:

@@ -16,17 +16,9 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import (
-    JSON,
-    STATE,
-    Columns,
-    Flags,
-    header_of,
-    in_columns,
-    run,
-    with_options,
-)
+from gateway.cli.command import JSON, STATE, Columns, header_of, in_columns, run, with_options
 from gateway.cli.mcp_launch import accept_launch
+from gateway.settings.file import Flags
 from gateway.settings.load import Settings, load
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.cli.command import Flags
 from gateway.settings.edit import rewrite, with_key
+from gateway.settings.file import Flags
 from gateway.settings.load import config_path, load
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.cli.command import JSON, STATE, Flags, run, with_options
+from gateway.cli.command import JSON, STATE, run, with_options
 from gateway.cli.mcp import ORG, PROJECT, mcp, names_for, offered, org_of
 from gateway.cli.mcp_launch import launched
 from gateway.settings.edit import rewrite, with_server, without_server
+from gateway.settings.file import Flags
 from gateway.settings.load import Settings, config_path, load
 
 if TYPE_CHECKING:

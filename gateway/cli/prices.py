@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.cli.command import STATE, Flags, refuse, with_options
+from gateway.cli.command import STATE, refuse, with_options
 from gateway.home import Home
-from gateway.settings.file import SettingsError
+from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, load
 
 if TYPE_CHECKING:

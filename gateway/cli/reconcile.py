@@ -6,8 +6,9 @@ import sys
 
 import click
 
-from gateway.cli.command import STATE, Flags, run, with_options
+from gateway.cli.command import STATE, run, with_options
 from gateway.home import Home
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 

@@ -12,16 +12,8 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import (
-    JSON,
-    STATE,
-    Columns,
-    Flags,
-    header_of,
-    in_columns,
-    run,
-    with_options,
-)
+from gateway.cli.command import JSON, STATE, Columns, header_of, in_columns, run, with_options
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli.command import JSON, STATE, Flags, in_columns, refuse, run, with_options
+from gateway.cli.command import JSON, STATE, in_columns, refuse, run, with_options
 from gateway.cli.tenancy import OF_ORG, show_header
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 if TYPE_CHECKING:

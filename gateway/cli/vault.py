@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gateway.cli.command import STATE, Flags, run, with_options
+from gateway.cli.command import STATE, run, with_options
+from gateway.settings.file import Flags
 from gateway.settings.load import load
 
 

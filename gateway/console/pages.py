@@ -1,7 +1,7 @@
-"""From a template to a response that a browser handles with care.
+"""Renders the pages of sign-in and consent from templates, and names the headers that protect them.
 
 Every page is unframeable, keeps no copy, tells no other site where it was, and runs no script but
-ours from a file.
+ours from a file. Knows no HTTP framework: `gateway.routes.shared.browser` makes responses of it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from litestar import Response
-
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
-HTML = "text/html"
-"""The response adds the charset to it, and to those below."""
 ASSETS = {
     "auth.css": "text/css",
     "passkeys.js": "text/javascript",
 }
+"""The media type of each; the response adds the charset."""
 
 
 @cache
 def templates() -> Environment:
-    """Jinja is loaded with the first page: many a gateway never shows one."""
+    """Return the templates. Jinja is loaded with the first page: many gateways never show one."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
@@ -39,8 +36,8 @@ def templates() -> Environment:
 
 
 def policy_of(*destinations: str) -> str:
-    """Content-Security-Policy. `destinations`: origins to which a form's answer may lead, for some
-    browsers apply `form-action` to redirects too."""
+    """Return the Content-Security-Policy. `destinations`: origins to which a form's answer may
+    lead, for some browsers apply `form-action` to redirects too."""
     leads_to = " ".join(["'self'", *map(to_source, destinations)])
     return "; ".join(
         (
@@ -57,12 +54,12 @@ def policy_of(*destinations: str) -> str:
 
 
 def to_source(origin: str) -> str:
-    """A policy has no word for an IPv6 address, so there it names the scheme."""
+    """Name an origin in a policy, which has no word for an IPv6 address: there, its scheme."""
     return f"{origin.partition(':')[0]}:" if "[" in origin else origin
 
 
 def guarded(*destinations: str) -> dict[str, str]:
-    """The headers of everything that people see here."""
+    """Return the headers that every page carries."""
     return {
         "content-security-policy": policy_of(*destinations),
         "x-frame-options": "DENY",
@@ -74,31 +71,13 @@ def guarded(*destinations: str) -> dict[str, str]:
     }
 
 
-def page(
-    template: str,
-    *,
-    status: int = 200,
-    destinations: tuple[str, ...] = (),
-    headers: dict[str, str] | None = None,
-    **values: Any,
-) -> Response[bytes]:
-    text = templates().get_template(f"{template}.html.jinja").render(**values)
-    return Response(
-        text.encode(),
-        status_code=status,
-        media_type=HTML,
-        headers={**guarded(*destinations), **(headers or {})},
-    )
+def render(template: str, **values: Any) -> bytes:
+    text: str = templates().get_template(f"{template}.html.jinja").render(**values)
+    return text.encode()
 
 
-def redirect(location: str) -> Response[bytes]:
-    """303: the answer to a form is fetched, never posted on (RFC 9700, 4.12)."""
-    return Response(b"", status_code=303, headers={**guarded(), "location": location})
-
-
-def asset(name: str) -> Response[bytes] | None:
+def read_asset(name: str) -> tuple[bytes, str] | None:
+    """Return a file of the pages and its media type; None if there is no such file."""
     if name not in ASSETS:
         return None
-    content = (FOLDER / "static" / name).read_bytes()
-    headers = {"cache-control": "public, max-age=3600", "x-content-type-options": "nosniff"}
-    return Response(content, media_type=ASSETS[name], headers=headers)
+    return (FOLDER / "static" / name).read_bytes(), ASSETS[name]

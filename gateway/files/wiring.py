@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.files.contents import Contents, PostgresContents
 from gateway.files.store import FileStore
-from gateway.secret import Secret
+from gateway.resources import Resources
 from gateway.settings.load import Settings, read_secret
 
 
-def open_files(
-    settings: Settings,
-    stack: AsyncExitStack,
-    secret: Secret,
-    db: AsyncEngine,
-    system_db: AsyncEngine,
-) -> FileStore:
-    """Raises: SettingsError, where a credential of the store is not there."""
+def open_files(settings: Settings, resources: Resources) -> FileStore:
+    """Open the file store. Raises: SettingsError, where a credential of it is missing."""
+    db, system_db = resources.db, resources.system_db
     rows = PostgresContents(db)
-    elsewhere = open_s3(settings, stack, secret, system_db)
+    elsewhere = open_s3(settings, resources)
     files = FileStore(
         db=db,
         system_db=system_db,
@@ -32,14 +23,12 @@ def open_files(
         max_org_bytes=settings.max_org_file_bytes,
     )
     files.start()
-    stack.push_async_callback(files.close)
+    resources.stack.push_async_callback(files.close)
     return files
 
 
-def open_s3(
-    settings: Settings, stack: AsyncExitStack, secret: Secret, system_db: AsyncEngine
-) -> Contents | None:
-    config = settings.file_store
+def open_s3(settings: Settings, resources: Resources) -> Contents | None:
+    stack, config = resources.stack, settings.file_store
     if config is None:
         return None
     from gateway.files.s3_contents import PURPOSE, S3Contents  # loads obstore: who has no store,
@@ -49,10 +38,10 @@ def open_s3(
         config,
         access_key=read_secret(config.access_key_env, "file_store.access_key_env"),
         secret_key=read_secret(config.secret_key_env, "file_store.secret_key_env"),
-        cipher=Cipher(secret, PURPOSE),
+        cipher=Cipher(resources.secret, PURPOSE),
     )
     stack.callback(contents.close)
-    strays = Strays(system_db, contents)
+    strays = Strays(resources.system_db, contents)
     strays.start()
     stack.push_async_callback(strays.stop)
     return contents

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.inference.generate import Desk
+from gateway.resources import Resources
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
 from gateway.responses.store import PURPOSE, ResponseStore
-from gateway.secret import Secret
 from gateway.settings.load import Settings
 
 SECONDS_PER_DAY = 24 * 3600
@@ -26,16 +23,10 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
     background: Background
 
 
-def open_responses(
-    settings: Settings,
-    stack: AsyncExitStack,
-    desk: Desk,
-    secret: Secret,
-    db: AsyncEngine,
-    system_db: AsyncEngine,
-) -> Responses:
-    """Open responses; they are closed once what runs was drained."""
-    cipher = Cipher(secret, PURPOSE)
+def open_responses(settings: Settings, resources: Resources, desk: Desk) -> Responses:
+    """Open what is closed once the running generations were drained."""
+    db, system_db = resources.db, resources.system_db
+    cipher = Cipher(resources.secret, PURPOSE)
     conversations = ConversationStore(db=db, cipher=cipher)
     lifetime_s = settings.response_lifetime_days * SECONDS_PER_DAY
     store = ResponseStore(
@@ -61,5 +52,5 @@ def open_responses(
     )
     background = Background(desk, rows, events)
     background.start()
-    stack.push_async_callback(background.close)
+    resources.stack.push_async_callback(background.close)
     return Responses(store=store, conversations=conversations, background=background)

@@ -20,6 +20,8 @@ from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines
 from gateway.settings.engine_options import EngineOptions, PositiveInt
 
+Flags = str | int | Path | None
+"""The value of a command's option."""
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 ADAPTER_PATTERN = r"^[^=]{1,128}$"
 URL_PATTERN = r"^https?://[^/\s]+"

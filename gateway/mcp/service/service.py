@@ -4,24 +4,19 @@ Servers are dialled at checked addresses."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from litestar.types import Receive, Scope, Send
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor
 from gateway.inference.generate import Desk
 from gateway.principal import Principal
-from gateway.secret import Secret
+from gateway.resources import Resources
 from gateway.settings.file import WrittenMcpServer
 from gateway.settings.load import Settings
-from gateway.telemetry import Telemetry
 from gateway.tenancy.errors import NotFound
 from gateway.tools.loop import ToolLoops
 from gateway.tools.rounds import LoopBounds
@@ -107,9 +102,9 @@ class McpService:
         principal: Principal,
         namespace: str | None,
         pages: Collection[str],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        scope: Any,
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
     ) -> None:
         """Answer one HTTP request. `pages`: the origins that may call in this org's name."""
         await self._door.serve(
@@ -140,16 +135,11 @@ def to_actor(principal: Principal) -> Actor:
 
 
 async def open_mcp(
-    settings: Settings,
-    stack: AsyncExitStack,
-    secret: Secret,
-    db: AsyncEngine,
-    redis: Redis,
-    desk: Desk,
-    auth: Auth,
-    telemetry: Telemetry,
+    settings: Settings, resources: Resources, desk: Desk, auth: Auth
 ) -> McpService | None:
     """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
+    stack, secret = resources.stack, resources.secret
+    db, redis, telemetry = resources.db, resources.redis, resources.telemetry
     if not settings.mcp_servers:
         return None
     from gateway.mcp.admin.credentials_admin import open_vault

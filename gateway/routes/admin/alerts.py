@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from billing.alerts.alerts import select_alerts, to_alerts
 from billing.tables import alerts as table
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
@@ -26,7 +23,7 @@ from gateway.wire.organization.usage import parse_query
     summary="List the thresholds that were reached, each once in its period",
     operation_class=describes(query=PageQuery, answer=Listing[AlertView]),
 )
-async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, org_id = parse_query(request.url.query, PageQuery), request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(select_alerts(org_id), table.c.id, query))

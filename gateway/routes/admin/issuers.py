@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from litestar import Request, Response, delete, get, post, put
+from litestar import Response, delete, get, post, put
 from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -29,8 +29,8 @@ from gateway.auth.federation.issuers import (
 )
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ, may_appoint, may_give
-from gateway.principal import SCOPE_ADMIN, Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.principal import SCOPE_ADMIN
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match
 from gateway.routes.shared.operations import describes
@@ -71,7 +71,7 @@ class IssuerDeleted(msgspec.Struct, frozen=True, kw_only=True):
 DECODER = msgspec.json.Decoder(IssuerBody)
 
 
-def to_view(request: Request[Principal, Any, Any], issuer: Issuer) -> IssuerView:
+def to_view(request: AuthenticatedRequest, issuer: Issuer) -> IssuerView:
     rules = {name: getattr(issuer, name) for name in Rules.__struct_fields__}
     return IssuerView(
         **rules,
@@ -83,7 +83,7 @@ def to_view(request: Request[Principal, Any, Any], issuer: Issuer) -> IssuerView
 
 
 def unless_changed(
-    request: Request[Principal, Any, Any], precondition: Precondition
+    request: AuthenticatedRequest, precondition: Precondition
 ) -> Callable[[Issuer], None]:
     """Another client secret, which nobody is shown, is a change too."""
 
@@ -94,7 +94,7 @@ def unless_changed(
 
 
 def shown(
-    request: Request[Principal, Any, Any],
+    request: AuthenticatedRequest,
     issuer: Issuer,
     *,
     status: int = 200,
@@ -105,7 +105,7 @@ def shown(
     return answer(request, view, unseen=unseen, status=status, headers=headers)
 
 
-async def read(request: Request[Principal, Any, Any]) -> tuple[Rules, str | None]:
+async def read(request: AuthenticatedRequest) -> tuple[Rules, str | None]:
     """Raises: BadField; MissingScope where it would give away more than the caller has."""
     body = decode_kept(DECODER, await plain_body(request))
     principal = request.user
@@ -119,7 +119,7 @@ async def read(request: Request[Principal, Any, Any]) -> tuple[Rules, str | None
 
 
 def announced(
-    request: Request[Principal, Any, Any], subject: str
+    request: AuthenticatedRequest, subject: str
 ) -> AbstractAsyncContextManager[AsyncConnection]:
     """A transaction of the caller's org, of which every worker hears."""
     found = services(request)
@@ -133,7 +133,7 @@ def announced(
     summary="List external issuers",
     operation_class=describes(query=PageQuery, answer=Listing[IssuerView]),
 )
-async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -157,7 +157,7 @@ async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
     summary="List an external issuer",
     operation_class=describes(body=IssuerBody, answer=IssuerView, status=201, idempotent=True),
 )
-async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     rules, client_secret = await read(request)
     desk, org_id = services(request).federation, request.user.org_id
     async with announced(request, NEW_SUBJECT) as conn:
@@ -180,7 +180,7 @@ async def create(request: Request[Principal, Any, Any]) -> Response[bytes]:
     summary="Show an external issuer",
     operation_class=describes(answer=IssuerView),
 )
-async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
+async def show(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await find_issuer(conn, org_id=org_id, issuer_id=issuer_id)
@@ -194,9 +194,7 @@ async def show(request: Request[Principal, Any, Any], issuer_id: FromPath[str]) 
     summary="Change an external issuer",
     operation_class=describes(body=IssuerBody, answer=IssuerView, conditional=True),
 )
-async def change(
-    request: Request[Principal, Any, Any], issuer_id: FromPath[str]
-) -> Response[bytes]:
+async def change(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
     precondition = if_match(request)
     rules, client_secret = await read(request)
     desk, org_id = services(request).federation, request.user.org_id
@@ -223,9 +221,7 @@ async def change(
     summary="Stop believing an issuer",
     operation_class=describes(answer=IssuerDeleted, conditional=True),
 )
-async def archive(
-    request: Request[Principal, Any, Any], issuer_id: FromPath[str]
-) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
     precondition, org_id = if_match(request), request.user.org_id
     async with announced(request, issuer_id) as conn:
         await archive_issuer(

@@ -19,12 +19,19 @@ from gateway.auth.errors import MissingScope
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ, may
 from gateway.principal import Principal
-from gateway.routes.asgi.envelope import REQUEST_ID
-from gateway.routes.shared.access import PUBLIC, actor_of, address_of, needs, services
+from gateway.routes.shared.access import (
+    PUBLIC,
+    AuthenticatedRequest,
+    actor_of,
+    address_of,
+    needs,
+    services,
+)
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, to_listing
+from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys.changes import Check, report_leak, rotate_key, to_changes, update_key
 from gateway.tenancy.keys.keys import (
@@ -58,7 +65,6 @@ MAX_REPORTS = 8
 """Reports of leaks looked up at once, in one process; the others wait, and nobody else does."""
 REPORTER = Actor(kind="system", id="leak-report")
 
-Of = Request[Principal, Any, Any]
 
 create_decoder = msgspec.json.Decoder(KeyCreate)
 patch_decoder = msgspec.json.Decoder(KeyPatch)
@@ -78,7 +84,7 @@ class KeyQuery(PageQuery):
     summary="Make an API key; its secret stands in this answer alone",
     operation_class=describes(body=KeyCreate, answer=KeyWithSecret, status=201, idempotent=True),
 )
-async def create(request: Of) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(create_decoder, await plain_body(request))
     check_given(request.user, wanted.scopes)
     found = services(request)
@@ -112,7 +118,7 @@ async def create(request: Of) -> Response[bytes]:
     summary="List the API keys",
     operation_class=describes(query=KeyQuery, answer=Listing[Key]),
 )
-async def list_(request: Of) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, KeyQuery)
     async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await page_of_keys(
@@ -133,7 +139,7 @@ async def list_(request: Of) -> Response[bytes]:
     summary="One API key",
     operation_class=describes(answer=Key),
 )
-async def retrieve(request: Of, key_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         row = await retrieve_key(conn, key_id, org_id=request.user.org_id)
     return shown(to_wire(row))
@@ -146,7 +152,7 @@ async def retrieve(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     summary="Change what an API key may do",
     operation_class=describes(body=KeyPatch, answer=Key, conditional=True),
 )
-async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     changes = to_changes(decode_kept(patch_decoder, await plain_body(request)))
     if "expires_at" in changes:
         changes["expires_at"] = from_seconds(changes["expires_at"])
@@ -183,7 +189,7 @@ async def update(request: Of, key_id: FromPath[str]) -> Response[bytes]:
         conditional=True,
     ),
 )
-async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
+async def rotate(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     body = await plain_body(request)
     wanted = decode_kept(rotate_decoder, body) if body else KeyRotate()
     found = services(request)
@@ -211,7 +217,7 @@ async def rotate(request: Of, key_id: FromPath[str]) -> Response[bytes]:
     summary="Revoke an API key; every worker refuses it within a second",
     operation_class=describes(answer=Key, idempotent=True, conditional=True),
 )
-async def revoke(request: Of, key_id: FromPath[str]) -> Response[bytes]:
+async def revoke(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     found = services(request)
     row = await revoke_key(
         found.db,

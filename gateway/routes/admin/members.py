@@ -7,19 +7,16 @@ Nobody gives or takes a role that has more than they have themselves.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 from msgspec import UnsetType
 
 from gateway.auth.login.reset import make_reset, to_link
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
 from gateway.routes.oauth.protected_resources import public_url
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import (
     changing_for,
@@ -46,7 +43,6 @@ USER = "/v1/admin/users/{user_id:str}"
 INVITES = "/v1/admin/invites"
 CHANGE = needs("admin:members")
 NO_STORE = {"cache-control": "no-store"}
-Asked = Request[Principal, Any, Any]
 _patch_decoder = msgspec.json.Decoder(UserPatch)
 _invite_decoder = msgspec.json.Decoder(NewInvite)
 
@@ -68,7 +64,7 @@ def to_view(user: User) -> UserView:
     summary="One user and their role",
     operation_class=describes(answer=UserView),
 )
-async def retrieve(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -83,7 +79,7 @@ async def retrieve(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
     summary="Give a user another role; their credentials have its power within a second",
     operation_class=describes(body=UserPatch, answer=UserView, conditional=True),
 )
-async def update(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     wanted, precondition = decode_kept(_patch_decoder, await plain_body(request)), if_match(request)
     org_id = request.user.org_id
@@ -106,7 +102,7 @@ async def update(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
     summary="Make a link with which a user sets another password; the answer holds it, this once",
     operation_class=describes(answer=PasswordReset, status=201, idempotent=True, conditional=True),
 )
-async def reset_password(request: Asked, user_id: FromPath[str]) -> Response[bytes]:
+async def reset_password(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     await expect_nothing(request)
     precondition, found, org_id = if_match(request), services(request), request.user.org_id
@@ -138,7 +134,7 @@ async def reset_password(request: Asked, user_id: FromPath[str]) -> Response[byt
     summary="Invite somebody with any role; the answer holds their link, this once",
     operation_class=describes(body=NewInvite, answer=CreatedInvite, status=201, idempotent=True),
 )
-async def invite(request: Asked) -> Response[bytes]:
+async def invite(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_invite_decoder, await plain_body(request))
     require_appoint(request.user, wanted.role)
     for each in wanted.projects:

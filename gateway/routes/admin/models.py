@@ -6,16 +6,13 @@ their load are the installation's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromPath
 
 from billing.cache_contracts import FLOORS, ContractName
 from gateway.fleet.router import Route
-from gateway.principal import Principal
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, page_of, to_listing
@@ -24,7 +21,6 @@ from gateway.wire.organization.usage import parse_query
 
 SCOPE = "operator:models"
 TAGS = ["Models"]
-Asked = Request[Principal, Any, Any]
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +88,7 @@ def to_view(route: Route) -> ModelView:
     summary="What is served, by name",
     operation_class=describes(query=PageQuery, answer=Listing[ModelView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     routes_of = {route.model: route for route in services(request).desk.fleet.routes}
     found = [to_view(routes_of[name]) for name in page_of(routes_of, query)]
@@ -106,7 +102,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One model and its replicas",
     operation_class=describes(answer=ModelView),
 )
-async def retrieve(request: Asked, model: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, model: FromPath[str]) -> Response[bytes]:
     name = model.removeprefix("/")
     for route in services(request).desk.fleet.routes:
         if route.model == name:

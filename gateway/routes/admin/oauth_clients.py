@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -44,7 +44,7 @@ from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants, t
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.db import tenant
 from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.browser import desk_of
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
@@ -70,7 +70,6 @@ CLIENT, GRANT = CLIENTS + "/{client_id:str}", GRANTS + "/{grant_id:str}"
 TAG = "OAuth clients"
 NO_STORE = {"cache-control": "no-store"}
 
-Of = Request[Principal, Any, Any]
 written_decoder = msgspec.json.Decoder(ClientWritten)
 rotation_decoder = msgspec.json.Decoder(SecretRotation)
 
@@ -113,7 +112,7 @@ def unless_changed(precondition: Precondition) -> Check:
     return lambda client: precondition.check(to_wire(client), client.version)
 
 
-def shown(request: Of, client: Client) -> Response[bytes]:
+def shown(request: AuthenticatedRequest, client: Client) -> Response[bytes]:
     return answer(request, to_wire(client), unseen=(client.version,))
 
 
@@ -176,7 +175,7 @@ async def check_account(
         body=ClientWritten, answer=OAuthClientOnce, status=201, idempotent=True, conditional=False
     ),
 )
-async def create(request: Of) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     written = decode_kept(written_decoder, await plain_body(request))
     metadata = to_metadata(written)
     scopes = check_scopes(request.user, written.scopes)
@@ -204,7 +203,7 @@ async def create(request: Of) -> Response[bytes]:
     summary="List the OAuth clients",
     operation_class=describes(query=ClientsQuery, answer=Listing[OAuthClient]),
 )
-async def list_all(request: Of) -> Response[bytes]:
+async def list_all(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, ClientsQuery)
     listed = select_clients(request.user.org_id, archived=query.include_archived)
     async with tenant(services(request).db, request.user.org_id) as conn:
@@ -219,7 +218,7 @@ async def list_all(request: Of) -> Response[bytes]:
     summary="One OAuth client",
     operation_class=describes(answer=OAuthClient, conditional=True),
 )
-async def retrieve(request: Of, client_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         client = await get_client(conn, org_id=request.user.org_id, client_id=client_id)
     return shown(request, client)
@@ -235,7 +234,7 @@ async def retrieve(request: Of, client_id: FromPath[str]) -> Response[bytes]:
         body=ClientWritten, answer=OAuthClient, idempotent=True, conditional=True
     ),
 )
-async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
     written = decode_kept(written_decoder, await plain_body(request))
     metadata, precondition = to_metadata(written), if_match(request)
     scopes = check_scopes(request.user, written.scopes)
@@ -268,7 +267,7 @@ async def update(request: Of, client_id: FromPath[str]) -> Response[bytes]:
         body=SecretRotation, answer=OAuthClientOnce, idempotent=True, conditional=True
     ),
 )
-async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
+async def rotate(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
     wanted = decode_kept(rotation_decoder, await plain_body(request) or b"{}")
     precondition, org_id = if_match(request), request.user.org_id
     desk = desk_of(request)
@@ -303,7 +302,7 @@ async def rotate(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     status_code=200,
     operation_class=describes(answer=OAuthClient, conditional=True),
 )
-async def archive(request: Of, client_id: FromPath[str]) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
     precondition, org_id = if_match(request), request.user.org_id
     async with announcing(desk_of(request).redis) as announcement:
         async with tenant(services(request).db, org_id) as conn:
@@ -325,7 +324,7 @@ async def archive(request: Of, client_id: FromPath[str]) -> Response[bytes]:
     summary="List what users allowed to clients",
     operation_class=describes(query=GrantsQuery, answer=Listing[OAuthGrant]),
 )
-async def list_grants(request: Of) -> Response[bytes]:
+async def list_grants(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, GrantsQuery)
     listed = select_grants(request.user.org_id, user_id=query.user_id, client_id=query.client_id)
     async with tenant(services(request).db, request.user.org_id) as conn:
@@ -340,7 +339,7 @@ async def list_grants(request: Of) -> Response[bytes]:
     summary="One grant",
     operation_class=describes(answer=OAuthGrant, conditional=True),
 )
-async def retrieve_grant(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_grant(request: AuthenticatedRequest, grant_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         grant = await find_grant(conn, org_id=request.user.org_id, grant_id=grant_id)
     return answer(request, to_grant(grant))
@@ -354,7 +353,7 @@ async def retrieve_grant(request: Of, grant_id: FromPath[str]) -> Response[bytes
     status_code=200,
     operation_class=describes(answer=OAuthGrant, idempotent=True, conditional=True),
 )
-async def revoke(request: Of, grant_id: FromPath[str]) -> Response[bytes]:
+async def revoke(request: AuthenticatedRequest, grant_id: FromPath[str]) -> Response[bytes]:
     precondition, org_id = if_match(request), request.user.org_id
     async with announcing(desk_of(request).redis) as announcement:
         async with tenant(services(request).db, org_id) as conn:

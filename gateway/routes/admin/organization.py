@@ -6,16 +6,13 @@ Its name and its plan are an operator's to change (`admin_orgs`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, get, patch
+from litestar import Response, get, patch
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
 from gateway.routes.admin.orgs import to_view, unless_changed
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
@@ -30,7 +27,6 @@ PATH = "/v1/admin/organization"
 CHANGE = needs("admin:clients")
 """Pages of other origins are clients of the org's, as those are that sign users in."""
 TAGS = ["Organizations"]
-Asked = Request[Principal, Any, Any]
 _patch_decoder = msgspec.json.Decoder(OrganizationPatch)
 
 
@@ -41,7 +37,7 @@ _patch_decoder = msgspec.json.Decoder(OrganizationPatch)
     summary="The organization of this credential",
     operation_class=describes(answer=OrgView),
 )
-async def retrieve(request: Asked) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         org = await get_org(conn, org_id)
@@ -55,7 +51,7 @@ async def retrieve(request: Asked) -> Response[bytes]:
     summary="Say which web pages' browsers may call, by origin, and whether answers say their cost",
     operation_class=describes(body=OrganizationPatch, answer=OrgView, conditional=True),
 )
-async def update(request: Asked) -> Response[bytes]:
+async def update(request: AuthenticatedRequest) -> Response[bytes]:
     """Every worker goes by origins within half a minute (`auth.cors_origins`)."""
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor
 from gateway.db import tenant
-from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ, Principal
+from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
 from gateway.routes.oauth.protected_resources import public_url
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import require_unbound
 from gateway.routes.shared.conditional import Precondition, answer, if_match
@@ -49,7 +49,6 @@ TAGS = ["Organizations"]
 FIRST_PROJECT = "default"
 FIRST_KEY = "admin"
 NO_STORE = {"cache-control": "no-store"}
-Asked = Request[Principal, Any, Any]
 _new_decoder = msgspec.json.Decoder(NewOrg)
 _patch_decoder = msgspec.json.Decoder(OrgPatch)
 
@@ -76,7 +75,7 @@ def unless_changed(precondition: Precondition) -> Check:
     summary="Make an organization, and the way into it",
     operation_class=describes(body=NewOrg, answer=CreatedOrg, status=201, idempotent=True),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     require_unbound(request.user)
     wanted = decode_kept(_new_decoder, await plain_body(request))
     actor, operator_org = actor_of(request), request.user.org_id
@@ -112,7 +111,7 @@ async def first_key(conn: AsyncConnection, found: Services, org: Org, actor: Act
 
 
 async def first_invite(
-    conn: AsyncConnection, request: Asked, org: Org, actor: Actor, email: str
+    conn: AsyncConnection, request: AuthenticatedRequest, org: Org, actor: Actor, email: str
 ) -> FirstInvite:
     found = services(request)
     made = await create_invite(
@@ -139,7 +138,7 @@ async def first_invite(
     summary="List the organizations",
     operation_class=describes(query=OrgsQuery, answer=Listing[OrgView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, OrgsQuery)
     listed = sa.select(table)
     if not query.include_archived:
@@ -157,7 +156,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One organization",
     operation_class=describes(answer=OrgView),
 )
-async def retrieve(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, org_id: FromPath[str]) -> Response[bytes]:
     async with services(request).system_db.connect() as conn:
         org = await verbs.get_org(conn, org_id)
     return answer(request, to_view(org))
@@ -170,7 +169,7 @@ async def retrieve(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
     summary="Rename an organization, or give it another plan",
     operation_class=describes(body=OrgPatch, answer=OrgView, conditional=True),
 )
-async def update(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, org_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
@@ -194,7 +193,7 @@ async def update(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
     summary="Archive an organization: its credentials stop working",
     operation_class=describes(answer=OrgView, idempotent=True, conditional=True),
 )
-async def archive(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, org_id: FromPath[str]) -> Response[bytes]:
     """An operator cannot archive where he stands."""
     if org_id == request.user.org_id:
         raise ReadOnly("org", "the organization of this credential cannot archive itself")
@@ -218,7 +217,7 @@ async def archive(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
     summary="Serve an organization again that has not paid its invoices",
     operation_class=describes(answer=OrgView, idempotent=True, conditional=True),
 )
-async def lift(request: Asked, org_id: FromPath[str]) -> Response[bytes]:
+async def lift(request: AuthenticatedRequest, org_id: FromPath[str]) -> Response[bytes]:
     found = services(request)
     org = await verbs.lift_suspension(
         found.system_db,

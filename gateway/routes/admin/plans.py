@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match
 from gateway.routes.shared.operations import describes
@@ -28,7 +27,6 @@ from gateway.wire.shared.refusals import decode_kept
 
 SCOPE = "operator:plans"
 TAGS = ["Plans"]
-Asked = Request[Principal, Any, Any]
 _new_decoder = msgspec.json.Decoder(NewPlan)
 _patch_decoder = msgspec.json.Decoder(PlanPatch)
 
@@ -56,7 +54,7 @@ def unless_changed(precondition: Precondition) -> Check:
     summary="Make a plan",
     operation_class=describes(body=NewPlan, answer=PlanView, status=201, idempotent=True),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_new_decoder, await plain_body(request))
     verbs.check_price_list(wanted.price_list, services(request).desk.price_book.lists.names)
     values = msgspec.structs.asdict(wanted)
@@ -79,7 +77,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="List the plans, by name",
     operation_class=describes(query=PlansQuery, answer=Listing[PlanView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PlansQuery)
     listed = sa.select(table)
     if not query.include_archived:
@@ -98,7 +96,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One plan",
     operation_class=describes(answer=PlanView),
 )
-async def retrieve(request: Asked, name: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, name: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         row = await verbs.get_plan(conn, name)
     return answer(request, to_view(row))
@@ -111,7 +109,7 @@ async def retrieve(request: Asked, name: FromPath[str]) -> Response[bytes]:
     summary="Change a plan",
     operation_class=describes(body=PlanPatch, answer=PlanView, conditional=True),
 )
-async def update(request: Asked, name: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, name: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
@@ -136,7 +134,7 @@ async def update(request: Asked, name: FromPath[str]) -> Response[bytes]:
     summary="Give a plan to nobody any more",
     operation_class=describes(answer=PlanView, idempotent=True, conditional=True),
 )
-async def archive(request: Asked, name: FromPath[str]) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, name: FromPath[str]) -> Response[bytes]:
     found = services(request)
     row = await verbs.archive_plan(
         found.system_db,

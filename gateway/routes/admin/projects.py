@@ -7,13 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match
 from gateway.routes.shared.operations import describes
@@ -31,7 +30,6 @@ PROJECT = PROJECTS + "/{project_id:str}"
 CHANGE = needs("admin:projects")
 READ = needs(SCOPE_ADMIN_READ)
 TAGS = ["Projects"]
-Asked = Request[Principal, Any, Any]
 _new_decoder = msgspec.json.Decoder(NewProject)
 _patch_decoder = msgspec.json.Decoder(ProjectPatch)
 
@@ -59,7 +57,7 @@ def unless_changed(precondition: Precondition) -> Check:
     summary="List the projects, with their plans",
     operation_class=describes(query=ProjectsQuery, answer=Listing[ProjectView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, ProjectsQuery)
     async with tenant(services(request).db, request.user.org_id) as conn:
         found, more = await verbs.page_of_projects(
@@ -81,7 +79,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="Create a project, on a plan",
     operation_class=describes(body=NewProject, answer=ProjectView, status=201, idempotent=True),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_new_decoder, await plain_body(request))
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -103,7 +101,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="One project, with its plan",
     operation_class=describes(answer=ProjectView),
 )
-async def retrieve(request: Asked, project_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await verbs.get_project(conn, org_id=org_id, project_id=project_id)
@@ -117,7 +115,7 @@ async def retrieve(request: Asked, project_id: FromPath[str]) -> Response[bytes]
     summary="Rename a project, or give it another plan; every worker goes by it within a second",
     operation_class=describes(body=ProjectPatch, answer=ProjectView, conditional=True),
 )
-async def update(request: Asked, project_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)

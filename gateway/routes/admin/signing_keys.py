@@ -6,11 +6,11 @@ every token that it signed.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from gateway.audit.log import record
@@ -18,8 +18,7 @@ from gateway.auth.bearer.revocations import announcing
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import SigningKeyRow
 from gateway.auth.oauth.tokens.token_tables import signing_keys as table
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
@@ -50,7 +49,7 @@ class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
     summary="The keys that sign tokens",
     operation_class=describes(query=PageQuery, answer=Listing[SigningKey]),
 )
-async def list_signing_keys(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def list_signing_keys(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     async with services(request).system_db.connect() as conn:
         rows = await conn.execute(
@@ -68,7 +67,7 @@ async def list_signing_keys(request: Request[Principal, Any, Any]) -> Response[b
     summary="The next key signs from now on",
     operation_class=describes(answer=SigningKey, idempotent=True),
 )
-async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def rotate(request: AuthenticatedRequest) -> Response[bytes]:
     keys = services(request).authority.keys
     async with services(request).system_db.begin() as conn:
         row = await signing_keys.rotate(conn, keys.cipher, keys.now())
@@ -93,7 +92,7 @@ async def rotate(request: Request[Principal, Any, Any]) -> Response[bytes]:
     summary="A key verifies nothing within a second",
     operation_class=describes(answer=SigningKey, idempotent=True, conditional=True),
 )
-async def revoke(request: Request[Principal, Any, Any], kid: FromPath[str]) -> Response[bytes]:
+async def revoke(request: AuthenticatedRequest, kid: FromPath[str]) -> Response[bytes]:
     """`If-Match`: the tag of the key as its element of the list, or its rotation, shows it."""
     authority, org_id = services(request).authority, request.user.org_id
     keys, precondition = authority.keys, if_match(request)

@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.shared.operations import describes
@@ -46,7 +45,6 @@ DELIVERY = DELIVERIES + "/{delivery_id:str}"
 TAGS = ["Webhooks"]
 NO_STORE = {"cache-control": "no-store"}
 
-Asked = Request[Principal, Any, Any]
 _new_decoder = msgspec.json.Decoder(NewWebhookEndpoint)
 _patch_decoder = msgspec.json.Decoder(WebhookEndpointPatch)
 _rotation_decoder = msgspec.json.Decoder(SecretRotation)
@@ -91,7 +89,7 @@ def unless_changed(precondition: Precondition) -> Check:
     return lambda endpoint: precondition.check(to_wire(endpoint), endpoint.version)
 
 
-def shown(request: Asked, endpoint: Endpoint) -> Response[bytes]:
+def shown(request: AuthenticatedRequest, endpoint: Endpoint) -> Response[bytes]:
     return answer(request, to_wire(endpoint), unseen=(endpoint.version,))
 
 
@@ -111,7 +109,7 @@ def shown_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
         body=NewWebhookEndpoint, answer=WebhookEndpointOnce, status=201, idempotent=True
     ),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_new_decoder, await plain_body(request))
     found, org_id = services(request), request.user.org_id
     async with tenant(found.db, org_id) as conn:
@@ -135,7 +133,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="List the endpoints",
     operation_class=describes(query=WebhooksQuery, answer=Listing[WebhookEndpoint]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, org_id = parse_query(request.url.query, WebhooksQuery), request.user.org_id
     listed = endpoints.select_endpoints(org_id, archived=query.include_archived)
     async with tenant(services(request).db, org_id) as conn:
@@ -151,7 +149,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One endpoint",
     operation_class=describes(answer=WebhookEndpoint, conditional=True),
 )
-async def retrieve(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await endpoints.get_endpoint(conn, org_id=org_id, endpoint_id=endpoint_id)
@@ -165,7 +163,7 @@ async def retrieve(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes
     summary="Change an endpoint",
     operation_class=describes(body=WebhookEndpointPatch, answer=WebhookEndpoint, conditional=True),
 )
-async def update(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
     fields = given(decode_kept(_patch_decoder, await plain_body(request)))
     found, org_id = services(request), request.user.org_id
@@ -192,7 +190,7 @@ async def update(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
         body=SecretRotation, answer=WebhookEndpointOnce, idempotent=True, conditional=True
     ),
 )
-async def rotate(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def rotate(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
     wanted = decode_kept(_rotation_decoder, await plain_body(request) or b"{}")
     found, org_id = services(request), request.user.org_id
     check = unless_changed(if_match(request))
@@ -217,7 +215,7 @@ async def rotate(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
     summary="Archive an endpoint: it is sent nothing more, not even what waits",
     operation_class=describes(answer=WebhookEndpoint, idempotent=True, conditional=True),
 )
-async def archive(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
     check, org_id = unless_changed(if_match(request)), request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         archived = await endpoints.archive_endpoint(
@@ -233,7 +231,7 @@ async def archive(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]
     summary="Send an endpoint an event that says nothing",
     operation_class=describes(answer=WebhookDelivery, status=201, idempotent=True),
 )
-async def ping(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def ping(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         made = await deliveries.ping_endpoint(
@@ -253,7 +251,9 @@ async def ping(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
     summary="List what was sent to an endpoint, or waits to be, of the last 30 days",
     operation_class=describes(query=DeliveriesQuery, answer=Listing[WebhookDelivery]),
 )
-async def list_deliveries(request: Asked, endpoint_id: FromPath[str]) -> Response[bytes]:
+async def list_deliveries(
+    request: AuthenticatedRequest, endpoint_id: FromPath[str]
+) -> Response[bytes]:
     query, org_id = parse_query(request.url.query, DeliveriesQuery), request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         await endpoints.get_endpoint(conn, org_id=org_id, endpoint_id=endpoint_id)
@@ -271,7 +271,7 @@ async def list_deliveries(request: Asked, endpoint_id: FromPath[str]) -> Respons
     operation_class=describes(answer=WebhookDelivery),
 )
 async def retrieve_delivery(
-    request: Asked, endpoint_id: FromPath[str], delivery_id: FromPath[str]
+    request: AuthenticatedRequest, endpoint_id: FromPath[str], delivery_id: FromPath[str]
 ) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
@@ -290,7 +290,7 @@ async def retrieve_delivery(
     operation_class=describes(answer=WebhookDelivery, idempotent=True),
 )
 async def redeliver(
-    request: Asked, endpoint_id: FromPath[str], delivery_id: FromPath[str]
+    request: AuthenticatedRequest, endpoint_id: FromPath[str], delivery_id: FromPath[str]
 ) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 from litestar.response import Stream
@@ -27,14 +27,14 @@ from gateway.batches.tables import batches as table
 from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
 from gateway.files.uploads import Upload
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.made_once import check_may_stay, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, made_once
 from gateway.routes.shared.operations import describes
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader
@@ -58,7 +58,6 @@ USE = needs(SCOPE_INFERENCE)
 READ_AT_ONCE_BYTES = 16 * 1024
 """Of a body of small requests it keeps the event loop for some milliseconds."""
 KEPT_FOR = timedelta(seconds=DEFAULT_EXPIRY_S)
-Asked = Request[Principal, Any, Any]
 
 
 @post(
@@ -75,7 +74,7 @@ Asked = Request[Principal, Any, Any]
         idempotent=True,
     ),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     names_version(request)
     found, principal = services(request), request.user
     if principal.kind != "key":
@@ -117,13 +116,13 @@ async def create(request: Asked) -> Response[bytes]:
     return once.response
 
 
-def max_body_bytes(request: Asked) -> int:
+def max_body_bytes(request: AuthenticatedRequest) -> int:
     found = services(request)
     most = (found.batches.bounds.max_file_bytes, found.files.max_file_bytes)
     return min(MAX_BODY_BYTES, *most)
 
 
-async def begin(request: Asked) -> Upload:
+async def begin(request: AuthenticatedRequest) -> Upload:
     """With all the room that such a body may take: a line is no longer than what it came in.
     Raises: RequestEntityTooLarge, InvalidField."""
     files, principal = services(request).files, request.user
@@ -167,7 +166,7 @@ async def take(
         query=MessageBatchesQuery, answer=MessageBatchPage, headers=(VERSION_NAMED,)
     ),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     names_version(request)
     query, principal = parse_query(request.url.query, MessageBatchesQuery), request.user
     listed = select_batches(principal.org_id, principal.project_id, "anthropic")
@@ -199,7 +198,9 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One batch of messages",
     operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
 )
-async def retrieve(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(
+    request: AuthenticatedRequest, message_batch_id: FromPath[str]
+) -> Response[bytes]:
     names_version(request)
     return shown(request, await find(request, message_batch_id))
 
@@ -212,7 +213,7 @@ async def retrieve(request: Asked, message_batch_id: FromPath[str]) -> Response[
     summary="Cancel a batch of messages: what runs ends, nothing more begins",
     operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
 )
-async def cancel(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
     async with tenant(services(request).db, request.user.org_id) as conn:
         made = await message_batches.cancel_message_batch(
@@ -230,7 +231,7 @@ async def cancel(request: Asked, message_batch_id: FromPath[str]) -> Response[by
     summary="Delete a batch of messages that has ended, with its results",
     operation_class=describes(answer=DeletedMessageBatch, headers=(VERSION_NAMED,)),
 )
-async def remove(request: Asked, message_batch_id: FromPath[str]) -> Response[bytes]:
+async def remove(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
     async with tenant(services(request).db, request.user.org_id) as conn:
         await message_batches.delete_message_batch(
@@ -246,7 +247,7 @@ async def remove(request: Asked, message_batch_id: FromPath[str]) -> Response[by
     summary="What has become of each request of a batch that has ended, in lines of JSON",
     operation_class=describes(said={200: {JSON_LINES: str}}, headers=(VERSION_NAMED,)),
 )
-async def results(request: Asked, message_batch_id: FromPath[str]) -> Stream:
+async def results(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Stream:
     names_version(request)
     file = await results_of(request, await find(request, message_batch_id))
     headers = {"content-length": str(file.size_bytes), "x-content-type-options": "nosniff"}
@@ -254,7 +255,7 @@ async def results(request: Asked, message_batch_id: FromPath[str]) -> Stream:
     return Stream(pieces, media_type=JSON_LINES, headers=headers)
 
 
-async def results_of(request: Asked, batch: Batch) -> File:
+async def results_of(request: AuthenticatedRequest, batch: Batch) -> File:
     """Raises: InvalidField, NotFound."""
     if batch.status not in ENDED:
         raise InvalidField(message_batches.FIELD, "the batch has not ended, and has no results yet")
@@ -272,13 +273,13 @@ async def results_of(request: Asked, batch: Batch) -> File:
         )
 
 
-async def find(request: Asked, batch_id: str) -> Batch:
+async def find(request: AuthenticatedRequest, batch_id: str) -> Batch:
     """Raises: NotFound."""
     async with tenant(services(request).db, request.user.org_id) as conn:
         return await get_batch(conn, **where(request, batch_id), shape="anthropic")
 
 
-def where(request: Asked, batch_id: str) -> dict[str, Any]:
+def where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:
     """Raises: NotFound."""
     return {
         "org_id": request.user.org_id,
@@ -287,12 +288,12 @@ def where(request: Asked, batch_id: str) -> dict[str, Any]:
     }
 
 
-def to_object(request: Asked, batch: Batch) -> MessageBatchObject:
+def to_object(request: AuthenticatedRequest, batch: Batch) -> MessageBatchObject:
     url = f"{services(request).authority.issuer}{BATCHES}/{batch.id}{RESULTS}"
     return to_message_batch(batch, results_url=url, kept_for=KEPT_FOR, now=datetime.now(tz=UTC))
 
 
-def shown(request: Asked, batch: Batch) -> Response[bytes]:
+def shown(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
     return answer(request, to_object(request, batch))
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from litestar import Request, post
+from litestar import post
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
 from gateway.inference.calls import Surface
 from gateway.lanes import turn_of
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
-from gateway.routes.asgi.counted import MODEL
-from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.problem import VERSION_HEADER
+from gateway.routes.shared.request_state import MODEL
 from gateway.wire.anthropic.answer import AnthropicMessage
 from gateway.wire.anthropic.from_anthropic import from_anthropic, from_count_tokens
 from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest, MessageTokensCount
@@ -69,7 +69,7 @@ def refusals(*those: int) -> dict[int, dict[str, Any]]:
         },
     ),
 )
-async def create_message(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def create_message(request: AuthenticatedRequest) -> ASGIApp:
     names_version(request)
     return await generation(request, MESSAGES)
 
@@ -87,7 +87,7 @@ async def create_message(request: Request[Principal, Any, Any]) -> ASGIApp:
         said=refusals(402, 404, 503),
     ),
 )
-async def count_tokens(request: Request[Principal, Any, Any]) -> MessageTokensCount:
+async def count_tokens(request: AuthenticatedRequest) -> MessageTokensCount:
     names_version(request)
     desk, principal = services(request).desk, request.user
     principal.check_served()
@@ -100,7 +100,7 @@ async def count_tokens(request: Request[Principal, Any, Any]) -> MessageTokensCo
     return MessageTokensCount(counted)
 
 
-def names_version(request: Request[Principal, Any, Any]) -> bool:
+def names_version(request: AuthenticatedRequest) -> bool:
     """Raises BadField, for one that is none or too old."""
     headers = request.scope["headers"]
     named = [value.decode("latin-1") for name, value in headers if name == VERSION_HEADER]

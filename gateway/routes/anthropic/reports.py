@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from billing.errors import ReportQueryError
 from billing.reports import usage as usage_report
 from billing.reports.usage import CostRow, ReportPage, UsageRow
 from gateway.db import tenant
-from gateway.principal import SCOPE_USAGE_READ, Principal
-from gateway.routes.shared.access import needs, services
+from gateway.principal import SCOPE_USAGE_READ
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.anthropic.reports import (
@@ -39,7 +39,6 @@ from gateway.wire.anthropic.reports import (
 from gateway.wire.organization.usage import parse_query
 
 Row = TypeVar("Row", UsageRow, CostRow)
-Asked = Request[Principal, Any, Any]
 
 
 @get(
@@ -49,7 +48,7 @@ Asked = Request[Principal, Any, Any]
     summary="Tokens, in buckets; Anthropic's shape",
     operation_class=describes(query=MessagesQuery, answer=Report[MessagesUsage]),
 )
-async def usage_messages(request: Asked) -> Response[bytes]:
+async def usage_messages(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, MessagesQuery)
     start_time, end_time = query.window()
     with their_names():
@@ -79,7 +78,7 @@ async def usage_messages(request: Asked) -> Response[bytes]:
     summary="Money by day, in cents; Anthropic's shape",
     operation_class=describes(query=CostReportQuery, answer=Report[Cost]),
 )
-async def cost_report(request: Asked) -> Response[bytes]:
+async def cost_report(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CostReportQuery)
     start_time, end_time = query.window()
     named = ["project_id"] if "workspace_id" in query.group_by else []

@@ -14,9 +14,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.ids import uuid7_hex
+from gateway.routes.shared.request_state import REQUEST_ID
 
 OPENAI_VERSION = b"2020-10-01"
-REQUEST_ID = "request_id"
 
 
 def named(request_id: str, *, elapsed_ms: float) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.routes.shared.guards import ASKED_METHOD
+from gateway.routes.shared.request_state import ASKED_METHOD
 
 ALLOW = b"allow"
 

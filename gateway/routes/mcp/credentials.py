@@ -6,16 +6,13 @@ Values are written and never read.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request, Response, delete, get, put
+from litestar import Response, delete, get, put
 from litestar.params import FromPath
 
 from gateway.mcp.service.service import vault_of
 from gateway.permissions import SCOPE_ADMIN_READ, SCOPE_MCP_CALL
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -66,7 +63,7 @@ def to_view(found: UpstreamCredential) -> McpCredentialView:
     )
 
 
-def user_of(request: Request[Principal, Any, Any]) -> str:
+def user_of(request: AuthenticatedRequest) -> str:
     """Raises: NotAllowed, for a credential that is nobody's own."""
     user_id = request.user.user_id
     if user_id is None:
@@ -74,13 +71,13 @@ def user_of(request: Request[Principal, Any, Any]) -> str:
     return user_id
 
 
-def project_of(request: Request[Principal, Any, Any], user_id: str | None) -> str | None:
+def project_of(request: AuthenticatedRequest, user_id: str | None) -> str | None:
     """Of whose own credential it is; who sees to the tenant's sees to all of its projects."""
     return None if user_id is None else request.user.project_id
 
 
 async def show_of(
-    request: Request[Principal, Any, Any], server: str, user_id: str | None
+    request: AuthenticatedRequest, server: str, user_id: str | None
 ) -> Response[bytes]:
     vault, project_id = vault_of(services(request).mcp), project_of(request, user_id)
     found = await vault.find(request.user.org_id, server, user_id, project_id=project_id)
@@ -88,7 +85,7 @@ async def show_of(
 
 
 async def keep_of(
-    request: Request[Principal, Any, Any], server: str, user_id: str | None
+    request: AuthenticatedRequest, server: str, user_id: str | None
 ) -> Response[bytes]:
     body = decode_kept(DECODER, await plain_body(request))
     vault, actor = vault_of(services(request).mcp), actor_of(request)
@@ -100,7 +97,7 @@ async def keep_of(
 
 
 async def delete_of(
-    request: Request[Principal, Any, Any], server: str, user_id: str | None
+    request: AuthenticatedRequest, server: str, user_id: str | None
 ) -> Response[bytes]:
     vault, actor = vault_of(services(request).mcp), actor_of(request)
     project_id = project_of(request, user_id)
@@ -115,7 +112,7 @@ async def delete_of(
     summary="Show what a server is shown of the user",
     operation_class=describes(answer=McpCredentialView),
 )
-async def show_own(request: Request[Principal, Any, Any], server: FromPath[str]) -> Response[bytes]:
+async def show_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await show_of(request, server, user_of(request))
 
 
@@ -126,7 +123,7 @@ async def show_own(request: Request[Principal, Any, Any], server: FromPath[str])
     summary="Give a server a credential of the user",
     operation_class=describes(body=McpCredentialBody, answer=McpCredentialView),
 )
-async def keep_own(request: Request[Principal, Any, Any], server: FromPath[str]) -> Response[bytes]:
+async def keep_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await keep_of(request, server, user_of(request))
 
 
@@ -138,9 +135,7 @@ async def keep_own(request: Request[Principal, Any, Any], server: FromPath[str])
     summary="Forget the user's credential",
     operation_class=describes(answer=McpCredentialDeleted),
 )
-async def delete_own(
-    request: Request[Principal, Any, Any], server: FromPath[str]
-) -> Response[bytes]:
+async def delete_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await delete_of(request, server, user_of(request))
 
 
@@ -151,9 +146,7 @@ async def delete_own(
     summary="Show what a server is shown of the tenant",
     operation_class=describes(answer=McpCredentialView),
 )
-async def show_tenants(
-    request: Request[Principal, Any, Any], server: FromPath[str]
-) -> Response[bytes]:
+async def show_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await show_of(request, server, None)
 
 
@@ -164,9 +157,7 @@ async def show_tenants(
     summary="Give a server a credential of the tenant",
     operation_class=describes(body=McpCredentialBody, answer=McpCredentialView),
 )
-async def keep_tenants(
-    request: Request[Principal, Any, Any], server: FromPath[str]
-) -> Response[bytes]:
+async def keep_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await keep_of(request, server, None)
 
 
@@ -178,9 +169,7 @@ async def keep_tenants(
     summary="Forget the tenant's credential",
     operation_class=describes(answer=McpCredentialDeleted),
 )
-async def delete_tenants(
-    request: Request[Principal, Any, Any], server: FromPath[str]
-) -> Response[bytes]:
+async def delete_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     return await delete_of(request, server, None)
 
 

@@ -24,7 +24,14 @@ from gateway.mcp.service.service import McpService
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import Principal
 from gateway.routes.oauth.protected_resources import challenged, public_url
-from gateway.routes.shared.access import ANY_AUDIENCE, AUDIENCE, HotRoute, needs, services
+from gateway.routes.shared.access import (
+    ANY_AUDIENCE,
+    AUDIENCE,
+    AuthenticatedRequest,
+    HotRoute,
+    needs,
+    services,
+)
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
@@ -113,14 +120,14 @@ GUARDED: dict[str, Any] = {
         said={202: {}, 400: {JSON: RpcAnswer}, 404: {JSON: RpcAnswer}},
     ),
 )
-async def call(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def call(request: AuthenticatedRequest) -> ASGIApp:
     door = services(request).mcp
     if door is not None:
         return await through(door, request)
     return (await refuse_method(request)).to_asgi_response(None, request)
 
 
-async def through(door: McpService, request: Request[Principal, Any, Any]) -> ASGIApp:
+async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
     """An answer that takes its own time, and says itself what it is."""
     principal, (_, _, namespace) = request.user, parts_of(request)
     principal.check_served()
@@ -137,7 +144,7 @@ async def through(door: McpService, request: Request[Principal, Any, Any]) -> AS
     return answer
 
 
-async def refuse_method(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def refuse_method(request: AuthenticatedRequest) -> Response[bytes]:
     """Of an installation that has no servers to ask."""
     try:
         message = msgspec.json.decode(await plain_body(request), type=Call)
@@ -167,7 +174,7 @@ OFFERED = describes(
     summary="What servers say outside of requests, as a stream, to a session of the older era",
     operation_class=OFFERED,
 )
-async def listen(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def listen(request: AuthenticatedRequest) -> ASGIApp:
     door = services(request).mcp
     if door is None:
         raise MethodNotAllowedException(headers={"allow": "POST"})
@@ -180,7 +187,7 @@ async def listen(request: Request[Principal, Any, Any]) -> ASGIApp:
     summary="End a session of the older era",
     operation_class=OFFERED,
 )
-async def end_session(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def end_session(request: AuthenticatedRequest) -> ASGIApp:
     door = services(request).mcp
     if door is None:
         raise MethodNotAllowedException(headers={"allow": "POST"})

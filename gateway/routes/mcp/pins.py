@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from gateway.mcp.service.service import pins_of
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match
 from gateway.routes.shared.operations import describes
@@ -51,7 +50,6 @@ SERVERS = "/v1/admin/mcp/servers"
 SERVER = SERVERS + "/{server:str}"
 TAGS = ["MCP administration"]
 
-Asked = Request[Principal, Any, Any]
 _approve_decoder = msgspec.json.Decoder(McpApproveBody)
 _revoke_decoder = msgspec.json.Decoder(McpRevokeBody)
 
@@ -147,7 +145,7 @@ def named_in(body: NamedOffer) -> frozenset[Key] | None:
     summary="List the MCP servers, and how much of each is approved",
     operation_class=describes(answer=McpServers),
 )
-async def list_servers(request: Asked) -> Response[bytes]:
+async def list_servers(request: AuthenticatedRequest) -> Response[bytes]:
     door = services(request).mcp
     if door is None:
         return answer(request, McpServers(data=[]))
@@ -163,7 +161,7 @@ async def list_servers(request: Asked) -> Response[bytes]:
     summary="What a server offers now that is not approved; it is asked for this",
     operation_class=describes(answer=McpServerOffer),
 )
-async def show_offer(request: Asked, server: FromPath[str]) -> Response[bytes]:
+async def show_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     seen = await pins_of(services(request).mcp).see(request.user.org_id, server)
     return answer(request, await asyncio.to_thread(to_offer, seen))
 
@@ -178,7 +176,7 @@ async def show_offer(request: Asked, server: FromPath[str]) -> Response[bytes]:
         body=McpApproveBody, answer=McpServerOffer, idempotent=True, conditional=True
     ),
 )
-async def approve_offer(request: Asked, server: FromPath[str]) -> Response[bytes]:
+async def approve_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     """Raises: NotFound, InvalidField, Conflict (no answer of it), PreconditionFailed."""
     precondition: Precondition = if_match(request)
     body = decode_kept(_approve_decoder, await plain_body(request))
@@ -200,7 +198,7 @@ async def approve_offer(request: Asked, server: FromPath[str]) -> Response[bytes
     summary="Take an approval back; no worker shows or calls it a second later",
     operation_class=describes(body=McpRevokeBody, answer=McpServer, idempotent=True),
 )
-async def revoke_offer(request: Asked, server: FromPath[str]) -> Response[bytes]:
+async def revoke_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
     """Raises: NotFound, InvalidField."""
     body = decode_kept(_revoke_decoder, await plain_body(request))
     seen = await pins_of(services(request).mcp).revoke(

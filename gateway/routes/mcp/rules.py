@@ -10,15 +10,14 @@ import time
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post, put
+from litestar import Response, get, post, put
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.mcp.approvals import PostgresApprovals, select_approvals, to_approval
 from gateway.mcp.tables import approvals as table
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
@@ -45,7 +44,6 @@ APPROVAL = APPROVALS + "/{approval_id:str}"
 RULES = "/v1/admin/mcp/rules"
 TAGS = ["MCP administration"]
 
-Asked = Request[Principal, Any, Any]
 _rules_decoder = msgspec.json.Decoder(McpRulesBody)
 
 
@@ -80,7 +78,7 @@ def to_view(approval: Approval) -> McpApproval:
     summary="List the calls that a person was asked about",
     operation_class=describes(query=McpApprovalsQuery, answer=Listing[McpApproval]),
 )
-async def list_approvals(request: Asked) -> Response[bytes]:
+async def list_approvals(request: AuthenticatedRequest) -> Response[bytes]:
     query, org_id = parse_query(request.url.query, McpApprovalsQuery), request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(select_approvals(org_id, query.state), table.c.id, query))
@@ -95,7 +93,9 @@ async def list_approvals(request: Asked) -> Response[bytes]:
     summary="A call that a person was asked about",
     operation_class=describes(answer=McpApproval),
 )
-async def show_approval(request: Asked, approval_id: FromPath[str]) -> Response[bytes]:
+async def show_approval(
+    request: AuthenticatedRequest, approval_id: FromPath[str]
+) -> Response[bytes]:
     store = PostgresApprovals(services(request).db)
     found = await store.get(request.user.org_id, check_id("approval_id", approval_id))
     if found is None:
@@ -110,7 +110,9 @@ async def show_approval(request: Asked, approval_id: FromPath[str]) -> Response[
     summary="The arguments of a call that waits, for who decides",
     operation_class=describes(answer=McpApprovalArguments),
 )
-async def show_arguments(request: Asked, approval_id: FromPath[str]) -> Response[bytes]:
+async def show_arguments(
+    request: AuthenticatedRequest, approval_id: FromPath[str]
+) -> Response[bytes]:
     store = PostgresApprovals(services(request).db, shown=services(request).asked_arguments)
     approval_id = check_id("approval_id", approval_id)
     found = await store.arguments(request.user.org_id, approval_id, time.time())
@@ -128,7 +130,7 @@ async def show_arguments(request: Asked, approval_id: FromPath[str]) -> Response
     summary="Say yes to a call: it goes out once, when it is made again in time",
     operation_class=describes(answer=McpApproval, idempotent=True, conditional=True),
 )
-async def approve(request: Asked, approval_id: FromPath[str]) -> Response[bytes]:
+async def approve(request: AuthenticatedRequest, approval_id: FromPath[str]) -> Response[bytes]:
     return await decide(request, approval_id, yes=True)
 
 
@@ -140,11 +142,11 @@ async def approve(request: Asked, approval_id: FromPath[str]) -> Response[bytes]
     summary="Say no to a call",
     operation_class=describes(answer=McpApproval, idempotent=True, conditional=True),
 )
-async def deny(request: Asked, approval_id: FromPath[str]) -> Response[bytes]:
+async def deny(request: AuthenticatedRequest, approval_id: FromPath[str]) -> Response[bytes]:
     return await decide(request, approval_id, yes=False)
 
 
-async def decide(request: Asked, approval_id: str, *, yes: bool) -> Response[bytes]:
+async def decide(request: AuthenticatedRequest, approval_id: str, *, yes: bool) -> Response[bytes]:
     """Raises: NotFound, NotAllowed (who asks does not answer), Conflict, PreconditionFailed."""
     precondition, principal = if_match(request), request.user
     store = PostgresApprovals(services(request).db, actor_of(request))
@@ -176,7 +178,7 @@ async def decide(request: Asked, approval_id: str, *, yes: bool) -> Response[byt
     summary="The rules for calls of MCP servers",
     operation_class=describes(answer=McpRules),
 )
-async def show_rules(request: Asked) -> Response[bytes]:
+async def show_rules(request: AuthenticatedRequest) -> Response[bytes]:
     from gateway.mcp.rules import read_rules
 
     org_id = request.user.org_id
@@ -191,7 +193,7 @@ async def show_rules(request: Asked) -> Response[bytes]:
     summary="Replace all rules for calls; every worker keeps to them within a second",
     operation_class=describes(body=McpRulesBody, answer=McpRules, conditional=True),
 )
-async def replace(request: Asked) -> Response[bytes]:
+async def replace(request: AuthenticatedRequest) -> Response[bytes]:
     from gateway.mcp.admin.rule_warnings import warnings_of
     from gateway.mcp.known import announce
     from gateway.mcp.rules import replace_rules

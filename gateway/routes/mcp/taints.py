@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
 from gateway.routes.mcp.rules import SCOPE, TAGS
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 TAINTS = "/v1/admin/mcp/taints"
 LIFT = TAINTS + "/{client_id:str}/lift"
 
-Asked = Request[Principal, Any, Any]
-
 
 @get(
     TAINTS,
@@ -35,7 +32,7 @@ Asked = Request[Principal, Any, Any]
     summary="Whose calls ask a person, after what a server said that taints",
     operation_class=describes(answer=McpTaints),
 )
-async def list_taints(request: Asked) -> Response[bytes]:
+async def list_taints(request: AuthenticatedRequest) -> Response[bytes]:
     from gateway.mcp.calls import taints_of
 
     redis, org_id = services(request).redis, request.user.org_id
@@ -50,7 +47,7 @@ async def list_taints(request: Asked) -> Response[bytes]:
     summary="Lift what taints a key or OAuth client, of all for whom it acts",
     operation_class=describes(answer=McpTaints, idempotent=True),
 )
-async def lift_taint(request: Asked, client_id: FromPath[str]) -> Response[bytes]:
+async def lift_taint(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
     """Raises: NotFound, NotAllowed (of one's own)."""
     from gateway.mcp.admin.taints_admin import lifting
     from gateway.mcp.calls import lift

@@ -19,7 +19,6 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from gateway.auth.login.sessions import Session
-from gateway.console.pages import page, redirect
 from gateway.mcp.service.service import vault_of
 from gateway.permissions import within
 from gateway.routes.mcp.credentials import SCOPE
@@ -27,7 +26,7 @@ from gateway.routes.oauth.authorize import LOGIN
 from gateway.routes.oauth.login import UPSTREAM
 from gateway.routes.oauth.protected_resources import public_url
 from gateway.routes.shared.access import PUBLIC, services
-from gateway.routes.shared.browser import open_browser
+from gateway.routes.shared.browser import open_browser, page, redirect
 from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.vault.errors import IssuerUnavailable, SignInRefused, VaultError

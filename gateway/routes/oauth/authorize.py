@@ -25,7 +25,6 @@ from gateway.auth.oauth.rfc6749_authorize import (
     read_parameters,
     to_location,
 )
-from gateway.console.pages import page, redirect
 from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
     MAX_FORM_BYTES,
@@ -34,7 +33,9 @@ from gateway.routes.shared.browser import (
     check_token,
     desk_of,
     open_browser,
+    page,
     read_form,
+    redirect,
     remembering,
     stale_form,
 )

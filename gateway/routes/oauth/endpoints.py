@@ -41,11 +41,18 @@ from gateway.auth.oauth.rfc9449_dpop import InvalidProof
 from gateway.auth.oauth.tokens import oidc
 from gateway.auth.oauth.tokens.signing_keys import JWKS_MAX_AGE_S
 from gateway.db import tenant
-from gateway.principal import Principal
-from gateway.routes.asgi.envelope import REQUEST_ID
-from gateway.routes.shared.access import ANY_AUDIENCE, AUDIENCE, PUBLIC, address_of, needs, services
+from gateway.routes.shared.access import (
+    ANY_AUDIENCE,
+    AUDIENCE,
+    PUBLIC,
+    AuthenticatedRequest,
+    address_of,
+    needs,
+    services,
+)
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
+from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.wire.admin.oauth import (
     HeldToken,
     Introspection,
@@ -131,7 +138,7 @@ async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
     summary="Who is logged in",
     operation_class=describes(answer=UserInfo),
 )
-async def userinfo(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def userinfo(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user
     if principal.user_id is None:
         raise InvalidToken("it speaks for no user")

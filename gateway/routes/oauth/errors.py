@@ -22,8 +22,8 @@ from gateway.auth.oauth.rfc8414_metadata import (
     TOKEN_PATH,
     USERINFO_PATH,
 )
-from gateway.console.pages import page
 from gateway.http_errors.table import Face
+from gateway.routes.shared.browser import page
 from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.members.invites import ACCEPT_PATH
 

@@ -16,10 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.federation.external_login import LoginRefused
 from gateway.auth.login.login import SignedIn
-from gateway.console.pages import page, redirect
 from gateway.routes.oauth.authorize import AUTHORIZE
 from gateway.routes.shared.access import PUBLIC
-from gateway.routes.shared.browser import desk_of, open_browser, remembering, signed_in
+from gateway.routes.shared.browser import (
+    desk_of,
+    open_browser,
+    page,
+    redirect,
+    remembering,
+    signed_in,
+)
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.auth.login.login import PASSWORD
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
 from gateway.auth.oauth.authorization import Authorization
-from gateway.console.pages import page, redirect
 from gateway.db import tenant
 from gateway.routes.oauth.login import ACCOUNT, BUSY
 from gateway.routes.shared.access import PUBLIC
@@ -25,7 +24,9 @@ from gateway.routes.shared.browser import (
     FormRoute,
     desk_of,
     open_browser,
+    page,
     read_sent,
+    redirect,
     remembering,
     signed_in,
     stale_form,

@@ -23,7 +23,6 @@ from gateway.auth.login.sessions import Session, end_session
 from gateway.auth.login.throttle import Waits
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.rfc6749_authorize import Refused
-from gateway.console.pages import asset, page, redirect
 from gateway.db import tenant
 from gateway.permissions import within
 from gateway.principal import SCOPE_ADMIN
@@ -33,9 +32,12 @@ from gateway.routes.shared.browser import (
     BadForm,
     Browser,
     FormRoute,
+    asset,
     desk_of,
     open_browser,
+    page,
     read_sent,
+    redirect,
     remembering,
     signed_in,
     signed_out,

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passkeys import InvalidPasskey
 from gateway.auth.oauth.rfc6749_authorize import Refused
-from gateway.console.pages import guarded, redirect
+from gateway.console.pages import guarded
 from gateway.routes.oauth.login import (
     ACCOUNT,
     ACCOUNT_PURPOSE,
@@ -30,6 +30,7 @@ from gateway.routes.shared.browser import (
     check_token,
     desk_of,
     open_browser,
+    redirect,
     refuse_other_sites,
     signed_in,
     stale_form,

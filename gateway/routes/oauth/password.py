@@ -18,7 +18,6 @@ from gateway.auth.login.reset import RESET_PATH, Forgetful, find_reset
 from gateway.auth.login.throttle import Waits
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.password_renewal import renew_password
-from gateway.console.pages import page, redirect
 from gateway.routes.oauth.login import (
     ACCOUNT,
     BUSY,
@@ -33,7 +32,9 @@ from gateway.routes.shared.browser import (
     FormRoute,
     desk_of,
     open_browser,
+    page,
     read_sent,
+    redirect,
     remembering,
     signed_in,
     stale_form,

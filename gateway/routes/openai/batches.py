@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,18 +24,18 @@ from gateway.batches.batches import (
 from gateway.batches.tables import batches as batches_table
 from gateway.db import tenant
 from gateway.inference.calls import Surface
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.routes.openai.chat import CHAT
 from gateway.routes.openai.completions import COMPLETIONS
 from gateway.routes.openai.embeddings import EMBEDDINGS
 from gateway.routes.openai.responses import RESPONSES
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.made_once import check_may_stay, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, made_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
@@ -56,11 +56,10 @@ SURFACES: dict[str, Surface] = {
 }
 """What a batch may ask, by its path, where a body alone says it."""
 ENDPOINTS = (*SURFACES, RESPONSES)
-Asked = Request[Principal, Any, Any]
 _decoder = msgspec.json.Decoder(NewBatch)
 
 
-def shown(request: Asked, batch: Batch) -> Response[bytes]:
+def shown(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
     return answer(request, to_batch_object(batch))
 
 
@@ -78,7 +77,7 @@ def shown(request: Asked, batch: Batch) -> Response[bytes]:
         said={404: {JSON: ErrorEnvelope}},
     ),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user
     if principal.kind != "key":
         raise NotAllowed("input_file_id", "a batch is created with an API key: it outlives a token")
@@ -118,7 +117,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="List the batches of the project, the newest first",
     operation_class=describes(query=BatchesQuery, answer=Listing[BatchObject]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, principal = parse_query(request.url.query, BatchesQuery), request.user
     listed = select_batches(principal.org_id, principal.project_id)
     async with tenant(services(request).db, principal.org_id) as conn:
@@ -134,7 +133,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One batch",
     operation_class=describes(answer=BatchObject),
 )
-async def retrieve(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         found = await get_batch(conn, **_where(request, batch_id))
     return shown(request, found)
@@ -148,14 +147,14 @@ async def retrieve(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
     summary="Cancel a batch: what runs ends, nothing more begins",
     operation_class=describes(answer=BatchObject, said={409: {JSON: ErrorEnvelope}}),
 )
-async def cancel(request: Asked, batch_id: FromPath[str]) -> Response[bytes]:
+async def cancel(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         made = await cancel_batch(conn, **_where(request, batch_id), actor=actor_of(request))
     services(request).batches.wake()
     return shown(request, made)
 
 
-def _where(request: Asked, batch_id: str) -> dict[str, Any]:
+def _where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:
     return {
         "org_id": request.user.org_id,
         "project_id": request.user.project_id,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request
 from litestar.types import ASGIApp
 
 from gateway.inference.calls import Surface
-from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, hear
-from gateway.routes.shared.kept_reply import once
+from gateway.routes.shared.idempotent_replies import once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.reply import Reply
@@ -40,7 +37,7 @@ ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
         said={200: ANSWERS, **{status: {JSON: ErrorEnvelope} for status in REFUSALS}},
     ),
 )
-async def chat_completions(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
     heard = await hear(request)
     if not names_servers(heard.body):
         return await generation(request, CHAT, heard)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request
 from litestar.types import ASGIApp
 
 from gateway.inference.calls import Surface
-from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.shared.access import HotRoute, needs
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
@@ -34,7 +31,7 @@ ANSWERS = {JSON: Completion, EVENT_STREAM: str}
         said={200: ANSWERS, **{status: {JSON: ErrorEnvelope} for status in REFUSALS}},
     ),
 )
-async def create_completion(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def create_completion(request: AuthenticatedRequest) -> ASGIApp:
     return await generation(request, COMPLETIONS)
 
 

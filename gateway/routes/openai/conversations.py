@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.creation import NOTHING_KEPT
 from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.openai.responses import ItemList, to_list
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.made_once import made_once
+from gateway.routes.shared.idempotent_creation import made_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.openai_responses.conversations import (
@@ -37,10 +37,9 @@ ITEMS = CONVERSATION + "/items"
 ITEM = ITEMS + "/{item_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Conversations"]
-Asked = Request[Principal, Any, Any]
 
 
-def store_of(request: Asked) -> tuple[ConversationStore, ResponseOwner]:
+def store_of(request: AuthenticatedRequest) -> tuple[ConversationStore, ResponseOwner]:
     return services(request).responses.conversations, ResponseOwner.of(request.user)
 
 
@@ -56,7 +55,7 @@ def show(answer: Any) -> Response[bytes]:
     summary="Begin a conversation",
     operation_class=describes(body=NewConversation, answer=Conversation, idempotent=True),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     if request.user.keeps_nothing:
         raise unsupported("conversation", NOTHING_KEPT)
     body = await plain_body(request)
@@ -77,7 +76,9 @@ async def create(request: Asked) -> Response[bytes]:
     summary="One conversation, without its items",
     operation_class=describes(answer=Conversation),
 )
-async def retrieve(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(
+    request: AuthenticatedRequest, conversation_id: FromPath[str]
+) -> Response[bytes]:
     store, owner = store_of(request)
     return show(await store.find(owner, conversation_id))
 
@@ -90,7 +91,7 @@ async def retrieve(request: Asked, conversation_id: FromPath[str]) -> Response[b
     summary="Give a conversation other metadata",
     operation_class=describes(body=ConversationUpdate, answer=Conversation),
 )
-async def update(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     wanted = read_body(await plain_body(request), ConversationUpdate)
     store, owner = store_of(request)
     return show(await store.update(owner, conversation_id, wanted.metadata or {}))
@@ -104,7 +105,7 @@ async def update(request: Asked, conversation_id: FromPath[str]) -> Response[byt
     summary="Forget a conversation and its items; responses that are kept stay",
     operation_class=describes(answer=DeletedConversation),
 )
-async def forget(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+async def forget(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     store, owner = store_of(request)
     await store.delete(owner, conversation_id)
     return show(DeletedConversation(id=conversation_id))
@@ -118,7 +119,9 @@ async def forget(request: Asked, conversation_id: FromPath[str]) -> Response[byt
     summary="Add items to a conversation",
     operation_class=describes(query=IncludeQuery, body=NewItems, answer=ItemList),
 )
-async def add_items(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+async def add_items(
+    request: AuthenticatedRequest, conversation_id: FromPath[str]
+) -> Response[bytes]:
     parse_query(request.url.query, IncludeQuery)
     wanted = read_body(await plain_body(request), NewItems)
     store, owner = store_of(request)
@@ -134,7 +137,9 @@ async def add_items(request: Asked, conversation_id: FromPath[str]) -> Response[
     summary="The items of a conversation",
     operation_class=describes(query=ItemsQuery, answer=ItemList),
 )
-async def list_items(request: Asked, conversation_id: FromPath[str]) -> Response[bytes]:
+async def list_items(
+    request: AuthenticatedRequest, conversation_id: FromPath[str]
+) -> Response[bytes]:
     query = parse_query(request.url.query, ItemsQuery)
     store, owner = store_of(request)
     data, more = await store.page(
@@ -151,7 +156,7 @@ async def list_items(request: Asked, conversation_id: FromPath[str]) -> Response
     operation_class=describes(query=IncludeQuery, answer=Item),
 )
 async def retrieve_item(
-    request: Asked, conversation_id: FromPath[str], item_id: FromPath[str]
+    request: AuthenticatedRequest, conversation_id: FromPath[str], item_id: FromPath[str]
 ) -> Response[bytes]:
     parse_query(request.url.query, IncludeQuery)
     store, owner = store_of(request)
@@ -167,7 +172,7 @@ async def retrieve_item(
     operation_class=describes(answer=Conversation),
 )
 async def forget_item(
-    request: Asked, conversation_id: FromPath[str], item_id: FromPath[str]
+    request: AuthenticatedRequest, conversation_id: FromPath[str], item_id: FromPath[str]
 ) -> Response[bytes]:
     store, owner = store_of(request)
     return show(await store.delete_item(owner, conversation_id, item_id))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request
 from litestar.types import ASGIApp
 
 from gateway.inference.calls import Surface
-from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.shared.access import HotRoute, needs
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
@@ -37,7 +34,7 @@ EMBEDDINGS = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddi
         said={status: {JSON: ErrorEnvelope} for status in REFUSALS},
     ),
 )
-async def create_embeddings(request: Request[Principal, Any, Any]) -> ASGIApp:
+async def create_embeddings(request: AuthenticatedRequest) -> ASGIApp:
     return await generation(request, EMBEDDINGS)
 
 

@@ -7,11 +7,10 @@ has a key of that may read and delete it.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,12 +20,12 @@ from gateway.files.files import File, delete_file, get_file, select_files, to_fi
 from gateway.files.store import FileStore
 from gateway.files.tables import files as files_table
 from gateway.files.uploads import FileTooLarge
-from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.made_once import check_may_stay, digest_of_parts, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, digest_of_parts, made_once
 from gateway.routes.shared.media_types import MULTIPART
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
@@ -46,7 +45,6 @@ FILE = FILES + "/{file_id:str}"
 OCTETS = "application/octet-stream"
 TAGS = ["Files"]
 USE = needs(SCOPE_INFERENCE)
-Asked = Request[Principal, Any, Any]
 
 
 @post(
@@ -60,7 +58,7 @@ Asked = Request[Principal, Any, Any]
         form=FileUpload, form_type=MULTIPART, answer=FileObject, idempotent=True
     ),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     check_may_stay(request.user, "file")
     refuse_coded(request.scope["headers"])
     boundary = boundary_of(request.headers.get("content-type", ""))
@@ -99,7 +97,7 @@ async def create(request: Asked) -> Response[bytes]:
     return once.response
 
 
-def most_bytes(request: Asked, files: FileStore) -> int | None:
+def most_bytes(request: AuthenticatedRequest, files: FileStore) -> int | None:
     """What a form of that length can hold; None: it does not say. Raises: FileTooLarge."""
     length = request.content_length
     if length is None:
@@ -116,7 +114,7 @@ def most_bytes(request: Asked, files: FileStore) -> int | None:
     summary="List the files of the project",
     operation_class=describes(query=FilesQuery, answer=Listing[FileObject]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, principal = parse_query(request.url.query, FilesQuery), request.user
     listed = select_files(principal.org_id, principal.project_id, purpose=query.purpose)
     async with tenant(services(request).db, principal.org_id) as conn:
@@ -132,7 +130,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One file",
     operation_class=describes(answer=FileObject),
 )
-async def retrieve(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, file_id: FromPath[str]) -> Response[bytes]:
     return answer(request, to_file_object(await _find(request, file_id)))
 
 
@@ -143,7 +141,7 @@ async def retrieve(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
     summary="What is in a file",
     operation_class=describes(said={200: {OCTETS: str}}),
 )
-async def content(request: Asked, file_id: FromPath[str]) -> Stream:
+async def content(request: AuthenticatedRequest, file_id: FromPath[str]) -> Stream:
     found = await _find(request, file_id)
     pieces = await services(request).files.open(found)
     headers = {
@@ -162,7 +160,7 @@ async def content(request: Asked, file_id: FromPath[str]) -> Stream:
     summary="Delete a file",
     operation_class=describes(answer=FileDeleted),
 )
-async def remove(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
+async def remove(request: AuthenticatedRequest, file_id: FromPath[str]) -> Response[bytes]:
     principal = request.user
     async with tenant(services(request).db, principal.org_id) as conn:
         await delete_file(
@@ -175,7 +173,7 @@ async def remove(request: Asked, file_id: FromPath[str]) -> Response[bytes]:
     return answer(request, FileDeleted(id=file_id))
 
 
-async def _find(request: Asked, file_id: str) -> File:
+async def _find(request: AuthenticatedRequest, file_id: str) -> File:
     """Raises: NotFound."""
     principal = request.user
     async with tenant(services(request).db, principal.org_id) as conn:

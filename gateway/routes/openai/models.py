@@ -3,14 +3,12 @@ and in Anthropic's to who names the version of that."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, get
+from litestar import get
 from litestar.params import FromPath
 
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.operations import describes
 from gateway.wire.anthropic.models import (
     AnthropicModel,
@@ -34,7 +32,7 @@ OWNER = "tollgate"
         query=ModelsQuery, answer=(ModelList, AnthropicModelPage), headers=(VERSION_NAMED,)
     ),
 )
-async def list_models(request: Request[Principal, Any, Any]) -> ModelList | AnthropicModelPage:
+async def list_models(request: AuthenticatedRequest) -> ModelList | AnthropicModelPage:
     found = services(request)
     names = [each.model for each in found.desk.fleet.routes if request.user.may_use(each.model)]
     if names_version(request):
@@ -51,7 +49,7 @@ async def list_models(request: Request[Principal, Any, Any]) -> ModelList | Anth
     operation_class=describes(answer=(Model, AnthropicModel), headers=(VERSION_NAMED,)),
 )
 async def retrieve_model(
-    request: Request[Principal, Any, Any], model: FromPath[str]
+    request: AuthenticatedRequest, model: FromPath[str]
 ) -> Model | AnthropicModel:
     found = services(request)
     route = found.desk.fleet.resolve(model.removeprefix("/"), request.user)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
@@ -16,20 +16,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import Face, to_face
-from gateway.principal import SCOPE_INFERENCE, Principal
+from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.responses.created import StartableResponse
 from gateway.responses.creation import count_input, create
 from gateway.responses.kept import ResponseOwner, to_json
-from gateway.routes.asgi.counted import MODEL
-from gateway.routes.shared.access import HotRoute, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, Heard, hear
 from gateway.routes.shared.idempotency import REPLAYED
-from gateway.routes.shared.kept_reply import Replayed, claim_once, once
+from gateway.routes.shared.idempotent_replies import Replayed, claim_once, once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.reply import Reply
+from gateway.routes.shared.request_state import MODEL
 from gateway.tenancy.idempotency_keys import Answer
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses import answer as responses_answer
@@ -44,7 +44,6 @@ RESPONSES = "/v1/responses"
 RESPONSE = RESPONSES + "/{response_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Responses"]
-Asked = Request[Principal, Any, Any]
 ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
 NAMES = {
     "messages": "input",
@@ -92,7 +91,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
         said={200: ANSWERS, **SAID},
     ),
 )
-async def create_response(request: Asked) -> ASGIApp:
+async def create_response(request: AuthenticatedRequest) -> ASGIApp:
     found = services(request)
     heard = await hear(request)
     created = await create(found.desk, found.responses, heard.asker, heard.body, found.tool_loops)
@@ -111,7 +110,9 @@ async def create_response(request: Asked) -> ASGIApp:
     return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
 
 
-async def in_background(request: Asked, heard: Heard, created: StartableResponse) -> ASGIApp:
+async def in_background(
+    request: AuthenticatedRequest, heard: Heard, created: StartableResponse
+) -> ASGIApp:
     """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
     has become of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises."""
     found = services(request)
@@ -141,7 +142,7 @@ async def in_background(request: Asked, heard: Heard, created: StartableResponse
 
 
 async def shown(
-    request: Asked,
+    request: AuthenticatedRequest,
     created: StartableResponse,
     queued: bytes,
     headers: dict[bytes, bytes] | None = None,
@@ -157,7 +158,7 @@ async def shown(
 
 
 async def followed(
-    request: Asked,
+    request: AuthenticatedRequest,
     response_id: str,
     after: int,
     headers: dict[str, str] | None = None,
@@ -200,7 +201,9 @@ def to_own_face(error: Exception) -> Face:
         said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
     ),
 )
-async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes] | Stream:
+async def retrieve(
+    request: AuthenticatedRequest, response_id: FromPath[str]
+) -> Response[bytes] | Stream:
     query = parse_query(request.url.query, RetrieveQuery)
     if query.stream:
         if query.include_obfuscation:
@@ -224,7 +227,7 @@ async def retrieve(request: Asked, response_id: FromPath[str]) -> Response[bytes
     summary="Forget a response; those that continue it cannot be continued any more",
     operation_class=describes(answer=DeletedResponse),
 )
-async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+async def forget(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     await services(request).responses.store.delete(ResponseOwner.of(request.user), response_id)
     return Response(to_json(DeletedResponse(id=response_id)), media_type=JSON)
 
@@ -236,7 +239,7 @@ async def forget(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
     summary="What a response was given, without what it continues",
     operation_class=describes(query=ItemsQuery, answer=ItemList),
 )
-async def input_items(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+async def input_items(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, ItemsQuery)
     kept = await services(request).responses.store.find(ResponseOwner.of(request.user), response_id)
     return Response(to_json(page(list(kept.given_items), query)), media_type=JSON)
@@ -273,7 +276,7 @@ def to_list(data: list[Item], *, more: bool) -> ItemList:
     summary="End a response that runs in the background; what was generated is billed",
     operation_class=describes(answer=responses_answer.Response),
 )
-async def cancel(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
+async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     background = services(request).responses.background
     answer = await background.cancel(ResponseOwner.of(request.user), response_id)
     return Response(answer, media_type=JSON)
@@ -287,7 +290,7 @@ async def cancel(request: Asked, response_id: FromPath[str]) -> Response[bytes]:
     summary="Count the tokens of what a response would be asked",
     operation_class=describes(body=ResponseRequest, answer=InputTokens, said=SAID),
 )
-async def input_tokens(request: Asked) -> Response[bytes]:
+async def input_tokens(request: AuthenticatedRequest) -> Response[bytes]:
     found, body = services(request), await plain_body(request)
     request.scope["state"][MODEL] = peek(body).model
     counted = await count_input(found.desk, found.responses, request.user, body)

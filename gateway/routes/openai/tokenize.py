@@ -7,10 +7,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 
 from gateway.fleet.replica import Tokenizing
 from gateway.generate_request import GenerateRequest
@@ -18,14 +17,13 @@ from gateway.inference.generate import RateLimited
 from gateway.lanes import Turn, turn_of
 from gateway.limits.limiter import Refusal
 from gateway.limits.outcomes import Units
-from gateway.principal import SCOPE_INFERENCE, Principal
-from gateway.routes.asgi.counted import MODEL
-from gateway.routes.asgi.envelope import REQUEST_ID
-from gateway.routes.shared.access import needs, services
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import REFUSALS
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai.plain_prompts import not_of_an_upstream
 from gateway.wire.openai.tokenizing import (
@@ -41,8 +39,6 @@ TAG = "Tokens"
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 NOTHING = Units()
 
-Of = Request[Principal, Any, Any]
-
 
 @post(
     "/v1/tokenize",
@@ -52,7 +48,7 @@ Of = Request[Principal, Any, Any]
     summary="What a text or a conversation is in tokens",
     operation_class=describes(body=TokenizeRequest, answer=Tokenized, said=SAID),
 )
-async def tokenize(request: Of) -> Response[bytes]:
+async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
     async with admitted(request, body) as (replica, turn):
         found = await replica.tokenize(from_tokenize(body), turn)
@@ -74,14 +70,16 @@ async def tokenize(request: Of) -> Response[bytes]:
     summary="The text of tokens",
     operation_class=describes(body=DetokenizeRequest, answer=Detokenized, said=SAID),
 )
-async def detokenize(request: Of) -> Response[bytes]:
+async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
     async with admitted(request, body) as (replica, turn):
         return shown(Detokenized(prompt=await replica.detokenize(from_detokenize(body), turn)))
 
 
 @asynccontextmanager
-async def admitted(request: Of, body: bytes) -> AsyncIterator[tuple[Tokenizing, Turn]]:
+async def admitted(
+    request: AuthenticatedRequest, body: bytes
+) -> AsyncIterator[tuple[Tokenizing, Turn]]:
     """Its turn is that of a request that writes nothing; within, it counts.
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.

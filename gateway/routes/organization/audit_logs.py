@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from gateway.audit.errors import UnknownAuditEntry
 from gateway.db import tenant
-from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.routes.organization.audit_pages import list_entries
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.wire.organization.audit import AuditLogsQuery, EventList, to_list
@@ -25,7 +22,7 @@ from gateway.wire.organization.usage import parse_query
     summary="Who changed what, the newest first",
     operation_class=describes(query=AuditLogsQuery, answer=EventList),
 )
-async def list_audit_logs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def list_audit_logs(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, AuditLogsQuery)
     org_id = request.user.org_id
     try:

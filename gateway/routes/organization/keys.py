@@ -18,9 +18,14 @@ from msgspec.structs import replace
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
 from gateway.routes.organization.service_accounts import refuse_admin
-from gateway.routes.shared.access import actor_of, needs, needs_in_project, services
+from gateway.routes.shared.access import (
+    AuthenticatedRequest,
+    actor_of,
+    needs,
+    needs_in_project,
+    services,
+)
 from gateway.routes.shared.common_requests import (
-    Asking,
     body_of,
     changing_for,
     check_id,
@@ -105,7 +110,7 @@ def to_owner(owner: Owner | None) -> wire.KeyOwner:
     summary="List a project's keys",
     operation_class=describes(query=wire.ProjectKeysQuery, answer=Listing[wire.ProjectKey]),
 )
-async def list_keys(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def list_keys(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
     query = read_query(request.url.query, wire.ProjectKeysQuery)
     async with reading(request) as conn:
@@ -124,7 +129,7 @@ async def list_keys(request: Asking, project_id: FromPath[str]) -> Response[byte
     operation_class=describes(answer=wire.ProjectKey),
 )
 async def retrieve_key(
-    request: Asking, project_id: FromPath[str], api_key_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], api_key_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, api_key_id)
     async with reading(request) as conn:
@@ -146,7 +151,7 @@ async def retrieve_key(
     ),
 )
 async def update_key(
-    request: Asking, project_id: FromPath[str], api_key_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], api_key_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, api_key_id)
     body, precondition = await body_of(request, wire.ProjectKeyUpdate), if_match(request)
@@ -190,7 +195,7 @@ async def update_key(
     operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_key(
-    request: Asking, project_id: FromPath[str], api_key_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], api_key_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, api_key_id)
     precondition = if_match(request)
@@ -200,7 +205,7 @@ async def delete_key(
     return answer(request, Deleted(id=api_key_id, object="organization.project.api_key.deleted"))
 
 
-def _where(request: Asking, project_id: str, api_key_id: str) -> dict[str, str]:
+def _where(request: AuthenticatedRequest, project_id: str, api_key_id: str) -> dict[str, str]:
     return {
         "org_id": request.user.org_id,
         "project_id": check_id("project_id", project_id),
@@ -247,7 +252,7 @@ def to_admin_owner(owner: Owner | None) -> wire.AdminKeyOwner:
     summary="List the keys of administration",
     operation_class=describes(query=wire.AdminKeysQuery, answer=Listing[wire.AdminKey]),
 )
-async def list_admin_keys(request: Asking) -> Response[bytes]:
+async def list_admin_keys(request: AuthenticatedRequest) -> Response[bytes]:
     query = read_query(request.url.query, wire.AdminKeysQuery)
     cursor = Cursor(after=query.after, limit=query.limit, order=query.order)
     async with reading(request) as conn:
@@ -267,7 +272,7 @@ async def list_admin_keys(request: Asking) -> Response[bytes]:
         body=wire.AdminKeyCreate, answer=wire.CreatedAdminKey, idempotent=True
     ),
 )
-async def create_admin_key(request: Asking) -> Response[bytes]:
+async def create_admin_key(request: AuthenticatedRequest) -> Response[bytes]:
     body, user = await body_of(request, wire.AdminKeyCreate), request.user
     pepper_id, pepper = services(request).authenticator.pepper
     require_give(user, ADMIN_KEY_SCOPES)
@@ -303,7 +308,9 @@ async def create_admin_key(request: Asking) -> Response[bytes]:
     summary="One key of administration",
     operation_class=describes(answer=wire.AdminKey),
 )
-async def retrieve_admin_key(request: Asking, key_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_admin_key(
+    request: AuthenticatedRequest, key_id: FromPath[str]
+) -> Response[bytes]:
     check_id("key_id", key_id)
     async with reading(request) as conn:
         found = await owned_keys.get_key(
@@ -320,7 +327,7 @@ async def retrieve_admin_key(request: Asking, key_id: FromPath[str]) -> Response
     summary="Revoke a key of administration",
     operation_class=describes(answer=Deleted, conditional=True),
 )
-async def delete_admin_key(request: Asking, key_id: FromPath[str]) -> Response[bytes]:
+async def delete_admin_key(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     check_id("key_id", key_id)
     precondition = if_match(request)
     where = {"org_id": request.user.org_id, "key_id": key_id}

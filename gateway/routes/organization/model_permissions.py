@@ -6,16 +6,15 @@ A project without such a list may use all models, which is a deny list of none.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Response, delete, get, post
 from litestar.params import FromPath
 
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -27,8 +26,6 @@ from gateway.wire.shared.refusals import decode_kept
 PATH = "/v1/organization/projects/{project_id:str}/model_permissions"
 SCOPE_ADMIN_PROJECTS = "admin:projects"
 TAG = "Projects"
-
-Of = Request[Principal, Any, Any]
 
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +58,9 @@ def to_wire(found: ModelPermissions) -> Permissions:
     summary="The models a project may use",
     operation_class=describes(answer=Permissions),
 )
-async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_permissions(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     org_id = request.user.org_id
     async with tenant(services(request).db, org_id) as conn:
         found = await read_model_permissions(conn, project_id, org_id=org_id)
@@ -76,7 +75,9 @@ async def retrieve_permissions(request: Of, project_id: FromPath[str]) -> Respon
     summary="List the models a project may use, or may not",
     operation_class=describes(body=Wanted, answer=Permissions, idempotent=True),
 )
-async def replace_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+async def replace_permissions(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     wanted = decode_kept(wanted_decoder, await plain_body(request))
     found = services(request)
     made = await update_model_permissions(
@@ -99,7 +100,9 @@ async def replace_permissions(request: Of, project_id: FromPath[str]) -> Respons
     summary="Let a project use all models",
     operation_class=describes(answer=PermissionsDeleted),
 )
-async def delete_permissions(request: Of, project_id: FromPath[str]) -> Response[bytes]:
+async def delete_permissions(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     found = services(request)
     await update_model_permissions(
         found.db,

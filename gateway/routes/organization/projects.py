@@ -7,9 +7,8 @@ from litestar.params import FromPath
 
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.request_errors import BadField
-from gateway.routes.shared.access import actor_of, needs, needs_in_project
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, needs_in_project
 from gateway.routes.shared.common_requests import (
-    Asking,
     body_of,
     changing_for,
     check_id,
@@ -64,7 +63,7 @@ def to_member(member: Member) -> wire.ProjectUser:
     summary="List the projects",
     operation_class=describes(query=wire.ProjectsQuery, answer=Listing[wire.Project]),
 )
-async def list_projects(request: Asking) -> Response[bytes]:
+async def list_projects(request: AuthenticatedRequest) -> Response[bytes]:
     query = read_query(request.url.query, wire.ProjectsQuery)
     async with reading(request) as conn:
         found, more = await projects.page_of_projects(
@@ -84,7 +83,7 @@ async def list_projects(request: Asking) -> Response[bytes]:
     summary="Create a project",
     operation_class=describes(body=wire.ProjectCreate, answer=wire.Project, idempotent=True),
 )
-async def create_project(request: Asking) -> Response[bytes]:
+async def create_project(request: AuthenticatedRequest) -> Response[bytes]:
     body = await body_of(request, wire.ProjectCreate)
     async with reading(request) as conn:
         made = await projects.create_project(
@@ -100,7 +99,9 @@ async def create_project(request: Asking) -> Response[bytes]:
     summary="One project",
     operation_class=describes(answer=wire.Project),
 )
-async def retrieve_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_project(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     check_id("project_id", project_id)
     async with reading(request) as conn:
         found = await projects.get_project(conn, org_id=request.user.org_id, project_id=project_id)
@@ -120,7 +121,9 @@ async def retrieve_project(request: Asking, project_id: FromPath[str]) -> Respon
         conditional=True,
     ),
 )
-async def update_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def update_project(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     check_id("project_id", project_id)
     body, precondition = await body_of(request, wire.ProjectUpdate), if_match(request)
     org_id = request.user.org_id
@@ -146,7 +149,9 @@ async def update_project(request: Asking, project_id: FromPath[str]) -> Response
     summary="Archive a project: its keys stop working",
     operation_class=describes(answer=wire.Project, idempotent=True, conditional=True),
 )
-async def archive_project(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def archive_project(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     check_id("project_id", project_id)
     await expect_nothing(request)
     precondition, org_id = if_match(request), request.user.org_id
@@ -172,7 +177,7 @@ async def archive_project(request: Asking, project_id: FromPath[str]) -> Respons
     summary="List a project's users",
     operation_class=describes(query=Listed, answer=Listing[wire.ProjectUser]),
 )
-async def list_members(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def list_members(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
     query, org_id = read_query(request.url.query, Listed), request.user.org_id
     async with reading(request) as conn:
@@ -193,7 +198,7 @@ async def list_members(request: Asking, project_id: FromPath[str]) -> Response[b
         body=wire.ProjectUserCreate, answer=wire.ProjectUser, idempotent=True
     ),
 )
-async def add_member(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def add_member(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
     require_unbound(request.user)
     body = await body_of(request, wire.ProjectUserCreate)
@@ -210,7 +215,7 @@ async def add_member(request: Asking, project_id: FromPath[str]) -> Response[byt
     return answer(request, to_member(made))
 
 
-async def _whom(request: Asking, body: wire.ProjectUserCreate) -> str:
+async def _whom(request: AuthenticatedRequest, body: wire.ProjectUserCreate) -> str:
     """Raises: BadField, NotFound."""
     if body.user_id is not None and body.email is not None:
         raise BadField("Give either 'user_id' or 'email', not both.", param="email")
@@ -231,7 +236,7 @@ async def _whom(request: Asking, body: wire.ProjectUserCreate) -> str:
     operation_class=describes(answer=wire.ProjectUser),
 )
 async def retrieve_member(
-    request: Asking, project_id: FromPath[str], user_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], user_id: FromPath[str]
 ) -> Response[bytes]:
     check_id("project_id", project_id)
     check_id("user_id", user_id)
@@ -256,7 +261,7 @@ async def retrieve_member(
     ),
 )
 async def update_member(
-    request: Asking, project_id: FromPath[str], user_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], user_id: FromPath[str]
 ) -> Response[bytes]:
     check_id("project_id", project_id)
     check_id("user_id", user_id)
@@ -282,7 +287,7 @@ async def update_member(
     operation_class=describes(answer=Deleted, conditional=True),
 )
 async def remove_member(
-    request: Asking, project_id: FromPath[str], user_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], user_id: FromPath[str]
 ) -> Response[bytes]:
     check_id("project_id", project_id)
     check_id("user_id", user_id)

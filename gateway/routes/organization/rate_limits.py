@@ -13,9 +13,14 @@ from litestar.params import FromPath
 from msgspec import UnsetType
 
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import actor_of, needs, needs_in_project, services
+from gateway.routes.shared.access import (
+    AuthenticatedRequest,
+    actor_of,
+    needs,
+    needs_in_project,
+    services,
+)
 from gateway.routes.shared.common_requests import (
-    Asking,
     body_of,
     changing_for,
     check_id,
@@ -63,7 +68,9 @@ def to_rate_limit(model: str, own: ModelLimits, plans: ModelLimits) -> wire.Rate
     summary="List a project's rate limits: of the models that are served, and those it has",
     operation_class=describes(query=wire.RateLimitsQuery, answer=Listing[wire.RateLimit]),
 )
-async def list_rate_limits(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def list_rate_limits(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
     query = read_query(request.url.query, wire.RateLimitsQuery)
     async with reading(request) as conn:
@@ -108,7 +115,7 @@ def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:
     ),
 )
 async def update_rate_limit(
-    request: Asking, project_id: FromPath[str], rate_limit_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], rate_limit_id: FromPath[str]
 ) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
     body, precondition = await body_of(request, wire.RateLimitUpdate), if_match(request)

@@ -14,9 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
-from gateway.routes.shared.access import actor_of, needs, needs_in_project, services
+from gateway.routes.shared.access import (
+    AuthenticatedRequest,
+    actor_of,
+    needs,
+    needs_in_project,
+    services,
+)
 from gateway.routes.shared.common_requests import (
-    Asking,
     body_of,
     changing_for,
     check_id,
@@ -74,7 +79,9 @@ def to_created_key(made: CreatedKey) -> wire.ServiceAccountKey:
     summary="List a project's service accounts",
     operation_class=describes(query=Listed, answer=Listing[wire.ServiceAccount]),
 )
-async def list_accounts(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def list_accounts(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
     query = read_query(request.url.query, Listed)
     async with reading(request) as conn:
@@ -97,7 +104,9 @@ async def list_accounts(request: Asking, project_id: FromPath[str]) -> Response[
         idempotent=True,
     ),
 )
-async def create_account(request: Asking, project_id: FromPath[str]) -> Response[bytes]:
+async def create_account(
+    request: AuthenticatedRequest, project_id: FromPath[str]
+) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
     body = await body_of(request, wire.ServiceAccountCreate)
     alone = body.create_service_account_only is True
@@ -127,7 +136,7 @@ async def create_account(request: Asking, project_id: FromPath[str]) -> Response
 
 
 async def _make_key(
-    request: Asking,
+    request: AuthenticatedRequest,
     conn: AsyncConnection,
     account: ServiceAccount,
     *,
@@ -159,7 +168,7 @@ async def _make_key(
     operation_class=describes(answer=wire.ServiceAccount),
 )
 async def retrieve_account(
-    request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, service_account_id)
     async with reading(request) as conn:
@@ -181,7 +190,7 @@ async def retrieve_account(
     ),
 )
 async def update_account(
-    request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, service_account_id)
     body, precondition = await body_of(request, wire.ServiceAccountUpdate), if_match(request)
@@ -209,7 +218,7 @@ async def update_account(
     operation_class=describes(answer=Deleted, conditional=True),
 )
 async def delete_account(
-    request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, service_account_id)
     precondition = if_match(request)
@@ -234,7 +243,7 @@ async def delete_account(
     ),
 )
 async def create_account_key(
-    request: Asking, project_id: FromPath[str], service_account_id: FromPath[str]
+    request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
 ) -> Response[bytes]:
     where = _where(request, project_id, service_account_id)
     body = await body_of(request, wire.ServiceAccountKeyCreate)
@@ -262,7 +271,9 @@ def refuse_admin(scopes: tuple[str, ...]) -> None:
         )
 
 
-def _where(request: Asking, project_id: str, service_account_id: str) -> dict[str, str]:
+def _where(
+    request: AuthenticatedRequest, project_id: str, service_account_id: str
+) -> dict[str, str]:
     return {
         "org_id": request.user.org_id,
         "project_id": check_id("project_id", project_id),

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from billing.reports import usage as usage_report
 from billing.reports.usage import CostRow, ReportPage, UsageRow
 from gateway.db import tenant
-from gateway.principal import SCOPE_USAGE_READ, Principal
-from gateway.routes.shared.access import needs, services
+from gateway.principal import SCOPE_USAGE_READ
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.organization.usage import (
@@ -51,7 +51,7 @@ Row = TypeVar("Row", UsageRow, CostRow)
     summary="Tokens and requests, in buckets",
     operation_class=describes(query=UsageQuery, answer=Page[UsageResult]),
 )
-async def usage_completions(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def usage_completions(request: AuthenticatedRequest) -> Response[bytes]:
     return page(await report_to(request, UsageQuery, usage_report.usage_completions), to_usage)
 
 
@@ -62,7 +62,7 @@ async def usage_completions(request: Request[Principal, Any, Any]) -> Response[b
     summary="Tokens and requests of which embeddings were made, in buckets",
     operation_class=describes(query=EmbeddingsUsageQuery, answer=Page[EmbeddingsUsageResult]),
 )
-async def usage_embeddings(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def usage_embeddings(request: AuthenticatedRequest) -> Response[bytes]:
     embeddings = partial(usage_report.usage_completions, embeddings=True)
     return page(await report_to(request, EmbeddingsUsageQuery, embeddings), to_embeddings)
 
@@ -74,12 +74,12 @@ async def usage_embeddings(request: Request[Principal, Any, Any]) -> Response[by
     summary="Money by day",
     operation_class=describes(query=CostsQuery, answer=Page[CostsResult]),
 )
-async def costs(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def costs(request: AuthenticatedRequest) -> Response[bytes]:
     return page(await report_to(request, CostsQuery, usage_report.costs), to_costs)
 
 
 async def report_to(
-    request: Request[Principal, Any, Any],
+    request: AuthenticatedRequest,
     query: type[msgspec.Struct],
     report: Callable[..., Awaitable[ReportPage[Row]]],
 ) -> ReportPage[Row]:
@@ -159,7 +159,7 @@ def of_nothing(kind: str, query_type: type[ReportQuery]) -> HTTPRouteHandler:
         operation_id=f"usage_{kind}",
         operation_class=describes(query=query_type, answer=Page[UsageResult]),
     )
-    async def usage(request: Request[Principal, Any, Any]) -> Response[bytes]:
+    async def usage(request: AuthenticatedRequest) -> Response[bytes]:
         query = parse_query(request.url.query, query_type)
         report = await usage_report.nothing_used(**{name: getattr(query, name) for name in WINDOW})
         return page(report, to_usage)

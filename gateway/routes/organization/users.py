@@ -18,9 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import Role
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.common_requests import (
-    Asking,
     body_of,
     changing_for,
     check_id,
@@ -82,7 +81,7 @@ async def _with_projects(conn: AsyncConnection, found: list[User]) -> list[wire.
     summary="List the users",
     operation_class=describes(query=wire.UsersQuery, answer=Listing[wire.OrganizationUser]),
 )
-async def list_users(request: Asking) -> Response[bytes]:
+async def list_users(request: AuthenticatedRequest) -> Response[bytes]:
     query = read_query(request.url.query, wire.UsersQuery)
     async with reading(request) as conn:
         found, more = await users.list_users(
@@ -99,7 +98,7 @@ async def list_users(request: Asking) -> Response[bytes]:
     summary="One user",
     operation_class=describes(answer=wire.OrganizationUser),
 )
-async def retrieve_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     async with reading(request) as conn:
         found = await users.get_user(conn, org_id=request.user.org_id, user_id=user_id)
@@ -120,7 +119,7 @@ async def retrieve_user(request: Asking, user_id: FromPath[str]) -> Response[byt
         conditional=True,
     ),
 )
-async def update_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
+async def update_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     body, precondition = await body_of(request, wire.UserUpdate), if_match(request)
     org_id = request.user.org_id
@@ -144,7 +143,7 @@ async def update_user(request: Asking, user_id: FromPath[str]) -> Response[bytes
     summary="Remove a user from the org",
     operation_class=describes(answer=Deleted, conditional=True),
 )
-async def delete_user(request: Asking, user_id: FromPath[str]) -> Response[bytes]:
+async def delete_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
     precondition, org_id = if_match(request), request.user.org_id
     async with changing_for(request, user_id) as conn:
@@ -178,7 +177,7 @@ def to_invite(invite: Invite) -> wire.Invite:
     summary="List the invites",
     operation_class=describes(query=Listed, answer=Listing[wire.Invite]),
 )
-async def list_invites(request: Asking) -> Response[bytes]:
+async def list_invites(request: AuthenticatedRequest) -> Response[bytes]:
     query = read_query(request.url.query, Listed)
     async with reading(request) as conn:
         found, more = await invites.list_invites(
@@ -195,7 +194,7 @@ async def list_invites(request: Asking) -> Response[bytes]:
     summary="Invite somebody; the header X-Tollgate-Invite-Link of the answer is their link",
     operation_class=describes(body=wire.InviteCreate, answer=wire.Invite, idempotent=True),
 )
-async def create_invite(request: Asking) -> Response[bytes]:
+async def create_invite(request: AuthenticatedRequest) -> Response[bytes]:
     body, org_id = await body_of(request, wire.InviteCreate), request.user.org_id
     require_appoint(request.user, body.role)
     async with reading(request) as conn:
@@ -226,7 +225,9 @@ async def create_invite(request: Asking) -> Response[bytes]:
     summary="One invite",
     operation_class=describes(answer=wire.Invite),
 )
-async def retrieve_invite(request: Asking, invite_id: FromPath[str]) -> Response[bytes]:
+async def retrieve_invite(
+    request: AuthenticatedRequest, invite_id: FromPath[str]
+) -> Response[bytes]:
     check_id("invite_id", invite_id)
     async with reading(request) as conn:
         found = await invites.get_invite(conn, org_id=request.user.org_id, invite_id=invite_id)
@@ -241,7 +242,7 @@ async def retrieve_invite(request: Asking, invite_id: FromPath[str]) -> Response
     summary="Withdraw an invite",
     operation_class=describes(answer=Deleted),
 )
-async def delete_invite(request: Asking, invite_id: FromPath[str]) -> Response[bytes]:
+async def delete_invite(request: AuthenticatedRequest, invite_id: FromPath[str]) -> Response[bytes]:
     check_id("invite_id", invite_id)
     async with reading(request) as conn:
         await invites.delete_invite(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ExceptionHandlersMap
@@ -13,7 +14,7 @@ from gateway.net.client_address import client_address
 from gateway.networks import Address
 from gateway.permissions import PROJECT_OWNER, SCOPES
 from gateway.principal import Principal
-from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.tenancy.idempotency_keys import CLAIM
 
@@ -27,6 +28,9 @@ IN_PROJECT = "in_project"
 """The key in a route's `opt` for the parameter of its path that names the project which it is all
 about: there its owners may, too."""
 PUBLIC: dict[str, Any] = {SCOPE: None}
+
+AuthenticatedRequest = Request[Principal, Any, Any]
+"""A request that the guard let pass: `request.user` is its caller."""
 
 
 class HotRoute(HTTPRouteHandler):

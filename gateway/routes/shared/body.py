@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
-from litestar import Request
 from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from gateway.http_errors.table import EncodedBody
-from gateway.principal import Principal
+from gateway.routes.shared.access import AuthenticatedRequest
 
 
-async def plain_body(request: Request[Principal, Any, Any]) -> bytes:
+async def plain_body(request: AuthenticatedRequest) -> bytes:
     """Raises EncodedBody."""
     refuse_coded(request.scope["headers"])
     return await request.body()
@@ -32,7 +30,7 @@ def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
                 raise EncodedBody
 
 
-async def read_once(request: Request[Principal, Any, Any]) -> bytes:
+async def read_once(request: AuthenticatedRequest) -> bytes:
     """As `plain_body`, which can be asked again, and for that takes an object of all headers and a
     generator. Raises: EncodedBody, RequestEntityTooLarge."""
     headers = request.scope["headers"]

@@ -25,10 +25,10 @@ from gateway.auth.login.sessions import (
 )
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.peppers import random_secret
-from gateway.console.pages import page
-from gateway.routes.asgi.envelope import REQUEST_ID
+from gateway.console.pages import guarded, read_asset, render
 from gateway.routes.shared.access import PUBLIC, address_of, services
-from gateway.routes.shared.media_types import FORM
+from gateway.routes.shared.media_types import FORM, HTML
+from gateway.routes.shared.request_state import REQUEST_ID
 
 MAX_FORM_BYTES = 32 * 1024
 MAX_FIELDS = 16
@@ -169,3 +169,35 @@ def stale_form() -> Response[bytes]:
         error="invalid_request",
         description="This form is too old, or did not come from this site. Go back and try again.",
     )
+
+
+def page(
+    template: str,
+    *,
+    status: int = 200,
+    destinations: tuple[str, ...] = (),
+    headers: dict[str, str] | None = None,
+    **values: Any,
+) -> Response[bytes]:
+    """Show a page. `destinations`: origins to which its form's answer may lead."""
+    return Response(
+        render(template, **values),
+        status_code=status,
+        media_type=HTML,
+        headers={**guarded(*destinations), **(headers or {})},
+    )
+
+
+def redirect(location: str) -> Response[bytes]:
+    """Answer 303: the answer to a form is fetched, never posted on (RFC 9700, 4.12)."""
+    return Response(b"", status_code=303, headers={**guarded(), "location": location})
+
+
+def asset(name: str) -> Response[bytes] | None:
+    """Answer with a file of the pages; None if there is no such file."""
+    found = read_asset(name)
+    if found is None:
+        return None
+    content, media_type = found
+    headers = {"cache-control": "public, max-age=3600", "x-content-type-options": "nosniff"}
+    return Response(content, media_type=media_type, headers=headers)

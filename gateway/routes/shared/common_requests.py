@@ -11,16 +11,16 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import tenant
 from gateway.permissions import is_bound, may_appoint, may_give
 from gateway.principal import Principal, Role
-from gateway.routes.shared.access import services
+from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.pages import Listing
@@ -29,7 +29,6 @@ from gateway.tenancy.errors import NotAllowed, NotFound
 from gateway.tenancy.pages import Cursor
 from gateway.wire.organization.organization import Body, Listed, Nothing, read_body
 
-Asking = Request[Principal, Any, Any]
 S = TypeVar("S", bound=msgspec.Struct)
 B = TypeVar("B", bound=Body)
 
@@ -43,31 +42,33 @@ def check_id(field: str, value: str) -> str:
     return value
 
 
-async def body_of(request: Asking, kind: type[B]) -> B:
+async def body_of(request: AuthenticatedRequest, kind: type[B]) -> B:
     """Raises: BadField, EncodedBody."""
     return read_body(await plain_body(request), kind)
 
 
-async def expect_nothing(request: Asking) -> None:
+async def expect_nothing(request: AuthenticatedRequest) -> None:
     """No body, or an empty object. Raises: BadField, EncodedBody."""
     content = await plain_body(request)
     if content.strip():
         read_body(content, Nothing)
 
 
-def reading(request: Asking) -> AbstractAsyncContextManager[AsyncConnection]:
+def reading(request: AuthenticatedRequest) -> AbstractAsyncContextManager[AsyncConnection]:
     """A transaction in the caller's org after which nobody has to be told."""
     return tenant(services(request).db, request.user.org_id)
 
 
-def changing_for(request: Asking, subject: str) -> AbstractAsyncContextManager[AsyncConnection]:
+def changing_for(
+    request: AuthenticatedRequest, subject: str
+) -> AbstractAsyncContextManager[AsyncConnection]:
     """A transaction in the caller's org; then every worker forgets what it knows of `subject`, the
     id of a key, of whose it is, or of a project."""
     found = services(request)
     return changing(found.db, found.redis, subject, org_id=request.user.org_id)
 
 
-def show_once(request: Asking, thing: msgspec.Struct) -> Response[bytes]:
+def show_once(request: AuthenticatedRequest, thing: msgspec.Struct) -> Response[bytes]:
     """What holds a secret: no cache on the way keeps it."""
     return answer(request, thing, headers={"cache-control": "no-store"})
 

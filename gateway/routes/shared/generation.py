@@ -4,10 +4,7 @@ answer with what it delivers.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Request
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
@@ -16,15 +13,13 @@ from gateway.fleet.router import Route
 from gateway.inference.calls import Asker, Surface, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
-from gateway.principal import Principal
-from gateway.routes.asgi.counted import MODEL
-from gateway.routes.asgi.envelope import REQUEST_ID
-from gateway.routes.shared.access import services
+from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.body import read_once
 from gateway.routes.shared.idempotency import HEADER
-from gateway.routes.shared.kept_reply import once, read_key
+from gateway.routes.shared.idempotent_replies import once, read_key
 from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply
+from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.usage.cost import asks_cost
@@ -79,7 +74,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     """Under which it is answered once."""
 
 
-async def hear(request: Request[Principal, Any, Any]) -> Heard:
+async def hear(request: AuthenticatedRequest) -> Heard:
     """Raises: BadField, UnknownModel, EncodedBody."""
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
@@ -101,7 +96,7 @@ async def hear(request: Request[Principal, Any, Any]) -> Heard:
 
 
 async def generation(
-    request: Request[Principal, Any, Any], surface: Surface, heard: Heard | None = None
+    request: AuthenticatedRequest, surface: Surface, heard: Heard | None = None
 ) -> ASGIApp:
     """Raises: BadField, UnknownModel, EncodedBody, RequestConflict; what fails later the answer
     says."""

@@ -36,9 +36,8 @@ from gateway.routes.shared.access import (
     address_of,
     services,
 )
+from gateway.routes.shared.request_state import ASKED_METHOD
 
-ASKED_METHOD = "asked_method"
-"""Key in the request's state, where that is not the method that was routed (`routes.head`)."""
 UNDECLARED = "(this route declares no scope)"
 
 

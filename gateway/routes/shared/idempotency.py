@@ -32,10 +32,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from gateway.http_errors.table import unavailable
 from gateway.principal import Principal
 from gateway.request_errors import AnswerLost, BadField
-from gateway.routes.asgi.envelope import REQUEST_ID
 from gateway.routes.shared.access import services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.problem import encode_face
+from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.tenancy.changes import EVERYTHING, announce
 from gateway.tenancy.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, Claim

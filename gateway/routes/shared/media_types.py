@@ -1,4 +1,4 @@
-"""What bodies and answers are called: media types, each in one place."""
+"""Names the media types of bodies and answers, each in one place."""
 
 from __future__ import annotations
 

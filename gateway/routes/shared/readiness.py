@@ -33,8 +33,9 @@ class Readiness:
         }
 
     async def missing(self) -> list[str]:
-        """What keeps this worker from taking, limiting, running and billing a request; empty when
-        ready.
+        """Return what keeps this worker from taking, limiting, running and billing a request.
+
+        Empty when it is ready.
 
         At the start every engine is waited for ("model NAME"). One that leaves afterwards takes
         only its own model away: the others go on being served while any replica is there.

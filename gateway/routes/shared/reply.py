@@ -18,10 +18,9 @@ from gateway.http_errors.table import Face, to_face
 from gateway.inference.delivery import Delivery
 from gateway.limits.headers import to_headers
 from gateway.net.write_timeouts import Patience
-from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME
-from gateway.routes.asgi.envelope import REQUEST_ID
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
+from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.wire.usage import cost as cost_header
 
 log = logging.getLogger(__name__)

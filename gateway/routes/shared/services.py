@@ -1,5 +1,4 @@
-"""What one worker process is made of once it is wired: data for the routes to reach. `app` makes
-it."""
+"""The services of one worker process, as `app` wires them: data for the routes to reach."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from gateway.cache_report.reading import CachePage, read_cache_report
 from gateway.db import tenant
-from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
-from gateway.routes.shared.access import needs, services
+from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.organization.usage import Bucket, Page, encode_page, parse_query
@@ -39,7 +39,7 @@ OWN_GROUPS = ("model", "prefix")
     summary="Cached tokens and broken prefixes, in buckets",
     operation_class=describes(query=CacheReportQuery, answer=Page[CacheResult]),
 )
-async def organization_cache_report(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def organization_cache_report(request: AuthenticatedRequest) -> Response[bytes]:
     asked = parse_query(request.url.query, CacheReportQuery)
     return await report(request, msgspec.structs.asdict(asked))
 
@@ -51,7 +51,7 @@ async def organization_cache_report(request: Request[Principal, Any, Any]) -> Re
     summary="Cached tokens and broken prefixes of this key, in buckets",
     operation_class=describes(query=OwnCacheQuery, answer=Page[CacheResult]),
 )
-async def own_cache_report(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def own_cache_report(request: AuthenticatedRequest) -> Response[bytes]:
     asked = msgspec.structs.asdict(parse_query(request.url.query, OwnCacheQuery))
     if asked["start_time"] is None:
         asked["start_time"] = max(0, (asked["end_time"] or int(time.time())) - OWN_SINCE_S)
@@ -59,7 +59,7 @@ async def own_cache_report(request: Request[Principal, Any, Any]) -> Response[by
     return await report(request, {**asked, "api_key_ids": [request.user.key_id]})
 
 
-async def report(request: Request[Principal, Any, Any], asked: dict[str, Any]) -> Response[bytes]:
+async def report(request: AuthenticatedRequest, asked: dict[str, Any]) -> Response[bytes]:
     open_rows = partial(tenant, services(request).db)
     page = await read_cache_report(open_rows, org_id=request.user.org_id, **asked)
     return Response(encode_page(to_page(page)), media_type=JSON)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromPath
 
 from billing.ledger.spend_totals import SpentByKey, spent_by_key
@@ -23,7 +23,7 @@ from billing.reports.unshipped import search
 from gateway.db import tenant
 from gateway.limits.spending import PICO_PER_NANO
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal, SpendCap
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.tenancy.errors import NotFound
@@ -43,7 +43,6 @@ from gateway.wire.usage.own_view import (
 
 TAGS = ["Own view"]
 RESETS: dict[str, Literal["daily", "monthly"]] = {"day": "daily", "month": "monthly"}
-Asked = Request[Principal, Any, Any]
 
 
 @get(
@@ -55,7 +54,7 @@ Asked = Request[Principal, Any, Any]
         query=GenerationQuery, answer=Generation, said={404: {JSON: ErrorEnvelope}}
     ),
 )
-async def generation(request: Asked) -> Response[bytes]:
+async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     asked = parse_query(request.url.query, GenerationQuery).id
     known = await look_up(request, asked)
     if known is None or known.events[0].attempt.key != request.user.key_id:
@@ -70,14 +69,14 @@ async def generation(request: Asked) -> Response[bytes]:
     summary="One request of the organization: what a dispute about it is answered from",
     operation_class=describes(answer=Generation, said={404: {JSON: ErrorEnvelope}}),
 )
-async def any_request(request: Asked, request_id: FromPath[str]) -> Response[bytes]:
+async def any_request(request: AuthenticatedRequest, request_id: FromPath[str]) -> Response[bytes]:
     known = await look_up(request, request_id)
     if known is None:
         raise NotFound("request_id", "no such request")
     return Response(encode(to_generation(known)), media_type=JSON)
 
 
-async def look_up(request: Asked, asked: str) -> Known | None:
+async def look_up(request: AuthenticatedRequest, asked: str) -> Known | None:
     """Raises: BadField."""
     request_id, made_at = read_request_id(asked)
     org_id = request.user.org_id
@@ -98,7 +97,7 @@ async def look_up(request: Asked, asked: str) -> Known | None:
     )
 
 
-async def in_books(request: Asked, request_id: str, made_at: float) -> Known | None:
+async def in_books(request: AuthenticatedRequest, request_id: str, made_at: float) -> Known | None:
     async with services(request).system_db.connect() as conn:
         record = await find_record(conn, request.user.org_id, request_id, made_at)
     if record is None:
@@ -119,7 +118,7 @@ async def in_books(request: Asked, request_id: str, made_at: float) -> Known | N
     summary="This key: what it may spend and has spent, and how often it may ask",
     operation_class=describes(answer=OwnKey),
 )
-async def key(request: Asked) -> Response[bytes]:
+async def key(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user
     async with tenant(services(request).db, principal.org_id) as conn:
         spent = await spent_by_key(conn, principal.org_id, principal.key_id, datetime.now(UTC))

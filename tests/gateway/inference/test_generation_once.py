@@ -22,7 +22,7 @@ from billing.ledger import accounts as ledger
 from billing.ledger.accounts import account_of
 from billing.tables import transfers, usage_events
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost
-from gateway.routes.shared import kept_reply
+from gateway.routes.shared import idempotent_replies as kept_reply
 from gateway.secret import Secret
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.idempotency_keys import Claim, IdempotencyKeys

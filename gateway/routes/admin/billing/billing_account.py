@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -33,10 +33,9 @@ from billing.tables import to_moment
 from gateway.audit.log import record_for_both
 from gateway.ids import uuid7
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
 from gateway.routes.admin.billing.invoices import viewed
 from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
@@ -70,7 +69,6 @@ SCOPE = "operator:orgs"
 TAGS = ["Invoices"]
 INVOICE = "/v1/admin/invoices/{invoice_id:str}"
 REFUSED = {409: {MEDIA_TYPE: Problem}}
-Asked = Request[Principal, Any, Any]
 _terms = msgspec.json.Decoder(NewTerms)
 _rate = msgspec.json.Decoder(NewRate)
 _payment = msgspec.json.Decoder(NewPayment)
@@ -84,7 +82,12 @@ class RatesQuery(PageQuery):
 
 
 async def noted(
-    conn: AsyncConnection, request: Asked, org_id: str, action: str, target: str, after: Any
+    conn: AsyncConnection,
+    request: AuthenticatedRequest,
+    org_id: str,
+    action: str,
+    target: str,
+    after: Any,
 ) -> None:
     """In both logs."""
     await record_for_both(
@@ -107,7 +110,7 @@ async def noted(
         query=OrgQuery, body=NewTerms, answer=AccountView, status=201, idempotent=True
     ),
 )
-async def set_terms(request: Asked) -> Response[bytes]:
+async def set_terms(request: AuthenticatedRequest) -> Response[bytes]:
     wanted, (org_id, _) = decode_kept(_terms, await plain_body(request)), in_org(request)
     async with services(request).system_db.begin() as conn:
         await get_org(conn, org_id)
@@ -126,7 +129,7 @@ async def set_terms(request: Asked) -> Response[bytes]:
         query=OrgQuery, answer=AccountView, said={404: {MEDIA_TYPE: Problem}}
     ),
 )
-async def terms_of(request: Asked) -> Response[bytes]:
+async def terms_of(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, _ = in_org(request)
     async with services(request).system_db.connect() as conn:
         found = await account_of(conn, org_id)
@@ -144,7 +147,7 @@ async def terms_of(request: Asked) -> Response[bytes]:
         body=NewRate, answer=RateView, status=201, idempotent=True, said=REFUSED
     ),
 )
-async def new_rate(request: Asked) -> Response[bytes]:
+async def new_rate(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_rate, await plain_body(request))
     async with services(request).system_db.begin() as conn:
         made = await add_rate(
@@ -168,7 +171,7 @@ async def new_rate(request: Asked) -> Response[bytes]:
     summary="What each currency is worth, by the rates in force",
     operation_class=describes(query=RatesQuery, answer=Listing[RateView]),
 )
-async def rates(request: Asked) -> Response[bytes]:
+async def rates(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, RatesQuery)
     moment = datetime.now(UTC) if query.at is None else to_moment(query.at)
     async with services(request).system_db.connect() as conn:
@@ -186,7 +189,7 @@ async def rates(request: Asked) -> Response[bytes]:
     summary="Make a draft final at once, as it counts by now",
     operation_class=describes(query=OrgQuery, answer=InvoiceView, idempotent=True),
 )
-async def make_final(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def make_final(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     (org_id, _), found = in_org(request), services(request)
     check_id("invoice_id", invoice_id)
 
@@ -211,7 +214,7 @@ async def make_final(request: Asked, invoice_id: FromPath[str]) -> Response[byte
         query=OrgQuery, body=NewPayment, answer=PaymentView, status=201, idempotent=True
     ),
 )
-async def new_payment(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def new_payment(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     wanted, (org_id, _) = decode_kept(_payment, await plain_body(request)), in_org(request)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.begin() as conn:
@@ -241,7 +244,9 @@ async def new_payment(request: Asked, invoice_id: FromPath[str]) -> Response[byt
         query=OrgQuery, body=NewCreditNote, answer=CreditNoteView, status=201, idempotent=True
     ),
 )
-async def new_credit_note(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def new_credit_note(
+    request: AuthenticatedRequest, invoice_id: FromPath[str]
+) -> Response[bytes]:
     wanted, (org_id, _) = decode_kept(_note, await plain_body(request)), in_org(request)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.begin() as conn:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Request, Response, get
+from litestar import Response, get
 
 from billing.cache_contracts import Ttl
 from billing.corrections.cache_leases import Outcome, select_leases
@@ -14,8 +14,7 @@ from billing.money import format_usd
 from billing.tables import cache_leases as table
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
@@ -72,7 +71,7 @@ def to_view(row: sa.Row[Any]) -> CacheLeaseView:
     summary="List the leases on cached prefixes, what became of each, and what was paid back",
     operation_class=describes(query=CacheLeasesQuery, answer=Listing[CacheLeaseView]),
 )
-async def list_(request: Request[Principal, Any, Any]) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, org_id = parse_query(request.url.query, CacheLeasesQuery), request.user.org_id
     is_open = None if query.status is None else query.status == "open"
     async with tenant(services(request).db, org_id) as conn:

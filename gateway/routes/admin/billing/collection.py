@@ -21,9 +21,9 @@ from billing.invoices.invoice import get_invoice
 from billing.invoices.tables import credit_notes, invoice_payments, invoices
 from billing.money import format_usd
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.invoices import INVOICE, TAGS, Asked, InvoicesQuery, page
+from gateway.routes.admin.billing.invoices import INVOICE, TAGS, InvoicesQuery, page
 from gateway.routes.admin.billing.spend_caps import org_of
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -59,7 +59,7 @@ async def currencies(conn: AsyncConnection, org_id: str, ids: set[str]) -> dict[
     summary="List the credit notes of an organization, or of one invoice",
     operation_class=describes(query=OfInvoiceQuery, answer=Listing[CreditNoteView]),
 )
-async def list_notes(request: Asked) -> Response[bytes]:
+async def list_notes(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, OfInvoiceQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
@@ -77,7 +77,7 @@ async def list_notes(request: Asked) -> Response[bytes]:
     summary="List the payments of an organization, or of one invoice",
     operation_class=describes(query=OfInvoiceQuery, answer=Listing[PaymentView]),
 )
-async def list_payments(request: Asked) -> Response[bytes]:
+async def list_payments(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, OfInvoiceQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
@@ -96,7 +96,7 @@ async def list_payments(request: Asked) -> Response[bytes]:
     summary="Which credits have paid how much of the usage that an invoice charges",
     operation_class=describes(query=InvoicesQuery, answer=Listing[PaidView]),
 )
-async def list_credits(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def list_credits(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     org_id, _ = org_of(request, query.org_id)
     check_id("invoice_id", invoice_id)

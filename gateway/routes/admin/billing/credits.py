@@ -20,8 +20,8 @@ from billing.tables import credit_grants, to_moment
 from gateway.inference.generate import Desk
 from gateway.limits.spending import counter_of
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer, if_match
@@ -72,7 +72,7 @@ def refuse_unknown(models: Sequence[str], desk: Desk) -> None:
             raise InvalidField(f"models[{index}]", "no model that is served or priced is named so")
 
 
-def tell(request: Asked, org_id: str) -> None:
+def tell(request: AuthenticatedRequest, org_id: str) -> None:
     """Its credit has changed: so may what it is leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
     services(request).desk.limiter.funds.has_changed((org_id, counter))
@@ -85,7 +85,7 @@ def tell(request: Asked, org_id: str) -> None:
     summary="Credit an organization with what it has paid in advance",
     operation_class=describes(body=NewCredit, answer=CreditView, status=201, idempotent=True),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted, found = decode_kept(_new_decoder, await plain_body(request)), services(request)
     refuse_unknown(wanted.models or (), found.desk)
     made = await create_credit(
@@ -110,7 +110,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="One credit",
     operation_class=describes(query=OrgQuery, answer=CreditView),
 )
-async def retrieve(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, credit_id: FromPath[str]) -> Response[bytes]:
     org_id, _ = in_org(request)
     check_id("credit_id", credit_id)
     async with services(request).system_db.connect() as conn:
@@ -126,7 +126,7 @@ async def retrieve(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
     summary="Take back what an organization has not spent of a credit",
     operation_class=describes(query=OrgQuery, answer=CreditView, idempotent=True, conditional=True),
 )
-async def revoke(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
+async def revoke(request: AuthenticatedRequest, credit_id: FromPath[str]) -> Response[bytes]:
     org_id, _ = in_org(request)
     precondition = if_match(request)
     taken = await take_back_credit(
@@ -148,7 +148,7 @@ async def revoke(request: Asked, credit_id: FromPath[str]) -> Response[bytes]:
     summary="List the credits of an organization",
     operation_class=describes(query=CreditsQuery, answer=Listing[CreditView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CreditsQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
@@ -166,7 +166,7 @@ async def list_(request: Asked) -> Response[bytes]:
         query=OrgQuery, answer=BalanceView, said={404: {MEDIA_TYPE: Problem}}
     ),
 )
-async def balance(request: Asked) -> Response[bytes]:
+async def balance(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, _ = in_org(request)
     async with services(request).system_db.connect() as conn:
         # One moment for all figures, so that they add up.

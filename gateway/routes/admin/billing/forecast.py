@@ -12,8 +12,7 @@ from billing.reports.forecast import CONFIDENCE_PERCENT
 from billing.reports.spend_history import MonthForecast, forecast_month
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.spend_caps import Asked
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.wire.admin.billing.spend_caps import Id
@@ -80,7 +79,7 @@ def _format(amount_pico: Pico | None) -> str | None:
     summary="What the month will have cost at its end, and how far such forecasts were off",
     operation_class=describes(query=ForecastQuery, answer=ForecastView),
 )
-async def forecast(request: Asked) -> Response[bytes]:
+async def forecast(request: AuthenticatedRequest) -> Response[bytes]:
     project_id, org_id = (
         parse_query(request.url.query, ForecastQuery).project_id,
         request.user.org_id,

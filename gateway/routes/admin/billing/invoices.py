@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -33,11 +33,10 @@ from billing.invoices.states import DRAFT
 from billing.invoices.tables import invoice_lines, invoices
 from billing.money import format_usd
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.routes.admin.billing.invoice_exports import SAID, Format, exported
 from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -60,7 +59,6 @@ INVOICE = "/v1/admin/invoices/{invoice_id:str}"
 LINE = INVOICE + "/lines/{line_id:str}"
 HOUR_FORM = "%Y-%m-%dT%HZ"
 Hour = Annotated[str, Meta(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])-([0-2][0-9])T([01][0-9]|2[0-3])Z\Z")]
-Asked = Request[Principal, Any, Any]
 
 
 class InvoicesQuery(PageQuery):
@@ -90,7 +88,7 @@ async def viewed(conn: AsyncConnection, invoice: Invoice) -> InvoiceView:
     summary="List the invoices of an organization",
     operation_class=describes(query=InvoicesQuery, answer=Listing[InvoiceView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
@@ -106,7 +104,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One invoice",
     operation_class=describes(query=OrgQuery, answer=InvoiceView),
 )
-async def retrieve(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     org_id, _ = in_org(request)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.connect() as conn:
@@ -122,7 +120,7 @@ async def retrieve(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]
     summary="The lines of an invoice",
     operation_class=describes(query=InvoicesQuery, answer=Listing[LineView]),
 )
-async def list_lines(request: Asked, invoice_id: FromPath[str]) -> Response[bytes]:
+async def list_lines(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     org_id, _ = org_of(request, query.org_id)
     check_id("invoice_id", invoice_id)
@@ -150,7 +148,7 @@ async def page(
 
 
 async def rows_behind(
-    request: Asked,
+    request: AuthenticatedRequest,
     query: InvoicesQuery,
     invoice_id: str,
     line_id: str,
@@ -171,7 +169,7 @@ async def rows_behind(
     operation_class=describes(query=InvoicesQuery, answer=Listing[HourView]),
 )
 async def list_hours(
-    request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
+    request: AuthenticatedRequest, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     rows = await rows_behind(request, query, invoice_id, line_id, hours_of)
@@ -195,7 +193,7 @@ async def list_hours(
     operation_class=describes(query=RequestsQuery, answer=Listing[RequestView]),
 )
 async def list_requests(
-    request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
+    request: AuthenticatedRequest, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, RequestsQuery)
     hour = None if query.hour is None else to_hour(query.hour)
@@ -223,7 +221,7 @@ async def list_requests(
     operation_class=describes(query=InvoicesQuery, answer=Listing[TaggedView]),
 )
 async def list_tags(
-    request: Asked, invoice_id: FromPath[str], line_id: FromPath[str]
+    request: AuthenticatedRequest, invoice_id: FromPath[str], line_id: FromPath[str]
 ) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     rows = await rows_behind(request, query, invoice_id, line_id, tags_of)
@@ -253,7 +251,7 @@ async def list_tags(
         },
     ),
 )
-async def export(request: Asked, invoice_id: FromPath[str]) -> Response[Any]:
+async def export(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[Any]:
     query = parse_query(request.url.query, ExportQuery)
     org_id, _ = org_of(request, query.org_id)
     check_id("invoice_id", invoice_id)

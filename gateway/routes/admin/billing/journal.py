@@ -13,9 +13,9 @@ from litestar import Response, get
 
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.invoice_exports import BEANCOUNT, HLEDGER, Ledgers, journal
-from gateway.routes.admin.billing.invoices import TAGS, Asked
+from gateway.routes.admin.billing.invoices import TAGS
 from gateway.routes.admin.billing.spend_caps import OrgQuery, org_of
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.operations import describes
 from gateway.wire.organization.usage import parse_query
 
@@ -31,7 +31,7 @@ class JournalQuery(OrgQuery):
     summary="The journal of an organization: its credits, final invoices, credit notes, payments",
     operation_class=describes(query=JournalQuery, said={200: {BEANCOUNT: str, HLEDGER: str}}),
 )
-async def retrieve(request: Asked) -> Response[Any]:
+async def retrieve(request: AuthenticatedRequest) -> Response[Any]:
     query = parse_query(request.url.query, JournalQuery)
     org_id, _ = org_of(request, query.org_id)
     return await journal(services(request).system_db, org_id=org_id, format=query.format)

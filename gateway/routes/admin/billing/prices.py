@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Response, get
 from litestar.params import FromPath
 from msgspec import UNSET, UnsetType
 
@@ -24,7 +24,7 @@ from billing.pricing.lists import PeriodRule, Rule
 from billing.pricing.price_book import PriceBook
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import Principal
-from gateway.routes.shared.access import needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, page_of, to_listing
@@ -34,7 +34,6 @@ from gateway.wire.organization.usage import parse_query
 PICO_PER_MICRO = 1_000_000
 """A million tokens at one pico-USD each cost a micro-USD."""
 TAGS = ["Prices"]
-Asked = Request[Principal, Any, Any]
 
 
 class PricesQuery(PageQuery):
@@ -144,7 +143,7 @@ def lists_of(principal: Principal, book: PriceBook) -> set[str]:
     return {DEFAULT_LIST, principal.price_list}
 
 
-def check_list(request: Asked, price_list: str) -> PriceBook:
+def check_list(request: AuthenticatedRequest, price_list: str) -> PriceBook:
     """The book that it stands in. Raises: NotFound."""
     book = services(request).desk.price_book
     if price_list not in lists_of(request.user, book):
@@ -159,7 +158,7 @@ def check_list(request: Asked, price_list: str) -> PriceBook:
     summary="List the price lists",
     operation_class=describes(query=PageQuery, answer=Listing[PriceListView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
     book = services(request).desk.price_book
     found = [to_list_view(book, name) for name in page_of(lists_of(request.user, book), query)]
@@ -173,7 +172,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One price list",
     operation_class=describes(answer=PriceListView),
 )
-async def retrieve(request: Asked, price_list: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, price_list: FromPath[str]) -> Response[bytes]:
     found = to_list_view(check_list(request, price_list), price_list)
     return answer(request, found)
 
@@ -185,7 +184,7 @@ async def retrieve(request: Asked, price_list: FromPath[str]) -> Response[bytes]
     summary="What is priced now and later, by price id",
     operation_class=describes(query=PricesQuery, answer=Listing[PriceView]),
 )
-async def list_prices(request: Asked, price_list: FromPath[str]) -> Response[bytes]:
+async def list_prices(request: AuthenticatedRequest, price_list: FromPath[str]) -> Response[bytes]:
     book = check_list(request, price_list)
     query = parse_query(request.url.query, PricesQuery)
     now = time.time()

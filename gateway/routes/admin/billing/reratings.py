@@ -20,8 +20,8 @@ from gateway.limits.recounts import recounting
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.billing_account import SCOPE, noted
 from gateway.routes.admin.billing.invoices import InvoicesQuery
-from gateway.routes.admin.billing.spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.shared.access import needs, services
+from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
@@ -58,7 +58,7 @@ _new = msgspec.json.Decoder(NewRerating)
     summary="What it would change to price a period of an organization anew, by invoice line",
     operation_class=describes(query=PreviewQuery, answer=PreviewView, said=REFUSED),
 )
-async def preview(request: Asked) -> Response[bytes]:
+async def preview(request: AuthenticatedRequest) -> Response[bytes]:
     query, found = parse_query(request.url.query, PreviewQuery), services(request)
     org_id, _ = org_of(request, query.org_id)
     async with found.system_db.connect() as conn:
@@ -76,7 +76,7 @@ async def preview(request: Asked) -> Response[bytes]:
     summary="Price a period anew, as it was shown; sent again it goes on, until it is applied",
     operation_class=describes(query=OrgQuery, body=NewRerating, answer=ReratingView),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted, (org_id, _) = decode_kept(_new, await plain_body(request)), in_org(request)
     found = services(request)
 
@@ -108,7 +108,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="List the periods of an organization that were priced anew",
     operation_class=describes(query=InvoicesQuery, answer=Listing[ReratingView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:

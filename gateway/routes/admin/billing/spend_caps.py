@@ -7,14 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, patch, post
+from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from billing.money import format_usd, usd
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ, may
-from gateway.principal import Principal
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import Precondition, answer, if_match
@@ -32,7 +31,6 @@ from gateway.wire.shared.refusals import decode_kept
 SCOPE = "admin:billing"
 OPERATOR = "operator:orgs"
 TAGS = ["Spend caps"]
-Asked = Request[Principal, Any, Any]
 _new_decoder = msgspec.json.Decoder(NewSpendCap)
 _patch_decoder = msgspec.json.Decoder(SpendCapPatch)
 
@@ -60,7 +58,7 @@ def unless_changed(precondition: Precondition) -> Check:
     return lambda row: precondition.check(to_view(row))
 
 
-def org_of(request: Asked, asked: str | None) -> tuple[str, str | None]:
+def org_of(request: AuthenticatedRequest, asked: str | None) -> tuple[str, str | None]:
     """Whose caps these are, and the operator's org where an operator sets them. Raises:
     NotAllowed."""
     principal = request.user
@@ -71,7 +69,7 @@ def org_of(request: Asked, asked: str | None) -> tuple[str, str | None]:
     return asked, principal.org_id
 
 
-def in_org(request: Asked) -> tuple[str, str | None]:
+def in_org(request: AuthenticatedRequest) -> tuple[str, str | None]:
     """Raises: BadField, NotAllowed."""
     return org_of(request, parse_query(request.url.query, OrgQuery).org_id)
 
@@ -85,7 +83,7 @@ def in_org(request: Asked) -> tuple[str, str | None]:
         query=OrgQuery, body=NewSpendCap, answer=SpendCapView, status=201, idempotent=True
     ),
 )
-async def create(request: Asked) -> Response[bytes]:
+async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_new_decoder, await plain_body(request))
     org_id, operator_org = in_org(request)
     found = services(request)
@@ -114,7 +112,7 @@ async def create(request: Asked) -> Response[bytes]:
     summary="List the spend caps of an organization",
     operation_class=describes(query=SpendCapsQuery, answer=Listing[SpendCapView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, SpendCapsQuery)
     org_id, _ = org_of(request, query.org_id)
     listed = verbs.listed_spend_caps(org_id, include_archived=query.include_archived)
@@ -131,7 +129,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One spend cap",
     operation_class=describes(query=OrgQuery, answer=SpendCapView),
 )
-async def retrieve(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, cap_id: FromPath[str]) -> Response[bytes]:
     org_id, _ = in_org(request)
     check_id("cap_id", cap_id)
     async with tenant(services(request).db, org_id) as conn:
@@ -148,7 +146,7 @@ async def retrieve(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
         query=OrgQuery, body=SpendCapPatch, answer=SpendCapView, conditional=True
     ),
 )
-async def update(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
+async def update(request: AuthenticatedRequest, cap_id: FromPath[str]) -> Response[bytes]:
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))
     org_id, operator_org = in_org(request)
@@ -178,7 +176,7 @@ async def update(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
         query=OrgQuery, answer=SpendCapView, idempotent=True, conditional=True
     ),
 )
-async def archive(request: Asked, cap_id: FromPath[str]) -> Response[bytes]:
+async def archive(request: AuthenticatedRequest, cap_id: FromPath[str]) -> Response[bytes]:
     org_id, operator_org = in_org(request)
     found = services(request)
     row = await verbs.archive_spend_cap(

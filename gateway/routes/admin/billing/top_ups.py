@@ -20,8 +20,8 @@ from billing.tables import top_ups as table
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.credits import CreditsQuery, tell
-from gateway.routes.admin.billing.spend_caps import Asked, OrgQuery, in_org, org_of
-from gateway.routes.shared.access import actor_of, needs, services
+from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer, if_match
@@ -57,7 +57,7 @@ _failure_decoder = msgspec.json.Decoder(TopUpFailure)
     summary="When an organization is told that little is left, and whether it tops up by itself",
     operation_class=describes(query=OrgQuery, answer=BalanceSettingsView),
 )
-async def retrieve_settings(request: Asked) -> Response[bytes]:
+async def retrieve_settings(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, _ = in_org(request)
     async with tenant(services(request).db, org_id) as conn:
         found = await wanted_of(conn, org_id)
@@ -73,7 +73,7 @@ async def retrieve_settings(request: Asked) -> Response[bytes]:
         query=OrgQuery, body=BalanceSettingsPatch, answer=BalanceSettingsView, conditional=True
     ),
 )
-async def update_settings(request: Asked) -> Response[bytes]:
+async def update_settings(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, operator_org = in_org(request)
     precondition = if_match(request)
     wanted = decode_kept(_patch_decoder, await plain_body(request))
@@ -95,7 +95,7 @@ async def update_settings(request: Asked) -> Response[bytes]:
     summary="List the top-ups that an organization's balance has asked for",
     operation_class=describes(query=CreditsQuery, answer=Listing[TopUpView]),
 )
-async def list_(request: Asked) -> Response[bytes]:
+async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CreditsQuery)
     org_id, _ = org_of(request, query.org_id)
     async with tenant(services(request).db, org_id) as conn:
@@ -111,7 +111,7 @@ async def list_(request: Asked) -> Response[bytes]:
     summary="One top-up",
     operation_class=describes(query=OrgQuery, answer=TopUpView),
 )
-async def retrieve(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
+async def retrieve(request: AuthenticatedRequest, top_up_id: FromPath[str]) -> Response[bytes]:
     org_id, _ = in_org(request)
     check_id("top_up_id", top_up_id)
     async with tenant(services(request).db, org_id) as conn:
@@ -127,7 +127,7 @@ async def retrieve(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
     summary="Credit a top-up that was paid, once",
     operation_class=describes(query=OrgQuery, answer=TopUpView, idempotent=True, conditional=True),
 )
-async def grant(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
+async def grant(request: AuthenticatedRequest, top_up_id: FromPath[str]) -> Response[bytes]:
     granted = await ended(request, top_up_id, verbs.grant_top_up)
     tell(request, granted.org_id)
     return answer(request, to_top_up_view(granted))
@@ -143,13 +143,15 @@ async def grant(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
         query=OrgQuery, body=TopUpFailure, answer=TopUpView, idempotent=True, conditional=True
     ),
 )
-async def fail(request: Asked, top_up_id: FromPath[str]) -> Response[bytes]:
+async def fail(request: AuthenticatedRequest, top_up_id: FromPath[str]) -> Response[bytes]:
     wanted = decode_kept(_failure_decoder, await plain_body(request))
     failing = partial(verbs.fail_top_up, reason=wanted.reason)
     return answer(request, to_top_up_view(await ended(request, top_up_id, failing)))
 
 
-async def ended(request: Asked, top_up_id: str, end: Callable[..., Awaitable[TopUp]]) -> TopUp:
+async def ended(
+    request: AuthenticatedRequest, top_up_id: str, end: Callable[..., Awaitable[TopUp]]
+) -> TopUp:
     """By whoever asks, if it is still what they have seen. `end`: a verb that says how."""
     org_id, _ = in_org(request)
     precondition = if_match(request)

@@ -14,8 +14,8 @@ from litestar.types import Receive, Scope, Send
 from gateway.app.connection import Connection
 from gateway.inference.delivery import Delivery
 from gateway.net.listener import bound_unread
-from gateway.routes.asgi.counted import CLIENT_LEFT, OUTCOME
 from gateway.routes.shared.reply import Reply
+from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME
 
 STALLED_S = 0.3
 CHUNK = b"x" * 65_536

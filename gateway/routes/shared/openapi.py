@@ -1,31 +1,49 @@
-"""How every route can refuse, in the OpenAPI document: what follows from its path, its scope and
-what it takes, so that no route has to say it.
+"""The OpenAPI document at `/schema`: Litestar's view of the routes, msgspec's view of the bodies.
 
-A route says for itself what it answers when all is well, and what only it refuses with.
+Bodies are read by our own decoders, so Litestar cannot see their types; they are added here as
+components, straight from the structs that the decoders use (OpenAPI 3.1 is JSON Schema 2020-12).
+
+How each route can refuse follows from its path, its scope and what it takes, so that no route has
+to say it: `add_refusals` adds it. A route says for itself what it answers when all is well, and
+what only it refuses with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from litestar import Litestar
+import msgspec
+from litestar import Litestar, Router
 from litestar.handlers import HTTPRouteHandler
-from litestar.openapi.spec import OpenAPIHeader, OpenAPIResponse, Operation, Parameter
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import (
+    Components,
+    OpenAPIHeader,
+    OpenAPIResponse,
+    Operation,
+    Parameter,
+    Schema,
+    SecurityScheme,
+)
 from litestar.routes import HTTPRoute
 
 from gateway.auth.oauth.rfc8414_metadata import AUTHORIZATION_PATH
-from gateway.routes.shared.access import SCOPE
+from gateway.routes.shared.access import PUBLIC, SCOPE
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.routes.shared.media_types import HTML, JSON
 from gateway.routes.shared.operations import (
     ETAG,
     IDEMPOTENCY_KEY,
     IF_MATCH,
+    TEMPLATE,
     ErrorEnvelope,
     JsonSchema,
     content,
+    described,
 )
 from gateway.routes.shared.problem import (
     MEDIA_TYPE,
@@ -137,4 +155,37 @@ def refusal(status: int, path: str) -> OpenAPIResponse:
         description="Overloaded" if status == OVERLOADED else HTTPStatus(status).phrase,
         content=content(kind, media_type),
         headers={"Retry-After": RETRY_AFTER} if status in (429, 503, OVERLOADED) else None,
+    )
+
+
+VERSION = "0.1.0"
+
+
+@cache
+def bodies() -> dict[str, Schema]:
+    _, found = msgspec.json.schema_components(described(), ref_template=TEMPLATE)
+    return {name: JsonSchema(content=content) for name, content in found.items()}
+
+
+def complete(app: Litestar) -> None:
+    """With the components, which Litestar writes from what it has seen itself, over those that were
+    configured; and with what is refused."""
+    components = app.openapi_schema.components
+    components.schemas = {**(components.schemas or {}), **bodies()}
+    add_refusals(app)
+
+
+def openapi_config() -> OpenAPIConfig:
+    bearer = SecurityScheme(
+        type="http", scheme="bearer", description="An API key: `Authorization: Bearer sk-tg-...`"
+    )
+    return OpenAPIConfig(
+        title="Tollgate",
+        version=VERSION,
+        components=Components(security_schemes={"bearer": bearer}),
+        security=[{"bearer": []}],
+        render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
+        openapi_router=Router(
+            path="/schema", route_handlers=[], opt=PUBLIC, include_in_schema=False
+        ),
     )

@@ -28,12 +28,10 @@ from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from litestar import Request
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.db import DATABASE_ERRORS
-from gateway.principal import Principal
 from gateway.request_errors import (
     AnswerLost,
     AnswerNotKept,
@@ -42,8 +40,7 @@ from gateway.request_errors import (
     OtherBody,
     OtherRequest,
 )
-from gateway.routes.asgi.envelope import REQUEST_ID
-from gateway.routes.shared.access import services
+from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.idempotency import (
     HEADER,
     KEY_FORM,
@@ -53,6 +50,7 @@ from gateway.routes.shared.idempotency import (
     to_answer,
 )
 from gateway.routes.shared.reply import ON_LEAVE, Reply
+from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.tenancy.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
 
 log = logging.getLogger(__name__)
@@ -80,7 +78,7 @@ def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 async def once(
-    request: Request[Principal, Any, Any], key: str, body: bytes, begin: Callable[[], Reply]
+    request: AuthenticatedRequest, key: str, body: bytes, begin: Callable[[], Reply]
 ) -> ASGIApp:
     """What it was answered before, or what it is answered now.
 
@@ -94,7 +92,7 @@ async def once(
 
 
 async def claim_once(
-    request: Request[Principal, Any, Any], key: str, body: bytes, *, generates: bool = True
+    request: AuthenticatedRequest, key: str, body: bytes, *, generates: bool = True
 ) -> tuple[Claim, Answer | None]:
     """And what it was answered before, if it was. `body`: or a digest of what it says.
 

@@ -11,7 +11,7 @@ from litestar import Litestar
 
 from gateway.routes.asgi import cors
 from gateway.routes.asgi.fast_path import Straight, is_plain
-from tests.gateway.routes.asgi.test_counted import BEARER, CHAT, app
+from tests.gateway.routes.asgi.test_request_metrics import BEARER, CHAT, app
 
 __all__ = ["app"]
 

@@ -13,13 +13,9 @@ from litestar import Litestar
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 
+from gateway.routes.shared.request_state import CLIENT_LEFT, MODEL, OUTCOME
 from gateway.telemetry import Telemetry
 
-MODEL = "model"
-"""Key in the request's state: the model that was asked for, as the client wrote it."""
-OUTCOME = "outcome"
-"""Key in the request's state: the status to count in place of the one that was sent."""
-CLIENT_LEFT = "499"
 NO_ROUTE = "-"
 
 

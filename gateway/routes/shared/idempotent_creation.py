@@ -11,19 +11,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.principal import Principal
 from gateway.responses.creation import NOTHING_KEPT
-from gateway.routes.shared.access import services
+from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.conditional import etag_of
 from gateway.routes.shared.idempotency import REPLAYED
-from gateway.routes.shared.kept_reply import claim_once, read_key
+from gateway.routes.shared.idempotent_replies import claim_once, read_key
 from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.idempotency_keys import Answer
 from gateway.wire.shared.refusals import unsupported
@@ -44,7 +43,7 @@ def check_may_stay(principal: Principal, param: str) -> None:
         raise unsupported(param, NOTHING_KEPT)
 
 
-async def made_once(request: Request[Principal, Any, Any], asked: bytes, make: Make) -> MadeOnce:
+async def made_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> MadeOnce:
     """`asked`: a digest of all that a repetition has in common with the first.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown, BadField, and what `make` raises.

@@ -1,0 +1,30 @@
+"""What one worker process opens before its services: each `open_*` takes of it what it needs."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
+from gateway.secret import Secret
+from gateway.telemetry import Telemetry
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    stack: AsyncExitStack
+    """Whoever opens something pushes its closing here: it is closed in the reverse order."""
+    secret: Secret
+    tasks: TaskSet
+    db: AsyncEngine
+    """Shows the rows of the org that `gateway.db.tenant` named."""
+    system_db: AsyncEngine
+    """Shows the rows of all orgs."""
+    redis: Redis
+    telemetry: Telemetry
+    price_book: PriceBook
+    spool: Spool
