@@ -1,1 +1,4 @@
-"""Many MCP servers behind one door. Knows no billing, no gateway, no Litestar."""
+"""The MCP bridge: puts many MCP servers behind one endpoint.
+
+Knows no billing, no gateway, no Litestar.
+"""

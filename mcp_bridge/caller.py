@@ -1,4 +1,4 @@
-"""Whom the bridge acts for, as the gateway found out. Pure data."""
+"""The person and the application that the bridge acts for, as the gateway found out. Pure data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import msgspec
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """`subject`: the person or key; `client`: the application that it uses. What one of them keeps
-    here (a session, a call that waits) is no other's."""
+    """A caller.
+
+    `subject`: the person or key; `client`: the application that it uses. What one of them keeps
+    here (a session, a call that waits) is no other's.
+    """
 
     org_id: str
     project_id: str

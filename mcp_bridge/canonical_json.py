@@ -1,4 +1,5 @@
-"""One way to write a JSON value, and its digest: RFC 8785 (JSON Canonicalization Scheme).
+"""Writes a JSON value in its one canonical form, and digests it: RFC 8785 (JSON Canonicalization
+Scheme).
 
 What RFC 8785 cannot write exactly is refused with its path, never rounded: integers that are not
 as a double is written (I-JSON, RFC 7493 section 2.2), NaN and infinities, lone surrogates. Two
@@ -41,7 +42,8 @@ def pointer(parts: Parts) -> str:
 
 
 def walk(value: object) -> Iterator[tuple[Parts, object]]:
-    """Every value of a document with its place, parents first; NotCanonical past the bounds."""
+    """Yield every value of a document with its place, parents first; NotCanonical past the
+    bounds."""
     waiting: list[tuple[Parts, object]] = [((), value)]
     seen = 0
     while waiting:
@@ -95,7 +97,7 @@ def beyond(one: object) -> bool:
 
 
 def written_as_double(one: int) -> bool:
-    """Whether an integer beyond 2^53 reads as a double is written: 2^53 itself does, so that
+    """True if an integer beyond 2^53 that reads as a double is written: 2^53 itself is, so that
     what was written can be read again; 2^53 + 1 would be rounded."""
     return abs(one) < FIRST_EXPONENT and rfc8785.dumps(float(one)) == str(one).encode()
 
@@ -134,7 +136,7 @@ def written_plainly(value: object) -> bytes | None:
 
 
 def digest_of_bytes(written: bytes) -> str:
-    """`sha256:` and 64 hexadecimal digits."""
+    """Return `sha256:` and 64 hexadecimal digits."""
     return f"{ALGORITHM}:{hashlib.sha256(written).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""The bridge's error tree.
+"""The error tree of the bridge.
 
     BridgeError                 code
     ├── NameRefused             name_refused        a name that no alias can be made of
@@ -54,7 +54,10 @@ class ValidationTimedOut(BridgeError):
 
 
 class PolicyRefused(BridgeError):
-    """`rule` is the id of the rule, empty where it is about all of them."""
+    """The rules cannot be used.
+
+    `rule` is the id of the rule, empty where it is about all of them.
+    """
 
     code = "policy_refused"
 

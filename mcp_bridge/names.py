@@ -1,4 +1,4 @@
-"""What a tool or prompt is called in front of the bridge: `server__tool`.
+"""Names tools and prompts as the bridge's clients see them: `server__tool`.
 
 The name is a pure function of server and tool, so it stays when others come and go. MCP lets a
 name have 128 characters of `A-Za-z0-9_-.` (2025-11-25, server/tools, "Tool Names"); the clients
@@ -39,7 +39,8 @@ ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def checked_label(label: str) -> str:
-    """`label`, or NameRefused: 1 to 24 of `a-z0-9` with single hyphens between them."""
+    """Return `label`, or raise NameRefused: 1 to 24 of `a-z0-9` with single hyphens between
+    them."""
     if len(label) > MAX_LABEL_CHARS or not LABEL.fullmatch(label):
         raise NameRefused(
             f"server {label[:MAX_LABEL_CHARS]!r}: a label has 1 to {MAX_LABEL_CHARS} of a-z, 0-9 "
@@ -49,7 +50,8 @@ def checked_label(label: str) -> str:
 
 
 def alias_of(label: str, name: str) -> str:
-    """What clients call `name` of the server `label`; IDENTITY leaves legal names as they are.
+    """Return what clients call `name` of the server `label`; IDENTITY leaves legal names as they
+    are.
 
     At most 64 characters of `A-Za-z0-9_-`. NameRefused for an empty or endless name.
     """

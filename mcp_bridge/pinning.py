@@ -1,4 +1,4 @@
-"""What was approved of a server, to the byte, against what it offers now.
+"""Compares, to the byte, what was approved of a server with what it offers now.
 
 A pin is the whole object as the server sent it (MCP 2025-11-25, server/tools: name, title,
 description, schemas, annotations, icons, `_meta`, and whatever is not known here), in its
@@ -41,7 +41,7 @@ CONTEXT_CHARS = 24
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """One thing to the byte: `body` is its canonical form, `digest` that one's SHA-256."""
+    """A thing to the byte: `body` is its canonical form, `digest` the SHA-256 of that."""
 
     kind: Kind
     name: str
@@ -73,17 +73,17 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Approved(msgspec.Struct, frozen=True):
-    """What was approved of one server."""
+    """The pins that were approved of one server."""
 
     pins: Mapping[Key, Pin] = {}
 
     def admits(self, pin: Pin) -> bool:
-        """Whether exactly this is approved: on a list, and again before the call."""
+        """True if exactly this is approved: asked for a list, and again before the call."""
         kept = self.pins.get(pin.key)
         return kept is not None and kept.digest == pin.digest
 
     def may_start(self, launch: Pin) -> bool:
-        """Whether a process may be started, or a URL dialled, by this launch spec."""
+        """True if a process may be started, or a URL dialled, by this launch spec."""
         return launch.kind == "launch" and self.admits(launch)
 
 
@@ -96,8 +96,11 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One place where two documents differ. `was` and `now` are JSON made visible, shortened
-    around where they part; None where there was, or is, nothing."""
+    """A place where two documents differ.
+
+    `was` and `now` are JSON made visible, shortened around where they part; None where there was,
+    or is, nothing.
+    """
 
     path: str
     was: str | None
@@ -105,7 +108,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What clients see of a server; `stale` while it does not answer and the pins stand in."""
+    """The pins that clients see of a server; `stale` while it does not answer and the approved pins
+    stand in."""
 
     pins: tuple[Pin, ...]
     stale: bool
@@ -113,8 +117,8 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def pin_of(kind: Kind, value: object) -> Pin:
-    """The pin of one thing as the server sent it: an object with the member of NAMED_BY, or the
-    text of instructions, or any JSON for a launch spec. NotPinnable, NotCanonical."""
+    """Return the pin of one thing as the server sent it: an object with the member of NAMED_BY, or
+    the text of instructions, or any JSON for a launch spec. NotPinnable, NotCanonical."""
     body = canonical_bytes(value)
     return Pin(kind, name_of(kind, value), digest_of_bytes(body), body)
 
@@ -156,8 +160,10 @@ def shown_name(kind: Kind, value: object) -> str:
 
 
 def compare(approved: Approved, offer: Offer) -> tuple[Change, ...]:
-    """Every approved and every offered thing once, by kind and name. What went under one name
-    and came under another, otherwise the same, is one change: renamed."""
+    """Return every approved and every offered thing once, by kind and name.
+
+    What went under one name and came under another, otherwise the same, is one change: renamed.
+    """
     gone = {key: pin for key, pin in approved.pins.items() if key not in offer.pins}
     came = {key: pin for key, pin in offer.pins.items() if key not in approved.pins}
     changes = [
@@ -187,7 +193,7 @@ def nameless_digest(pin: Pin) -> str:
 
 
 def listing(approved: Approved, offer: Offer | None, launch: Pin) -> Listing:
-    """What clients may see: approved pins that the server still offers unchanged.
+    """Return what clients may see: approved pins that the server still offers unchanged.
 
     `offer` None is a server that does not answer: its approved catalogue is listed, marked. With
     a launch spec that is not approved there is nothing to see.
@@ -207,7 +213,7 @@ def listing(approved: Approved, offer: Offer | None, launch: Pin) -> Listing:
 
 
 def approve(approved: Approved, changes: Iterable[Change]) -> Approved:
-    """What is approved once a person has approved these changes, as they were shown."""
+    """Return what is approved once a person has approved these changes, as they were shown."""
     pins = dict(approved.pins)
     for change in changes:
         if change.was is not None:
@@ -218,7 +224,8 @@ def approve(approved: Approved, changes: Iterable[Change]) -> Approved:
 
 
 def differences(old: object, new: object) -> tuple[Difference, ...]:
-    """Where two JSON values differ, by pointer, in document order, at most MAX_DIFFERENCES."""
+    """Return where two JSON values differ, by pointer, in document order, at most
+    MAX_DIFFERENCES."""
     found: list[Difference] = []
     waiting: list[tuple[tuple[str | int, ...], object, object]] = [((), old, new)]
     while waiting and len(found) < MAX_DIFFERENCES:

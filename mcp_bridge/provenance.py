@@ -1,4 +1,4 @@
-"""What a server says as what it is: data of a server, not words of the gateway.
+"""Marks what a server says as data of that server, not words of the gateway.
 
 What comes back is marked with where it came from (`_meta`, MCP 2025-11-25, "General fields"),
 loses what a terminal would obey and nobody sees (`hidden_text`), and keeps its links as text:
@@ -34,8 +34,10 @@ MAX_NONCES = 8
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a result came from: of what is empty nothing is said. `resource`: a URI; `pin`: the
-    digest of the tool or prompt as it was approved."""
+    """The origin of a result: an empty field is not written.
+
+    `resource`: a URI; `pin`: the digest of the tool or prompt as it was approved.
+    """
 
     server: str
     tool: str = ""
@@ -69,8 +71,10 @@ def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
 
 
 def hides_nothing(value: Any) -> bool:
-    """Whether `cleaned` would change nothing, as one look at its JSON shows: most results are so.
-    False: it may."""
+    """True if `cleaned` would change nothing, as one look at its JSON shows: most results are so.
+
+    False: it may.
+    """
     written = written_shortly(value)
     if written is None or ESCAPED.search(written):
         return False
@@ -102,7 +106,8 @@ def cleaned(value: Any, removed: list[int], depth: int) -> Any:
 
 
 def clean_error(error: RpcError) -> RpcError:
-    """What a server failed with, without what hides; of data too deep to look at nothing."""
+    """Return the error of a server without hidden characters, and without data that is too deep to
+    look at."""
     try:
         data = cleaned(error.data, [0], 0)
     except NotCanonical:
@@ -111,7 +116,8 @@ def clean_error(error: RpcError) -> RpcError:
 
 
 def clean_message(message: Message) -> Message | None:
-    """A notification or request of a server, without what hides. None: too deep to look at.
+    """Return a notification or request of a server without hidden characters. None: too deep to
+    look at.
 
     Its id and its progress token stay as they are: they are compared, and the token is a client's.
     """
@@ -128,7 +134,10 @@ def clean_message(message: Message) -> Message | None:
 
 
 def clean_requests(requests: Mapping[str, Message]) -> dict[str, Message]:
-    """What a server asks of a client. Raises: RpcError, for what cannot be asked like that."""
+    """Return what a server asks of a client, without hidden characters.
+
+    Raises: RpcError, for what cannot be asked like that.
+    """
     found: dict[str, Message] = {}
     for key, request in requests.items():
         clean = clean_message(request)
@@ -140,7 +149,7 @@ def clean_requests(requests: Mapping[str, Message]) -> dict[str, Message]:
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Of what a tool says, what a resource holds, and the messages of a prompt."""
+    """Yield the parts of what a tool says, what a resource holds, and the messages of a prompt."""
     messages = result.get("messages")
     messages = messages if isinstance(messages, list) else []
     said = [each.get("content") for each in messages if isinstance(each, Mapping)]
@@ -151,7 +160,7 @@ def parts(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def texts(result: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a result's content, those of embedded resources too."""
+    """Yield the texts of a result's content, those of embedded resources too."""
     for part in parts(result):
         resource = part.get("resource")
         for holder in (part, resource if isinstance(resource, Mapping) else {}):

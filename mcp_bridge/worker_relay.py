@@ -1,4 +1,4 @@
-"""Between workers: who holds an open call is told what comes for it elsewhere.
+"""Relays messages between workers: who holds an open call is told what comes for it elsewhere.
 
 Each worker hears one channel of its own and one of all. A channel that nobody hears is one whose
 worker is gone; one that says nothing for a while, though it is heard, has an owner whose sign of
@@ -62,7 +62,7 @@ class OwnerGone(RpcError):
 
 
 class Answers:
-    """What was answered of late, by the number of its question."""
+    """The answers of late, by the number of their question."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
@@ -88,8 +88,11 @@ class NotHeard(OwnerGone):
 
 
 class Relay:
-    """`handlers`: by kind, what is done with a message; `servers`: with one that wants an answer,
-    and what is said on the way to it."""
+    """Relays messages to other workers.
+
+    `handlers`: by kind, what is done with a message; `servers`: with one that wants an answer, and
+    what is said on the way to it.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self.worker = secrets.token_hex(8)
@@ -116,7 +119,7 @@ class Relay:
             log.warning("mcp relay: the sign of life stays until it ends by itself")
 
     async def tell(self, worker: str, kind: str, **payload: Any) -> bool:
-        """False: nobody hears it."""
+        """Tell a worker; False: nobody hears it."""
         heard = await self._redis.publish(
             channel(worker), msgspec.json.encode({**payload, "kind": kind})
         )
@@ -126,7 +129,8 @@ class Relay:
         await self._redis.publish(EVERYBODY, msgspec.json.encode({**payload, "kind": kind}))
 
     async def is_alive(self, worker: str) -> bool:
-        """One that is not heard for longer than it takes to come back, or frozen, is not."""
+        """True if a worker was heard within the time it takes to come back; a frozen one was
+        not."""
         if not await self._is_heard(worker):
             await asyncio.sleep(RETURN_S)
             if not await self._is_heard(worker):
@@ -139,8 +143,10 @@ class Relay:
         return found[0][1] > 0
 
     async def ask(self, worker: str, kind: str, emit: Emit, **payload: Any) -> dict[str, Any]:
-        """What that worker answers, once it does; what it says on the way goes to `emit`. If who
-        asks leaves, it is told. Raises: RpcError."""
+        """Return what that worker answers, once it does; what it says on the way goes to `emit`.
+
+        If who asks leaves, it is told. Raises: RpcError.
+        """
         number = secrets.token_hex(8)
         queue = self._waiting[number] = asyncio.Queue(MAX_QUEUED)
         back = {"back": self.worker, "number": number}
@@ -237,7 +243,7 @@ class Relay:
         await self.tell(payload["back"], "said", number=payload["number"], error=error.to_error())
 
     def _hear(self, said: Payload) -> None:
-        """Of too many notes the oldest is lost; the result never is."""
+        """Take a note; of too many notes the oldest is lost; the result never is."""
         queue = self._waiting.get(said["number"])
         if queue is not None:
             if queue.full():
@@ -267,7 +273,7 @@ class Relay:
         await self._answer(back, answer)
 
     async def _answer(self, back: str, answer: bytes) -> None:
-        """Who does not hear it asks again."""
+        """Send an answer: who does not hear it asks again."""
         try:
             await self._redis.publish(channel(back), answer)
         except RedisError as error:

@@ -1,5 +1,5 @@
-"""What a client of 2026-07-28 gets as `requestState` and brings back: sealed, so that it neither
-reads nor changes it, and good only for who got it, for that very request, and for a while.
+"""Seals the `requestState` that a client of 2026-07-28 gets and brings back, so that it neither
+reads nor changes it, and it is good only for who got it, for that very request, and for a while.
 
 Pure but for random nonces. The principal and the digest of the request are what the seal is bound
 to: with another of either it does not open.
@@ -50,14 +50,17 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def request_digest(endpoint: str, method: str, params: dict[str, Any]) -> bytes:
-    """Of all that must be the same when a request comes again with answers."""
+    """Return a digest of all that must be the same when a request comes again with answers."""
     kept = {name: value for name, value in params.items() if name not in NOT_OF_THE_REQUEST}
     said = msgspec.json.encode([endpoint, method, kept], order="sorted")
     return hashlib.sha256(said).digest()
 
 
 class Sealer:
-    """`keys`: of 32 bytes each; the first seals, all open, so that a secret can be rotated."""
+    """Seals and opens continuations.
+
+    `keys`: of 32 bytes each; the first seals, all open, so that a secret can be rotated.
+    """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         assert keys

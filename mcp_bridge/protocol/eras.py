@@ -77,13 +77,13 @@ RESOURCE_UPDATED = "notifications/resources/updated"
 
 
 def is_legacy(version: str) -> bool:
-    """Of a request by its header: whatever is no known older revision is the newer era's to
-    refuse."""
+    """True if a request of this version header is of an older revision: whatever is no known older
+    revision is the newer era's to refuse."""
     return version == "" or version in LEGACY_VERSIONS or version == "2024-11-05"
 
 
 def agree(wanted: Any) -> str:
-    """What we answer to a client's `initialize`."""
+    """Return the version that answers a client's `initialize`."""
     return wanted if wanted in LEGACY_VERSIONS else LEGACY
 
 
@@ -101,7 +101,7 @@ def check_request(method: str, version: str, params: dict[str, Any]) -> None:
 
 
 def is_at_least(level: Any, wanted: str) -> bool:
-    """Whether a log entry of `level` is shown to who asked for `wanted` and above."""
+    """True if a log entry of `level` is shown to who asked for `wanted` and above."""
     return level in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
 
 
@@ -109,7 +109,7 @@ LOG = "notifications/message"
 
 
 def is_loud_enough(message: dict[str, Any], level: str | None) -> bool:
-    """Whether a client that set this level is told: not every server heeds it."""
+    """True if a client that set this level is told: not every server heeds it."""
     if level is None or message["method"] != LOG:
         return True
     return is_at_least((message.get("params") or {}).get("level"), level)

@@ -1,4 +1,4 @@
-"""Which arguments of a server's tools travel as headers, as the tools were listed last.
+"""Remembers which arguments of a server's tools travel as headers, as the tools were listed last.
 
 Pure. Of each tool's schema only that is kept: whole schemas of a hostile server would be gigabytes.
 """
@@ -20,7 +20,7 @@ and is asked for again."""
 
 
 class HeaderSchemas:
-    """By the names of tools."""
+    """The header schemas of a server's tools, by the names of the tools."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[HeaderSchema, int]] = {}
@@ -30,7 +30,7 @@ class HeaderSchemas:
         return len(self._kept)
 
     def get(self, name: str) -> HeaderSchema | None:
-        """None: it is not known."""
+        """Return the schema of a tool; None: it is not known."""
         found = self._kept.get(name)
         return None if found is None else found[0]
 
@@ -54,7 +54,7 @@ class HeaderSchemas:
 
 
 def listed(page: dict[str, Any]) -> Iterator[tuple[str, HeaderSchema]]:
-    """Of a page of tools."""
+    """Yield the tools of a page of `tools/list` with their header schemas."""
     tools = page.get(LISTS["tools/list"])
     has_any = isinstance(tools, list) and names_headers(tools)
     for tool in tools if isinstance(tools, list) else ():

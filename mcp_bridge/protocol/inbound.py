@@ -42,7 +42,7 @@ HeaderSchema = dict[str, Any]
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says of itself with each request."""
+    """A client's description of itself, sent with each request."""
 
     version: str
     capabilities: dict[str, Any]
@@ -52,7 +52,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_said(capabilities: Any, info: Any, *, named: tuple[str, str]) -> None:
-    """`named`: the fields in which they stood. Raises: RpcError."""
+    """Check what a client says of itself.
+
+    `named`: the fields in which they stood. Raises: RpcError.
+    """
     bounds = (MAX_CAPABILITIES_BYTES, MAX_INFO_BYTES)
     for field, said, most in zip(named, (capabilities, info), bounds, strict=True):
         if said is not None and len(msgspec.json.encode(said)) > most:
@@ -60,7 +63,7 @@ def check_said(capabilities: Any, info: Any, *, named: tuple[str, str]) -> None:
 
 
 def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
-    """`headers`: names in lower case. Raises: RpcError."""
+    """Read the envelope of a request. `headers`: names in lower case. Raises: RpcError."""
     twice = find_duplicated_routing_header(headers)
     if twice is not None:
         raise RpcError(HEADER_MISMATCH, f"{twice} header appears more than once")
@@ -85,7 +88,7 @@ def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
 def check_param_headers(
     schema: Any, arguments: dict[str, Any], headers: Iterable[tuple[str, str]]
 ) -> None:
-    """That what a call's `Mcp-Param-*` headers say is what its arguments are. Raises: RpcError."""
+    """Check that a call's `Mcp-Param-*` headers say what its arguments are. Raises: RpcError."""
     folded = Folded(headers)
     found = validate_mcp_param_headers(schema, arguments, folded)
     if found is not None:
@@ -112,19 +115,19 @@ class Folded(Mapping[str, str]):
 
 
 def misnames_headers(schema: Any) -> bool:
-    """Whether this schema of a tool's arguments wants headers that there cannot be: clients leave
+    """True if this schema of a tool's arguments wants headers that there cannot be: clients leave
     such a tool out. Most name none, which is seen faster than their schema is walked."""
     return names_headers(schema) and find_invalid_x_mcp_header(schema) is not None
 
 
 def names_headers(listed: Any) -> bool:
-    """Whether headers are named anywhere in it."""
+    """True if headers are named anywhere in it."""
     return X_MCP_HEADER_KEY.encode() in msgspec.json.encode(listed)
 
 
 def header_schema(schema: Any) -> HeaderSchema:
-    """What `check_param_headers` and `param_headers` read of it: of one that wants headers that
-    there cannot be, nothing. In its order, by which the first of several faults is told."""
+    """Return what `check_param_headers` and `param_headers` read of a schema: nothing, if it wants
+    headers that there cannot be. In its order, by which the first of several faults is told."""
     kept: HeaderSchema = {}
     if not names_headers(schema) or find_invalid_x_mcp_header(schema) is not None:
         return kept
@@ -138,7 +141,7 @@ def header_schema(schema: Any) -> HeaderSchema:
 
 
 def param_headers(schema: Any, arguments: dict[str, Any]) -> dict[str, str]:
-    """What we send with a call of a tool with this schema."""
+    """Return the headers that we send with a call of a tool with this schema."""
     if find_invalid_x_mcp_header(schema) is not None:
         return {}
     return mcp_param_headers(x_mcp_header_map(schema), arguments)

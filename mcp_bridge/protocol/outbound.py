@@ -1,4 +1,4 @@
-"""What a request of the newer era says in headers beside its body. Pure."""
+"""Writes the headers that a request of the newer era has beside its body. Pure."""
 
 from __future__ import annotations
 

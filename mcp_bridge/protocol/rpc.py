@@ -68,7 +68,7 @@ class RpcError(Exception):
 
 
 def from_error(error: Any) -> RpcError:
-    """Of what a peer sent as an error object, whatever it is."""
+    """Return the error that a peer sent as an error object, whatever it is."""
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, "The server failed without saying how")
     code, message = error.get("code"), error.get("message")

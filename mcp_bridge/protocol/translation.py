@@ -1,4 +1,5 @@
-"""One era's words in the other's. Pure: dicts in, dicts out, and nothing that came in is changed.
+"""Translates the messages of one era into those of the other. Pure: dicts in, dicts out, and
+nothing that came in is changed.
 
 2025-11-25                                   2026-07-28
 initialize, its answer                       server/discover, `_meta` of each request
@@ -58,7 +59,8 @@ SERVER_CAPABILITIES = ("tools", "prompts", "resources", "completions", "logging"
 
 
 def without_reserved(params: dict[str, Any]) -> dict[str, Any]:
-    """Without what of `_meta` and parameters only one leg of the way is meant to know."""
+    """Return the parameters without what of `_meta` and them only one leg of the way is meant to
+    know."""
     kept = {name: value for name, value in params.items() if name not in OF_MODERN_PARAMS}
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     kept.pop("_meta", None)
@@ -80,7 +82,7 @@ def for_server(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_for_server(answered: Message) -> Message:
-    """What a client answered, without what makes a message of it."""
+    """Return what a client answered, without what makes a message of it."""
     if "error" in answered:
         return {"error": answered["error"]}
     result = answered.get("result")
@@ -88,7 +90,8 @@ def answer_for_server(answered: Message) -> Message:
 
 
 def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, Any]:
-    """With the caller's own capabilities, as a server of the newer era wants each request."""
+    """Return the parameters with the caller's own capabilities, as a server of the newer era wants
+    each request."""
     kept = {name: value for name, value in params.items() if name != "_meta"}
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     meta[VERSION_META] = MODERN
@@ -137,8 +140,8 @@ def to_legacy_error(method: str, params: dict[str, Any], error: RpcError) -> Rpc
 
 
 def check_asked(asked: Any, capabilities: dict[str, Any]) -> dict[str, Message]:
-    """What a server wants of the client, by key: only what there is, and what the client said that
-    it can. Raises: RpcError."""
+    """Return what a server asks of the client, by key: only what there is, and what the client said
+    that it can. Raises: RpcError."""
     if not isinstance(asked, dict) or not all(isinstance(each, dict) for each in asked.values()):
         raise RpcError(INVALID_PARAMS, "inputRequests: an object of requests is wanted")
     for request in asked.values():
@@ -170,8 +173,10 @@ def to_legacy_capabilities(capabilities: dict[str, Any]) -> dict[str, Any]:
 def server_capabilities(
     found: list[dict[str, Any]], *, legacy: bool, tells: bool = False
 ) -> dict[str, Any]:
-    """What servers can, together, as we say it to a client of one era. `tells`: it is told when a
-    list is another, whatever the server says of itself."""
+    """Return what servers can, together, as we say it to a client of one era.
+
+    `tells`: it is told when a list is another, whatever the server says of itself.
+    """
     merged: dict[str, Any] = {}
     for name in SERVER_CAPABILITIES:
         given = [each[name] for each in found if isinstance(each.get(name), dict)]
@@ -201,7 +206,7 @@ def honoured(wanted: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, 
 
 
 def is_wanted(message: Message, wanted: dict[str, Any]) -> bool:
-    """Whether a change is one that the client asked to hear of."""
+    """True if a change is one that the client asked to hear of."""
     method = message.get("method")
     if method == RESOURCE_UPDATED:
         return params_of(message).get("uri") in wanted.get("resourceSubscriptions", ())
@@ -210,7 +215,7 @@ def is_wanted(message: Message, wanted: dict[str, Any]) -> bool:
 
 
 def is_of(message: Message, params: dict[str, Any]) -> bool:
-    """Whether a notification may stand on the stream of a request with `params`: progress has its
+    """True if a notification may stand on the stream of a request with `params`: progress has its
     own token, and what a server cancels has an id that means something else to the client."""
     if message.get("method") == "notifications/cancelled":
         return False

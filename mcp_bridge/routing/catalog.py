@@ -1,4 +1,5 @@
-"""What servers offer now, against what was approved of them: the lists that clients see.
+"""Keeps what servers offer now, compared with what was approved of them: the lists that clients
+see.
 
 A server's whole offer is asked for again when it says that it changed, when a session with it
 begins, and once it is `fresh_s` old; in between nothing is asked. A server that does not answer has
@@ -64,9 +65,11 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 class Shown:
-    """What clients see of one list: `pins`, ordered by the server's own names. `stale`: the server
-    does not answer, and what was approved of it stands in. Never changes: another list is another
-    Shown, so what is written of it is kept with it."""
+    """A list as clients see it: `pins`, ordered by the server's own names.
+
+    `stale`: the server does not answer, and what was approved of it stands in. Never changes:
+    another list is another Shown, so what is written of it is kept with it.
+    """
 
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
@@ -84,7 +87,7 @@ class Shown:
         return self._digest
 
     def without_others(self, pins: tuple[Pin, ...]) -> Shown:
-        """Of its own some."""
+        """Return a subset of these pins that shares what is written of them."""
         found = Shown(pins, stale=self.stale)
         found._written = self._written
         return found
@@ -119,7 +122,7 @@ Fetch = Callable[[Upstream], Awaitable[Fetched]]
 
 class PinStore(Protocol):
     async def approved(self, org_id: str, server: str) -> Approved:
-        """The same object for as long as nothing changed."""
+        """Return the approved pins: the same object for as long as nothing changed."""
         ...
 
 
@@ -137,7 +140,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Entry:
-    """What is known of one server, as one tenant reaches it."""
+    """The known offer of one server, as one tenant reaches it."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -153,7 +156,7 @@ class Entry:
 
 
 class Catalog:
-    """`now_s`: monotonic seconds."""
+    """Caches the listings of servers. `now_s`: monotonic seconds."""
 
     def __init__(
         self,
@@ -244,7 +247,8 @@ def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Se
 
 
 def launch_pin(config: ServerConfig) -> Pin:
-    """How a server is reached, to the byte: of its headers and credentials the names."""
+    """Return the pin of how a server is reached, to the byte: of its headers and credentials the
+    names."""
     if config.launch is not None:
         return pin_of("launch", {"transport": "stdio", **config.launch.to_canonical()})
     if config.document:
@@ -265,7 +269,7 @@ def document_launch_pin(document: str, url: str, *headers: str) -> Pin:
 
 
 def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:
-    """All that differs from what was approved, the launch spec among it."""
+    """Return all that differs from what was approved, the launch spec among it."""
     launch = launch_pin(config)
     pins = {launch.key: launch, **offer.pins}
     changes = compare(approved, Offer(pins, offer.unpinnable))

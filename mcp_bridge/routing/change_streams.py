@@ -1,4 +1,5 @@
-"""What changes at servers, as it is told: a stream of the older era, a subscription of the newer.
+"""Follows what changes at servers, as it is told: by a stream of the older era, a subscription of
+the newer.
 
 A stream that breaks by whatever is opened again, later each time; who listens is told nothing of
 it.
@@ -67,7 +68,7 @@ class Fixed:
 async def modern_changes(
     upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
 ) -> AsyncGenerator[Message]:
-    """First what the server acknowledges. Raises: RpcError."""
+    """Yield what a server acknowledges first, then its changes. Raises: RpcError."""
     method = "subscriptions/listen"
     params = to_modern_params({"notifications": wanted}, envelope)
     message = rpc.request(upstream.next_id(), method, params)
@@ -88,7 +89,7 @@ async def modern_changes(
 async def legacy_changes(
     upstream: Upstream, envelope: Envelope, wanted: dict[str, Any]
 ) -> AsyncGenerator[Message]:
-    """As the newer era tells them, over a session of their own. Raises: RpcError."""
+    """Yield changes as the newer era tells them, over a session of their own. Raises: RpcError."""
     session, described = await upstream.initialize(envelope)
     try:
         granted = honoured(wanted, described.capabilities)
@@ -109,7 +110,8 @@ async def legacy_changes(
 
 
 async def subscribed(upstream: Upstream, session: UpstreamSession, uri: str) -> bool:
-    """One that is refused keeps back nothing else. Raises: Unreachable, SessionEnded."""
+    """Subscribe to a resource, and return whether the server took it: one that is refused keeps
+    back nothing else. Raises: Unreachable, SessionEnded."""
     try:
         await upstream.request(session, "resources/subscribe", {"uri": uri})
     except Unreachable:
@@ -121,7 +123,7 @@ async def subscribed(upstream: Upstream, session: UpstreamSession, uri: str) -> 
 
 
 def with_uris(wanted: dict[str, Any], uris: tuple[str, ...]) -> dict[str, Any]:
-    """What is wanted of the server that has these of its resources."""
+    """Return the filter for the server that has these of its resources."""
     others = {name: value for name, value in wanted.items() if name != "resourceSubscriptions"}
     return {**others, "resourceSubscriptions": [*uris]} if uris else others
 
@@ -129,7 +131,7 @@ def with_uris(wanted: dict[str, Any], uris: tuple[str, ...]) -> dict[str, Any]:
 async def session_changes(
     upstream: Upstream, sessions: SessionSource
 ) -> AsyncGenerator[Message | None]:
-    """What a server tells a session outside of requests; first None, once it can.
+    """Yield what a server tells a session outside of requests; first None, once it can.
 
     Raises: TellsNothing, RpcError."""
     session = await sessions.get(upstream)
@@ -154,7 +156,8 @@ async def session_changes(
 async def follow(
     upstream: Upstream, open_: Callable[[], AsyncGenerator[Message | None]], take: Take
 ) -> None:
-    """For as long as somebody listens, which is until this is cancelled."""
+    """Follow a server's changes for as long as somebody listens, which is until this is
+    cancelled."""
     pause_s = FIRST_PAUSE_S
     while True:
         try:
@@ -176,8 +179,8 @@ async def follow(
 
 
 def checked_filter(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Each of its URIs is looked for at every server that is followed: so they are few, and short.
-    Raises: RpcError."""
+    """Check a filter: each of its URIs is looked for at every server that is followed, so they are
+    few, and short. Raises: RpcError."""
     uris = wanted.get("resourceSubscriptions")
     if uris is None:
         return wanted
@@ -193,7 +196,8 @@ def checked_filter(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def granted_by(message: Message, wanted: dict[str, Any]) -> dict[str, Any]:
-    """What a server acknowledges of what was `wanted`, as far as it can be told to a client."""
+    """Return what a server acknowledges of what was `wanted`, as far as it can be told to a
+    client."""
     said = as_object(rpc.params_of(message).get("notifications"))
     found: dict[str, Any] = {flag: True for flag in LIST_CHANGES.values() if said.get(flag) is True}
     uris = said.get("resourceSubscriptions")

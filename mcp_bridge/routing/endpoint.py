@@ -60,7 +60,7 @@ NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """`key`: what tells it from other endpoints of its tenant."""
+    """The servers behind one URL. `key`: what tells it from other endpoints of its tenant."""
 
     key: str
     upstreams: tuple[Upstream, ...]
@@ -72,7 +72,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return IDENTITY if self.keeps_names else upstream.name
 
     def alias(self, upstream: Upstream, name: str) -> str | None:
-        """None: what no name can be made of."""
+        """Return the name that clients see; None: no name can be made of it."""
         try:
             alias = alias_of(self.label(upstream), name)
             own = alias if self.keeps_names else alias.partition(SEPARATOR)[2]
@@ -84,7 +84,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return alias
 
     def split(self, name: str, what: str) -> tuple[Upstream, str]:
-        """Whose an alias is, and what it is there, perhaps shortened. Raises: RpcError."""
+        """Return the server that an alias is of, and what it is called there, perhaps shortened.
+
+        Raises: RpcError.
+        """
         if self.keeps_names:
             return self.upstreams[0], name
         label, found, own = name.partition(SEPARATOR)
@@ -95,7 +98,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
-    """How somebody's requests get to the servers of an endpoint."""
+    """The context of one client's requests: its caller, endpoint, envelope, sessions and guard."""
 
     caller: Caller
     endpoint: Endpoint
@@ -116,8 +119,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
             return error
 
     async def describe(self) -> list[tuple[Upstream, Described]]:
-        """Of those that answer, each asked beside the others: one that hangs is waited for once.
-        Raises: RpcError, where none does."""
+        """Describe the servers that answer, each asked beside the others: one that hangs is waited
+        for once. Raises: RpcError, where none does."""
         upstreams = self.endpoint.upstreams
         answers = await asyncio.gather(*map(self._described_or_not, upstreams))
         found: list[tuple[Upstream, Described]] = []
@@ -133,8 +136,11 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     async def capabilities(self, *, legacy: bool) -> tuple[dict[str, Any], str | None]:
-        """With the instructions of the only server that there is. Where none answers a client is
-        let in all the same: lists have what was approved, and a call says what is wrong."""
+        """Return what the servers can, with the instructions of the only server that there is.
+
+        Where none answers a client is let in all the same: lists have what was approved, and a call
+        says what is wrong.
+        """
         tells = self.guard.catalog is not None
         try:
             found = await self.describe()
@@ -167,7 +173,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     async def list(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A page. Raises: RpcError."""
+        """Return a page of a list. Raises: RpcError."""
         page = await self._listed(method, params)
         pruner = self.endpoint.pruner
         if method != "tools/list" or pruner is None or params.get("cursor") is not None:
@@ -175,7 +181,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return pruner.pruned(page, await self._all_tools(page))
 
     async def _all_tools(self, page: dict[str, Any]) -> Sequence[Any]:
-        """With those behind `page`, the first."""
+        """Return the tools of `page`, the first, and of those behind it."""
         items = [*page["tools"]]
         while isinstance(cursor := page.get("nextCursor"), str) and len(items) < MAX_TOOLS:
             page = await self._listed("tools/list", {"cursor": cursor})
@@ -185,8 +191,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     async def meant(
         self, method: str, params: dict[str, Any]
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Of a call of what stands in for a catalogue: the result of a search, or what is to be
-        called. Raises: RpcError."""
+        """Handle a call of the search and call meta-tools: return the search result, or the
+        parameters of the tool to call. Raises: RpcError."""
         pruner, name = self.endpoint.pruner, params.get("name")
         if pruner is None or method != "tools/call" or name not in (SEARCH, CALL):
             return None, params
@@ -369,7 +375,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return GuardedExchange(exchange, self.guard, self.caller, asking)
 
     def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
-        """What is no list of things with names is none of it."""
+        """Rename the things of a page; entries without a name are dropped."""
         if method not in NAMED:
             return {**page, LISTS[method]: as_list(page.get(LISTS[method]))}
         found = [each for each in as_list(page.get(LISTS[method])) if isinstance(each, dict)]
@@ -384,7 +390,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return {**page, LISTS[method]: items}
 
     async def _own_name(self, method: str, alias: str) -> tuple[Upstream, str]:
-        """By the name that lists show, and no other. Raises: RpcError."""
+        """Return the server and its own name for an alias that lists show; any other alias is
+        unknown. Raises: RpcError."""
         what = "tool" if method == "tools/list" else "prompt"
         upstream, own = self.endpoint.split(alias, what)
         found = await self._unshortened(upstream, method, own) if SHORTENED.fullmatch(own) else own
@@ -408,7 +415,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return upstream.shortened.get(own)
 
     async def target(self, method: str, params: dict[str, Any]) -> tuple[Upstream, dict[str, Any]]:
-        """Which server a request is for, and the request as it is there. Raises: RpcError."""
+        """Return the server that a request is for, and the request's parameters as they are there.
+
+        Raises: RpcError.
+        """
         endpoint = self.endpoint
         if not endpoint.upstreams:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
@@ -424,8 +434,10 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return await self.owner(uri, is_read=method == "resources/read"), params
 
     async def owner(self, uri: object, *, is_read: bool = False) -> Upstream:
-        """Whose a resource is, or a template as it is listed. `is_read`: now, so that it may be one
-        that nobody lists. Raises: RpcError."""
+        """Return the server that has a resource, or a template as it is listed.
+
+        `is_read`: now, so that it may be one that nobody lists. Raises: RpcError.
+        """
         if not self.endpoint.upstreams:
             raise RpcError(METHOD_NOT_FOUND, "There are no servers")
         if self.endpoint.keeps_names:
@@ -438,8 +450,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         return await owner_of(uri, upstreams, self.request, may_read if is_read else None)
 
     async def _with_resources(self) -> tuple[Upstream, ...]:
-        """And those that had some when they last answered: what was theirs stays theirs. Raises:
-        RpcError, where there is none and one gave no answer."""
+        """Return the servers with resources, and those that had some when they last answered: what
+        was theirs stays theirs. Raises: RpcError, where there is none and one gave no answer."""
         found: tuple[Upstream, ...] = ()
         lost: RpcError | None = None
         for upstream in self.endpoint.upstreams:

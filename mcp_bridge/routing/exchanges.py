@@ -1,4 +1,5 @@
-"""One request at one server, in its era, until its result: what it says on the way, what it asks.
+"""Runs one request at one server, in its era, until its result: what it says on the way, what it
+asks.
 
 An exchange is driven by who reads its `events`; between two of them it may rest, for as long as
 somebody takes to answer. A request is sent once: a second time only where the server said that it
@@ -63,7 +64,7 @@ CALL_S = 3600.0
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """A notification."""
+    """The event of a notification."""
 
     message: Message
 
@@ -73,7 +74,10 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What it wants of the client, by key. `state`: what a server of the newer era wants back."""
+    """The event that the server asks the client something, by key.
+
+    `state`: what a server of the newer era wants back.
+    """
 
     requests: dict[str, Message]
     state: str | None = None
@@ -89,7 +93,7 @@ Answers = dict[str, Message]
 
 
 class SessionSource(Protocol):
-    """Where the sessions at servers of the older era are kept."""
+    """The store of the sessions at servers of the older era."""
 
     async def get(self, upstream: Upstream) -> UpstreamSession: ...
 
@@ -98,8 +102,8 @@ class SessionSource(Protocol):
     def hearing(
         self, upstream: Upstream, session: UpstreamSession
     ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
-        """What the server says outside of requests, while one is under way that it can be about.
-        None: nothing is heard."""
+        """Yield a queue of what the server says outside of requests, while one is under way that it
+        can be about. None: nothing is heard."""
         ...
 
 
@@ -109,7 +113,7 @@ class Exchange(Protocol):
 
     @property
     def is_out(self) -> bool:
-        """Whether the server may have been asked."""
+        """True if the server may have been asked."""
         ...
 
     def events(self) -> AsyncGenerator[Event]:
@@ -117,7 +121,7 @@ class Exchange(Protocol):
         ...
 
     async def answer(self, answers: Answers) -> None:
-        """Of what it asked last. Raises: RpcError."""
+        """Give the answers to what it asked last. Raises: RpcError."""
         ...
 
     async def cancel(self, reason: str) -> None: ...
@@ -247,7 +251,8 @@ class LegacyExchange:
     def _hearing(
         self, session: UpstreamSession
     ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
-        """Of a client that can be asked nothing, nothing else is heard."""
+        """Listen to what the server says outside of requests, if the client can be asked
+        something."""
         if self._method in INTERACTIVE and not self._capabilities.keys().isdisjoint(ASKABLE):
             return self._sessions.hearing(self._upstream, session)
         return nullcontext()
@@ -255,7 +260,10 @@ class LegacyExchange:
     async def _all_of(
         self, session: UpstreamSession, heard: asyncio.Queue[Message] | None
     ) -> AsyncGenerator[Event]:
-        """Of the request's own streams, and of the session's. Raises: SessionEnded."""
+        """Yield the events of the request's own streams, and of the session's.
+
+        Raises: SessionEnded.
+        """
         async with aclosing(self._run(session)) as said:
             if heard is None:
                 async for event in said:
@@ -329,7 +337,7 @@ class LegacyExchange:
                     yield Done(as_object(found.get("result")))
 
     async def _ask(self, found: Message) -> Asked | None:
-        """None: it needed nobody else to answer."""
+        """Return the question to the client; None: it needed nobody else to answer."""
         if found["method"] == "ping":
             await self._reply(found["id"], {"result": {}})
             return None
@@ -415,7 +423,7 @@ def open_exchange(
 
 
 async def result_of(exchange: Exchange) -> dict[str, Any]:
-    """Of a request during which a server asks nothing. Raises: RpcError."""
+    """Return the result of a request during which a server asks nothing. Raises: RpcError."""
     async with aclosing(exchange.events()) as events:
         async for event in events:
             if isinstance(event, Done):
@@ -429,8 +437,8 @@ async def result_of(exchange: Exchange) -> dict[str, Any]:
 async def tool_schema(
     upstream: Upstream, name: str, envelope: Envelope, *, sessions: SessionSource | None
 ) -> HeaderSchema | None:
-    """Of a tool's arguments that are headers, as it was listed last; None: it is not listed.
-    `sessions`: None for a server of the newer era. Raises: RpcError."""
+    """Return the schema of a tool's arguments that are headers, as it was listed last; None: it is
+    not listed. `sessions`: None for a server of the newer era. Raises: RpcError."""
     found = upstream.schemas.get(name)
     cursor: str | None = None
     for _ in range(MAX_PAGES):
@@ -453,8 +461,8 @@ async def tool_schema(
 
 
 def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]:
-    """A page of tools of a server of the newer era, without those whose arguments could not travel
-    as the headers that they want."""
+    """Return a page of tools of a server of the newer era, without those whose arguments could not
+    travel as the headers that they want."""
     tools = page.get(LISTS["tools/list"])
     if not isinstance(tools, list):
         return page

@@ -1,5 +1,5 @@
-"""What stands between clients and servers, as the protocol sees it: which of a server's offer is
-shown, and whether a request goes out.
+"""The guard between clients and servers, as the protocol sees it: it decides which of a server's
+offer is shown, and whether a request goes out.
 
 One object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trust` the real one.
 """
@@ -45,7 +45,7 @@ def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
 
 
 class Passage(Protocol):
-    """One request that may go out."""
+    """A permit for one request that may go out."""
 
     @property
     def answered(self) -> dict[str, Any] | None:
@@ -53,11 +53,11 @@ class Passage(Protocol):
         ...
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What the client gets of what the server said. Raises: RpcError."""
+        """Return what the client gets of what the server said. Raises: RpcError."""
         ...
 
     def ended(self, outcome: Outcome) -> None:
-        """Once, whatever became of it."""
+        """Tell the outcome of the request; called once, whatever became of it."""
         ...
 
 
@@ -70,7 +70,7 @@ class Answered(msgspec.Struct, frozen=True):
         raise AssertionError("nothing went out")
 
     def ended(self, outcome: Outcome) -> None:
-        """Nothing began."""
+        """Do nothing: nothing began."""
 
 
 class Guard(Protocol):
@@ -88,7 +88,7 @@ class Guard(Protocol):
         ...
 
     async def opens(self, caller: Caller, upstream: Upstream) -> bool:
-        """Whether this server may be dialled at all."""
+        """True if this server may be dialled at all."""
         ...
 
     async def instructions(
@@ -102,11 +102,11 @@ class Guard(Protocol):
     async def screened(
         self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
     ) -> list[Any]:
-        """Of a page of what is not pinned."""
+        """Return what the caller is shown of a page of what is not pinned."""
         ...
 
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
-        """Whether somebody may be told that it is there."""
+        """True if the caller may be told that the resource is there."""
         ...
 
     async def before(self, caller: Caller, asking: Asking) -> Passage | None:
@@ -115,7 +115,7 @@ class Guard(Protocol):
         ...
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
-        """Before somebody is told what a server says of its own."""
+        """Note that the caller is about to be told what a server says of its own."""
         ...
 
 
@@ -150,7 +150,7 @@ class LetsAllPass:
         return None
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
-        """It matters to nobody."""
+        """Do nothing: nobody asks for it."""
 
 
 class GuardedExchange:
@@ -202,7 +202,8 @@ class GuardedExchange:
                 passage.ended(outcome or left)
 
     async def _heard(self) -> None:
-        """Results, errors, questions and notifications alike."""
+        """Tell the guard once that something came of the server: results, errors, questions and
+        notifications alike."""
         if not self._has_heard:
             await self._guard.heard(self._caller, self._asking.upstream)
             self._has_heard = True
@@ -215,7 +216,10 @@ class GuardedExchange:
 
 
 def clean_event(event: Event) -> Event | None:
-    """None: nothing to pass on. Raises: RpcError, for a question that cannot be asked."""
+    """Return an event without hidden characters; None: there is nothing to pass on.
+
+    Raises: RpcError, for a question that cannot be asked.
+    """
     if isinstance(event, Noted):
         message = clean_message(event.message)
         return None if message is None else Noted(message)

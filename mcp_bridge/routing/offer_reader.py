@@ -51,8 +51,11 @@ async def look(
     *,
     close: bool = True,
 ) -> Offer:
-    """As the tenant is shown it. `close`: the carriers, too. Raises: RpcError, where the server
-    gives no usable answer; NotPinnable, for too much."""
+    """Return what a server offers, as the tenant is shown it.
+
+    `close`: the carriers, too. Raises: RpcError, where the server gives no usable answer;
+    NotPinnable, for too much.
+    """
     carriers = carriers or Carriers()
     carrier = carriers.open(config, Whose(org_id))
     upstream = Upstream(config, info, carrier)

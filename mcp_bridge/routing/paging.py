@@ -23,7 +23,7 @@ STALE_META = "tollgate/stale"
 
 
 class Pages:
-    """`name`: of what is listed, as `tools`."""
+    """Joins pages of several servers into one. `name`: of what is listed, as `tools`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +31,7 @@ class Pages:
         self._items, self._bytes = 0, 0
 
     def take(self, page: dict[str, Any]) -> bool:
-        """Whether it fits."""
+        """Take a page, and return whether it fits."""
         items = page[self._name]
         if not items:
             return self._add(page, 0, 0)
@@ -46,8 +46,8 @@ class Pages:
         return True
 
     def joined(self, cursor: str | None) -> dict[str, Any]:
-        """What one server alone says of its page (how long it is good for) stays; of several pages
-        nobody has said anything."""
+        """Return the joined page: what one server alone says of its page (how long it is good for)
+        stays; of several pages nobody has said anything."""
         filled = [page for page in self._pages if page[self._name]]
         found = dict(filled[0]) if len(filled) == 1 else {}
         found[self._name] = [item for page in filled for item in page[self._name]]

@@ -49,20 +49,24 @@ class Name(msgspec.Struct):
 
 class Embedder(Protocol):
     async def embed(self, caller: Caller, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """On the caller's bill. Raises: NotEmbedded."""
+        """Return the vectors of texts, on the caller's bill. Raises: NotEmbedded."""
         ...
 
 
 class Pruner:
-    """One per bridge. `max_tokens`: what a catalogue may cost that is listed. `embedder`: None, or
-    where it fails: tools are found by their words alone."""
+    """Replaces large catalogues by a search; there is one per bridge.
+
+    `max_tokens`: what a catalogue may cost that is listed. `embedder`: None, or where it fails:
+    tools are found by their words alone.
+    """
 
     def __init__(self, max_tokens: int, embedder: Embedder | None = None) -> None:
         self._max_tokens, self._embedder = max_tokens, embedder
         self._indices: OrderedDict[bytes, ToolIndex] = OrderedDict()
 
     def pruned(self, page: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
-        """`page`, the first of `items`, or what stands in for all of them; with what they cost."""
+        """Return `page`, the first of `items`, or what stands in for all of them; with what they
+        cost."""
         tokens = sum(map(tokens_of, items))
         said = page.get("_meta")
         cost = {"tools": len(items), "tokens": tokens}
@@ -72,7 +76,7 @@ class Pruner:
         return {"tools": [dict(one) for one in DESCRIPTORS], "_meta": meta}
 
     async def search(self, caller: Caller, items: Sequence[Any], arguments: Any) -> dict[str, Any]:
-        """The result of SEARCH."""
+        """Return the result of SEARCH."""
         wrong = check(SCHEMAS[SEARCH], arguments)
         if wrong:
             return refused(wrong)
@@ -122,7 +126,7 @@ def called(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(items: Sequence[Any]) -> list[Listed]:
-    """Of pages of `tools/list`, as JSON or read of it."""
+    """Return the tools of pages of `tools/list`, as JSON or read of it."""
     bodies = [
         bytes(item) if isinstance(item, msgspec.Raw) else msgspec.json.encode(item)
         for item in items[:MAX_TOOLS]

@@ -1,5 +1,5 @@
-"""Whose a resource is, of several servers behind one URL: URIs stay as they are, so nothing in one
-says it.
+"""Finds the owner of a resource among several servers behind one URL: URIs stay as they are, so
+nothing in one says it.
 
 A server claims what it lists, and what a template of it matches. What one alone claims is its; what
 several do is nobody's, and refused with their names: else a server could list what another has, and
@@ -38,8 +38,11 @@ MayRead = Callable[[Upstream], Awaitable[bool]]
 async def owner_of(
     uri: object, upstreams: Sequence[Upstream], ask: Ask, may_read: MayRead | None = None
 ) -> Upstream:
-    """`upstreams`: those that have resources. `may_read`: where one may be read that nobody lists;
-    None: nowhere. Raises: RpcError."""
+    """Return the server that has a resource.
+
+    `upstreams`: those that have resources. `may_read`: where one may be read that nobody lists;
+    None: nowhere. Raises: RpcError.
+    """
     if not isinstance(uri, str) or not upstreams:
         raise RpcError(INVALID_PARAMS, "Resource not found", {"uri": uri})
     if len(uri) > MAX_URI_LEN:
@@ -64,7 +67,8 @@ async def owner_of(
 
 
 async def claims_of(upstream: Upstream, ask: Ask) -> Claims:
-    """As it listed them last, where it does not say now: who has fallen silent is not replaced."""
+    """Return what a server claims, as it listed it last where it does not say now: who has fallen
+    silent is not replaced."""
     async with upstream.listing:
         now = asyncio.get_running_loop().time()
         known = upstream.known
@@ -96,7 +100,7 @@ async def listed(upstream: Upstream, ask: Ask) -> Claims:
 
 
 async def items_of(upstream: Upstream, method: str, ask: Ask) -> AsyncIterator[dict[str, Any]]:
-    """Of as many pages as are read. Raises: RpcError."""
+    """Yield the items of as many pages as are read. Raises: RpcError."""
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await ask(upstream, method, {} if cursor is None else {"cursor": cursor})

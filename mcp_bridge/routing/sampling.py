@@ -1,4 +1,4 @@
-"""What a server wants a model to write: of its caller's, of ours, or of nobody's.
+"""Answers a server that wants a model to write: by the caller's model, by ours, or by nobody's.
 
 The model is handed in (`Sampler`), with whoever pays for it. Asked for together with something that
 only a person can answer, what it wrote waits in the state that the client brings back. A sampled
@@ -25,8 +25,10 @@ WINDOW_S = 60.0
 
 
 class Carried(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """In the place of a server's own `requestState`. `sampled`: results by key; `count`: of the
-    whole call."""
+    """The state that we send in the place of a server's own `requestState`.
+
+    `sampled`: results by key; `count`: of the whole call.
+    """
 
     state: str | None
     sampled: dict[str, dict[str, Any]]
@@ -34,8 +36,10 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class SampleCount:
-    """How often a server has had a model write. `window_s`: it begins anew after so long; None:
-    never."""
+    """Counts how often a server has had a model write.
+
+    `window_s`: it begins anew after so long; None: never.
+    """
 
     def __init__(self, upstream: Upstream, count: int = 0, window_s: float | None = None) -> None:
         self._server, self._most = upstream.name, upstream.config.max_samples
@@ -55,7 +59,7 @@ class SampleCount:
 async def sampled(
     upstream: Upstream, caller: Caller, request: Message, taken: SampleCount
 ) -> dict[str, Any]:
-    """The result of one `sampling/createMessage`. Raises: RpcError."""
+    """Return the result of one `sampling/createMessage`. Raises: RpcError."""
     if upstream.config.sampling != "engine" or upstream.sampler is None:
         raise RpcError(METHOD_NOT_FOUND, "Sampling is off for this server", SAMPLING)
     taken.take()

@@ -74,7 +74,7 @@ DESCRIPTORS: tuple[Mapping[str, Any], ...] = (
 
 
 class NotEmbedded(Exception):
-    """What a text means cannot be had now; the reason is of whoever embeds."""
+    """The meaning of a text cannot be had now; the reason is of whoever embeds."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -91,8 +91,11 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def meant(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
-    """(alias, arguments) of a `tools.call` that conforms to its schema. It calls no other
-    meta-tool: what it does is decided, validated and billed as the tool that it names."""
+    """Return (alias, arguments) of a `tools.call` that conforms to its schema.
+
+    It calls no other meta-tool: what it does is decided, validated and billed as the tool that it
+    names.
+    """
     alias = str(arguments["name"])
     if alias in (SEARCH, CALL):
         return Problem("/name", "not", f"{alias} is called by its own name")
@@ -105,7 +108,7 @@ def words(text: str) -> list[str]:
 
 
 def text_of(tool: Listed) -> str:
-    """What is searched: the names, then every string of the tool, bounded."""
+    """Return the text that is searched: the names, then every string of the tool, bounded."""
     texts: list[str] = [tool.alias.replace("__", " ")]
     size = 0
     for parts, value in walk(msgspec.json.decode(tool.body)):
@@ -128,12 +131,12 @@ class ToolIndex:
 
     @classmethod
     async def built(cls, tools: Sequence[Listed]) -> ToolIndex:
-        """The index of at most MAX_TOOLS."""
+        """Return the index of at most MAX_TOOLS."""
         assert len(tools) <= MAX_TOOLS
         return cls(tools, *await asyncio.to_thread(read, tools))
 
     async def learn(self, embed: Embed) -> None:
-        """What the tools mean, once. Raises: NotEmbedded."""
+        """Embed what the tools mean, once. Raises: NotEmbedded."""
         async with self._learning:
             if self._vectors is None and self.tools:
                 texts = [text[:MAX_EMBEDDED_CHARS] for text in self._texts]
@@ -176,7 +179,8 @@ def ranked(shown: list[int], scores: Any) -> list[int]:
 
 
 def read(tools: Sequence[Listed]) -> tuple[list[str], Any]:
-    """What is searched of each, and the ranking by words; None of no tools."""
+    """Return the text that is searched of each tool, and the ranking by words; None if there are no
+    tools."""
     texts = [text_of(tool) for tool in tools]
     corpus = [words(text) or ["-"] for text in texts]
     return texts, ranker_of(corpus) if corpus else None

@@ -1,5 +1,6 @@
-"""What of the older era outlives a request: sessions of clients, ours at servers, and the events
-that a client may read on from. All in Redis, keyed by tenant, so that any worker goes on with it.
+"""Keeps what outlives a request of the older era: sessions of clients, ours at servers, and the
+events that a client may read on from. All in Redis, keyed by tenant, so that any worker goes on
+with it.
 
 A session is its principal's alone: to everybody else there is none. Each request reads its session
 once; an idle one is forgotten.
@@ -111,7 +112,7 @@ return redis.call('EXISTS', key)
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays the same for as long as a session is there."""
+    """The facts that stay the same for as long as a session is there."""
 
     principal: str
     endpoint: str
@@ -122,14 +123,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Of a stream: who writes it, and which request it answers; None: it is the session's own."""
+    """The head of a stream: who writes it, and which request it answers; None: it is the session's
+    own."""
 
     owner: str
     request_id: RequestId | None
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """Of a client, as it was when a request began."""
+    """A client's session, as it was when a request began."""
 
     id: str
     org_id: str
@@ -142,12 +144,12 @@ class Session(msgspec.Struct, kw_only=True):
     upstreams: dict[str, UpstreamSession] = {}
 
     def uris_of(self, server: str) -> tuple[str, ...]:
-        """What it subscribes to there, sorted."""
+        """Return the URIs that it subscribes to there, sorted."""
         return tuple(sorted(uri for uri, name in self.uris.items() if name == server))
 
     @property
     def envelope(self) -> Envelope:
-        """What its client would say of itself with each request of the newer era."""
+        """Return what its client would say of itself with each request of the newer era."""
         return Envelope(
             version=self.about.version,
             capabilities=self.about.capabilities,
@@ -161,7 +163,10 @@ class TooManySessions(Exception):
 
 
 class Sessions:
-    """`streams`: what servers ask outside of requests."""
+    """The sessions of clients and of ours at servers, in Redis.
+
+    `streams`: what servers ask outside of requests.
+    """
 
     def __init__(self, redis: Redis, streams: SharedStreams) -> None:
         self._redis, self.streams = redis, streams
@@ -183,7 +188,7 @@ class Sessions:
         return Session(id=id_, org_id=caller.org_id, about=about)
 
     async def load(self, caller: Caller, endpoint: str, id_: str) -> Session | None:
-        """None: there is none, or it is somebody else's."""
+        """Return a session; None: there is none, or it is somebody else's."""
         key = session_key(caller.org_id, id_)
         fields: Any = await self._redis.hgetall(key)
         session = read_session(caller.org_id, id_, fields)
@@ -209,7 +214,7 @@ class Sessions:
             self._touched.popitem(last=False)
 
     async def reload(self, session: Session) -> Session | None:
-        """As it is by now; None: it has ended."""
+        """Return the session as it is by now; None: it has ended."""
         fields: Any = await self._redis.hgetall(session_key(session.org_id, session.id))
         return read_session(session.org_id, session.id, fields)
 
@@ -240,12 +245,12 @@ class Sessions:
         session.uris = {name: each for name, each in session.uris.items() if name != uri}
 
     async def server_of(self, session: Session, uri: str) -> str | None:
-        """Where it subscribes to it by now."""
+        """Return the server where the session subscribes to a URI by now."""
         found: Any = await self._redis.hget(session_key(session.org_id, session.id), f"uri:{uri}")
         return None if found is None else found.decode()
 
     async def _set(self, session: Session, field: str, value: str) -> None:
-        """Of a session that has not ended meanwhile."""
+        """Set a field of a session that has not ended meanwhile."""
         key = session_key(session.org_id, session.id)
         old = await self._redis.hget(key, field)
         await self._swap(keys=[key], args=[field, old or b"", value, "0", SESSION_TTL_S])
@@ -301,7 +306,7 @@ class Sessions:
         return bool(await self._keep(keys=keys, args=[*bounds, number, FIRST, *fields]))
 
     async def head_of(self, session: Session, stream: str) -> Head | None:
-        """None: nothing is kept of such a stream."""
+        """Return the head of a stream; None: nothing is kept of such a stream."""
         found: Entries = await self._redis.xrange(events_key(session, stream), count=1)
         if not found:
             return None
@@ -385,14 +390,15 @@ class OfSession:
     def hearing(
         self, upstream: Upstream, session: UpstreamSession
     ) -> AbstractAsyncContextManager[Heard | None]:
-        """What is asked outside of requests, where its client does not listen to that itself."""
+        """Listen to what is asked outside of requests, where its client does not listen to that
+        itself."""
         if self._session.listens:
             return nullcontext()
         return self._sessions.streams.joined(self._session.id, upstream, session)
 
     async def _tell(self, upstream: Upstream, fresh: UpstreamSession, logs: bool) -> None:
-        """What the client had said by now, to any worker, and this server does not know: it forgot
-        the session before, or gave no answer then."""
+        """Tell a server what the client had said by now, to any worker, and it does not know: it
+        forgot the session before, or gave no answer then."""
         now = await self._sessions.reload(self._session) or self._session
         told = [("resources/subscribe", {"uri": uri}) for uri in now.uris_of(upstream.name)]
         if now.level is not None and logs:

@@ -1,4 +1,4 @@
-"""What a server of the older era asks outside of requests, led to the one call it can be about.
+"""Leads what a server of the older era asks outside of requests to the one call it can be about.
 
 Such a server may ask on the stream of a GET, where nothing says for which call. Of each of our
 sessions there one worker has that stream open while a call of somebody who can be asked is under
@@ -83,7 +83,7 @@ Key = tuple[str, str, str]
 
 
 class Shared:
-    """One stream, in its owner. `calls`: what each one hears goes there."""
+    """One stream, in the worker that owns it. `calls`: what each one hears goes there."""
 
     def __init__(self, upstream: Upstream, session: UpstreamSession) -> None:
         self.upstream, self.session = upstream, session
@@ -106,7 +106,10 @@ class Shared:
         return self.ended.is_set() or (not self.calls and self.used_at + IDLE_S < now)
 
     async def hear(self, take: Take, ready: asyncio.Event) -> bool:
-        """Until it ends. Whether another one may be had at once."""
+        """Listen until the stream ends, and return whether another one may be had at once.
+
+        Whether another one may be had at once.
+        """
         self.calls.append(take)
         self._spent.bytes = self._spent.messages = 0
         try:
@@ -198,7 +201,7 @@ async def refuse(upstream: Upstream, session: UpstreamSession, message: Message)
 
 
 async def reply(upstream: Upstream, session: UpstreamSession, message: Message) -> None:
-    """As far as it is taken. Raises: SessionEnded."""
+    """Send a reply, as far as it is taken. Raises: SessionEnded."""
     try:
         await upstream.notify(session, message)
     except Unreachable as error:
@@ -206,7 +209,7 @@ async def reply(upstream: Upstream, session: UpstreamSession, message: Message) 
 
 
 class SharedStreams:
-    """Of one worker. To be closed."""
+    """The shared streams of one worker. To be closed."""
 
     def __init__(self, redis: Redis, relay: Relay) -> None:
         self._redis, self._relay = redis, relay
@@ -224,7 +227,8 @@ class SharedStreams:
         await asyncio.gather(*(self._close(key) for key in list(self._open)))
 
     async def drop(self, whose: str) -> None:
-        """All streams of those sessions: they ended, or somebody listens there from now on."""
+        """Close all streams of those sessions: they ended, or somebody listens there from now
+        on."""
         self._dropped.pop(whose, None)
         self._dropped[whose] = time.monotonic()
         while not self._was_dropped(next(iter(self._dropped))):
@@ -238,8 +242,10 @@ class SharedStreams:
     async def joined(
         self, whose: str, upstream: Upstream, session: UpstreamSession
     ) -> AsyncIterator[Heard | None]:
-        """What the server asks and says outside of requests, while one call is under way. None:
-        nothing is heard. `whose`: what tells the session's principal from all others."""
+        """Yield what the server asks and says outside of requests, while one call is under way.
+
+        None: nothing is heard. `whose`: what tells the session's principal from all others.
+        """
         may_ask = session.id is not None and upstream.config.transport == "http"
         is_well = upstream.breaker.state == "closed"
         if not may_ask or not is_well or upstream.mute_until > time.monotonic():
@@ -267,7 +273,7 @@ class SharedStreams:
         heard: Heard,
         ready: asyncio.Event,
     ) -> None:
-        """Until it is cancelled, or there is nothing to be heard."""
+        """Listen until it is cancelled, or there is nothing to be heard."""
 
         async def take(message: Message) -> None:
             if not heard.full():
@@ -309,8 +315,11 @@ class SharedStreams:
         return bool(found["goes_on"])
 
     async def _serve(self, payload: Payload, emit: Emit) -> dict[str, Any]:
-        """A call of another worker. The stream is only ever opened by who has a call of its own
-        there: what it needs does not travel."""
+        """Serve a call of another worker.
+
+        The stream is only ever opened by who has a call of its own there: what it needs does not
+        travel.
+        """
         whose, server, session = payload["key"]
         key = (whose, server, session)
         shared = self._open.get(key)
@@ -335,7 +344,8 @@ class SharedStreams:
         return {"goes_on": goes_on, "mute_s": mute_s}
 
     async def _begin(self, key: Key, upstream: Upstream, session: UpstreamSession) -> Shared | None:
-        """None: there are too many, or another one reads it."""
+        """Open the stream, or return the open one; None: there are too many, or another worker
+        reads it."""
         while True:
             if self._was_dropped(key[0]):
                 await self._disown(key)
@@ -361,7 +371,7 @@ class SharedStreams:
         return shared
 
     async def _owner(self, key: Key) -> str:
-        """Whose it is; ours, where it was nobody's."""
+        """Return the worker that owns it; ours, where it was nobody's."""
         mine = self._relay.worker
         while key in self._closing:
             await self._closing[key].wait()

@@ -1,5 +1,5 @@
-"""By which names we may be called, and from which pages: so that a page whose name was made to mean
-this machine gets nothing (DNS rebinding).
+"""Checks by which names we are called, and from which pages: so that a page whose name was made to
+mean this machine gets nothing (DNS rebinding).
 
 Pure.
 """
@@ -18,13 +18,18 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """`public_url`: how clients reach us; where that is this machine, any of its own names will
-    do."""
+    """The hosts and origins that may call.
+
+    `public_url`: how clients reach us; where that is this machine, any of its own names will do.
+    """
 
     public_url: str
 
     def check(self, host: str | None, origin: str | None, pages: Collection[str] = ()) -> None:
-        """`pages`: origins that the tenant lets in. Raises: RpcError."""
+        """Check the host and the origin of a request.
+
+        `pages`: origins that the tenant lets in. Raises: RpcError.
+        """
         own = urlsplit(self.public_url)
         local = name_of(own.netloc) in LOOPBACK
         if local and name_of(host or "") not in LOOPBACK:
@@ -42,6 +47,6 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(authority: str) -> str:
-    """Without the port."""
+    """Return a host without its port."""
     name, colon, port = authority.lower().rpartition(":")
     return name if colon and port.isdigit() else authority.lower()

@@ -1,4 +1,4 @@
-"""The bridge: many MCP servers behind one door, for many tenants.
+"""The bridge: puts many MCP servers behind one endpoint, for many tenants.
 
 Knows no billing, no Litestar and no gateway: who calls is a `Caller`, found out by others. A server
 has an `Upstream` for each tenant; those that nobody asked for a while are closed.
@@ -45,16 +45,19 @@ NAMESPACE = re.compile(r"[a-z0-9](?:-?[a-z0-9]){0,31}")
 
 
 class BadServer(BridgeError):
-    """Of a configured server; the text names the field."""
+    """A configured server cannot be used; the text names the field."""
 
     code = "bad_server"
 
 
 class Bridge:
-    """`keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
+    """The bridge of one worker.
+
+    `keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
     None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
     calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine". `pruner`:
-    which catalogues are searched; None: none is."""
+    which catalogues are searched; None: none is.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Bridge:
         self.modern.begin_drain()
 
     async def close(self) -> None:
-        """What is under way ends by name."""
+        """Close everything; what is under way ends by name."""
         if self._sweeper is not None:
             await end_tasks(self._sweeper)
         await self.legacy.close()
@@ -120,9 +123,12 @@ class Bridge:
         project_id: str = "",
         prunes: bool = False,
     ) -> Endpoint | None:
-        """None: there is no such namespace. Without one: all servers. Those that are there for
-        others alone are none. `user_id`: who asks, for servers that are shown a user's own
-        credential. `prunes`: a catalogue that costs too much is searched, not listed."""
+        """Return an endpoint; None: there is no such namespace.
+
+        Without one: all servers. Those that are there for others alone are none. `user_id`: who
+        asks, for servers that are shown a user's own credential. `prunes`: a catalogue that costs
+        too much is searched, not listed.
+        """
         theirs = (each for each in self._servers if each.audience.has(org_id, project_id))
         found = [each for each in theirs if namespace in (None, each.namespace)]
         if not found and namespace is not None:
@@ -141,8 +147,10 @@ class Bridge:
         return tuple(each.name for each in self._servers)
 
     def health(self, org_id: str | None = None) -> list[UpstreamHealth]:
-        """Of what this process asks, each for a tenant or one of its users. `org_id`: of that one
-        alone."""
+        """Return the health of what this process asks, each for a tenant or one of its users.
+
+        `org_id`: of that one alone.
+        """
         return [
             upstream.breaker.health()
             for (whose, _), upstream in self._upstreams.items()

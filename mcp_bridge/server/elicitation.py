@@ -1,4 +1,4 @@
-"""What a client of the older era is asked, and the answer, which may come in at any worker.
+"""Asks a client of the older era, and takes the answer, which may come in at any worker.
 
 What is asked has an id that names the worker that waits; an answer is led there, and counts from
 the session that was asked.
@@ -24,7 +24,10 @@ Pending = tuple[str, asyncio.Future[Message]]
 
 
 class Questions:
-    """Of one worker. `pending`: by id, whose session is asked."""
+    """The questions to clients that one worker waits for.
+
+    `pending`: by id, whose session is asked.
+    """
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -33,7 +36,7 @@ class Questions:
         relay.handlers[ANSWER] = self._take_answer
 
     async def ask(self, session: Session, request: Message, stream: Stream) -> Message:
-        """What the client answers, or why it cannot."""
+        """Return what the client answers, or why it cannot."""
         id_ = f"{self._relay.worker}.{next(self._numbers)}"
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.pending[id_] = (session.id, future)
@@ -53,7 +56,7 @@ class Questions:
             del self.pending[id_]
 
     async def take(self, session: Session, message: Message) -> None:
-        """An answer. Raises: RpcError, for one to nothing."""
+        """Take an answer. Raises: RpcError, for one to nothing."""
         id_ = message.get("id")
         worker = str(id_).partition(".")[0]
         if worker == self._relay.worker:

@@ -101,7 +101,7 @@ class Door:
         receive: Receive,
         send: Send,
     ) -> None:
-        """`pages`: origins that the tenant lets in, beside our own."""
+        """Serve one request. `pages`: origins that the tenant lets in, beside our own."""
         headers: Headers = [
             (name.decode("latin-1").lower(), value.decode("latin-1"))
             for name, value in scope["headers"]
@@ -135,7 +135,7 @@ class Door:
 
 
 class Visit:
-    """One HTTP request."""
+    """An HTTP request and its response."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Visit:
             await self._reply(405, None, [(b"allow", allowed)])
 
     async def fail(self, error: RpcError) -> None:
-        """Where a stream has begun it just ends."""
+        """Send an error; a stream that has begun just ends."""
         if self._started:
             return
         status = error.status or rpc.STATUS.get(error.code, 200)
@@ -265,8 +265,8 @@ class Visit:
         leaving: asyncio.Task[None],
         said: asyncio.Queue[Message],
     ) -> None:
-        """Until the answer is there, and all that was said before it is sent; or the client has
-        left."""
+        """Stream until the answer is there, and all that was said before it is sent; or the client
+        has left."""
         loop = asyncio.get_running_loop()
         hearing = loop.create_task(said.get())
         try:
@@ -336,7 +336,7 @@ class Visit:
         return await self._bridge.legacy.find(self._caller, self._endpoint, id_)
 
     async def _pour(self, stream: Stream) -> None:
-        """What a stream says, until it ends or the client leaves, which ends nothing."""
+        """Send what a stream says, until it ends or the client leaves, which ends nothing."""
         try:
             if not await self._ends_soon(stream):
                 await self._pour_on(stream)
@@ -449,13 +449,15 @@ class Visit:
             await end_tasks(leaving)
 
     async def _is_answered(self, session: Session, last: Place, request_id: rpc.RequestId) -> bool:
-        """Whether what the client had last is the answer: nothing comes after it."""
+        """True if the client had the answer last: nothing comes after it."""
         events = await self._bridge.sessions.read_on(session, last.stream, last.number - 1)
         return bool(events) and events[0][0] == last.number and ends(events[0][1], request_id)
 
     async def _legacy_listen_again(self, session: Session) -> None:
-        """Of a stream outside of requests: from now on. What was said meanwhile is lost, as it is
-        to who listens to nothing."""
+        """Continue a stream outside of requests from now on.
+
+        What was said meanwhile is lost, as it is to who listens to nothing.
+        """
         stream = await self._bridge.legacy.streams.listen(self._endpoint, session)
         try:
             await self._event(sse.KEEPALIVE)

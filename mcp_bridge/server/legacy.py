@@ -260,7 +260,7 @@ class LegacyFace:
         raise AssertionError("an exchange ends with a result or raises")
 
     async def _ask(self, session: Session, requests: dict[str, Message], stream: Stream) -> Answers:
-        """All of them at once."""
+        """Ask the client all of them at once."""
         answered = await asyncio.gather(
             *(self.questions.ask(session, request, stream) for request in requests.values())
         )
@@ -269,8 +269,8 @@ class LegacyFace:
     async def _set_level(
         self, reach: Reach, session: Session, params: dict[str, Any]
     ) -> dict[str, Any]:
-        """Kept, for servers that want it with each request and those that give no answer now; told
-        to those that keep it. Whatever they say: the client hears nothing below it."""
+        """Keep the level, for servers that want it with each request and those that give no answer
+        now; tell it to those that keep it. Whatever they say: the client hears nothing below it."""
         level = params.get("level")
         if level not in LEVELS:
             raise RpcError(INVALID_PARAMS, "level: no log level")

@@ -1,4 +1,5 @@
-"""What lists have become for who listens: an approval, a revocation, other rules, another offer.
+"""Tells who listens what lists have become: by an approval, a revocation, other rules, another
+offer.
 
 Servers say themselves what changes at them; of what changes here they know nothing. Each listener
 is held to what it itself would be shown: so it is told of no list that stays the same to it, and
@@ -37,7 +38,7 @@ Tell = Callable[[str], Awaitable[None]]
 
 
 class Watch:
-    """Of one listener, what it is shown of each server. `begin` before `run`."""
+    """Watches what one listener is shown of each server. `begin` before `run`."""
 
     def __init__(self, reach: Reach, turns: asyncio.Semaphore) -> None:
         self.reach = reach
@@ -49,15 +50,18 @@ class Watch:
         self._poked.set()
 
     async def begin(self) -> None:
-        """What counts as known from now on. What changes meanwhile may be in it already, or not:
-        then nothing counts as known, and all lists as changed. That a server offers something else
-        by now may be found here first: who listens already is told of that, too."""
+        """Note what counts as known from now on.
+
+        What changes meanwhile may be in it already, or not: then nothing counts as known, and all
+        lists as changed. That a server offers something else by now may be found here first: who
+        listens already is told of that, too.
+        """
         looks, _ = await self._look(passes_on=True)
         if not self._poked.is_set():
             self._known = looks
 
     async def run(self, tell: Tell) -> None:
-        """Until it is cancelled."""
+        """Tell of changes until it is cancelled."""
         pause_s = FIRST_PAUSE_S
         while True:
             await self._poked.wait()
@@ -89,7 +93,7 @@ class Watch:
     async def _look(
         self, *, passes_on: bool = False
     ) -> tuple[dict[str, Mapping[str, bytes]], bool]:
-        """By server, and whether of all."""
+        """Return what is shown by server, and whether of all."""
         upstreams = self.reach.endpoint.upstreams
         looks = await asyncio.gather(*(self._look_at(each, passes_on) for each in upstreams))
         found = {
@@ -100,7 +104,10 @@ class Watch:
         return found, len(found) == len(upstreams)
 
     async def _look_at(self, upstream: Upstream, passes_on: bool) -> Mapping[str, bytes] | None:
-        """None: not now. Whatever fails, others are looked at, and this one again."""
+        """Return what is shown of a server; None: not now.
+
+        Whatever fails, others are looked at, and this one again.
+        """
         try:
             async with self._turns, asyncio.timeout(LOOK_S):
                 return await self.reach.list_digests(upstream, passes_on=passes_on)
@@ -111,7 +118,7 @@ class Watch:
 
 
 class Watches:
-    """Of one worker."""
+    """The watches of one worker."""
 
     def __init__(self, relay: Relay, guard: Guard) -> None:
         self._relay = relay
@@ -168,7 +175,7 @@ class Watches:
     def _poke(
         self, watches: Iterable[Watch], server: str | None, but: Upstream | None = None
     ) -> None:
-        """Who has that server, or any; its offer is asked for again, once."""
+        """Poke who has that server, or any; its offer is asked for again, once."""
         others: set[Upstream] = set()
         for watch in watches:
             found = [u for u in watch.reach.endpoint.upstreams if server in (None, u.name)]

@@ -76,7 +76,7 @@ RESUME = "resume"
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, for what, and how it looks to them."""
+    """A request: who asks, for what, and how it looks to them."""
 
     caller: Caller
     endpoint: Endpoint
@@ -226,7 +226,10 @@ class ModernFace:
         params: dict[str, Any],
         headers: list[tuple[str, str]],
     ) -> None:
-        """Those that say what arguments do. Where nothing can be wrong, nothing is looked up."""
+        """Check the headers that say what arguments do.
+
+        Where nothing can be wrong, nothing is looked up.
+        """
         arguments = as_object(params.get("arguments"))
         if not arguments and not any(name.startswith("mcp-param-") for name, _ in headers):
             return
@@ -246,7 +249,10 @@ class ModernFace:
         emit: Emit,
         coming: asyncio.Task[Event] | None = None,
     ) -> dict[str, Any]:
-        """Until the result, or until the client is to answer. Raises: RpcError."""
+        """Drive an exchange until the result, or until the client is to answer.
+
+        Raises: RpcError.
+        """
         rests, until, reason = False, 0.0, None
         requests: dict[str, Message] = {}
         try:
@@ -283,13 +289,13 @@ class ModernFace:
         reason: str,
         coming: asyncio.Task[Event] | None,
     ) -> None:
-        """Outside of what was cancelled."""
+        """End an exchange, outside of what was cancelled."""
         task = asyncio.get_running_loop().create_task(end(exchange, events, reason, coming))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def _note(self, envelope: Envelope, message: Message, emit: Emit) -> None:
-        """What belongs to this request, and its log as far as it was asked for."""
+        """Send what belongs to this request, and its log as far as it was asked for."""
         method = message["method"]
         if method == "notifications/message":
             level = rpc.params_of(message).get("level")
@@ -390,7 +396,10 @@ class ModernFace:
     async def _go_on(
         self, key: str, principal: str, answers: Answers, emit: Emit
     ) -> dict[str, Any]:
-        """Once: whoever comes second with the same state finds nothing. Raises: RpcError."""
+        """Go on with a held call, once: whoever comes second with the same state finds nothing.
+
+        Raises: RpcError.
+        """
         held = self._held.get(key)
         if held is None or held.asker.caller.principal != principal:
             raise OwnerGone
@@ -421,7 +430,7 @@ async def end(
 
 
 async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
-    """Who waits for the next event is done before nobody may."""
+    """Stop the events: who waits for the next one is done before the source is closed."""
     if coming is not None:
         await end_tasks(coming)
     await events.aclose()
@@ -432,7 +441,8 @@ async def next_of(events: AsyncGenerator[Event]) -> Event:
 
 
 async def is_there(coming: asyncio.Task[Event], until: float) -> bool:
-    """What else a server asks at once comes at once."""
+    """Wait until `until`, and return whether the next event is there: what else a server asks at
+    once comes at once."""
     left_s = until - time.monotonic()
     if left_s > 0:
         await asyncio.wait({coming}, timeout=left_s)

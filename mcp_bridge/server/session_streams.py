@@ -1,4 +1,4 @@
-"""The stream of a session of the older era, outside of requests: what its servers say and ask.
+"""Runs the stream of a session of the older era, outside of requests: what its servers say and ask.
 
 A session has one at a time, in whichever worker its client opened it; who opens another leaves the
 one before.
@@ -43,7 +43,7 @@ ReachOf = Callable[[Endpoint, Session], Reach]
 
 
 class Followed:
-    """One server, for one stream. `uris`: those of it that the session subscribes to."""
+    """A server that one stream follows. `uris`: those of it that the session subscribes to."""
 
     task: asyncio.Task[None]
 
@@ -54,7 +54,7 @@ class Followed:
 
 
 class SessionStreams:
-    """Of one worker."""
+    """The session streams of one worker."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class SessionStreams:
         await end_tasks(*self.tasks)
 
     async def ended(self, session: Session) -> None:
-        """Every worker is told."""
+        """Tell every worker that a session has ended."""
         await self._relay.tell_all(ENDED, session=session.id)
 
     async def changed(self, session: Session) -> None:
-        """What it subscribes to: so is whoever has its stream."""
+        """Tell the worker that has the session's stream that its subscriptions changed."""
         await self._relay.tell_all(CHANGED, session=session.id)
 
     async def listen(self, endpoint: Endpoint, session: Session) -> Stream:
-        """What the servers say outside of requests, from now on, and no longer to who listened
-        before."""
+        """Open the stream of what the servers say outside of requests, from now on, and no longer
+        to who listened before."""
         await self._sessions.set_listens(session, True)
         await self._relay.tell_all(ENDED, session=session.id, but=self._relay.worker)
         await self._sessions.streams.drop(session.id)
@@ -138,8 +138,10 @@ class SessionStreams:
     async def _follow_all(
         self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
     ) -> None:
-        """Each server, also one that gives no answer yet. Subscriptions of the newer era are made
-        anew whenever what they are of changes."""
+        """Follow each server, also one that gives no answer yet.
+
+        Subscriptions of the newer era are made anew whenever what they are of changes.
+        """
 
         async def tell(method: str) -> None:
             await stream.put(rpc.notification(method))
@@ -202,7 +204,7 @@ class SessionStreams:
     async def _is_for(
         self, reach: Reach, session: Session, upstream: Upstream, message: Message
     ) -> bool:
-        """Whether the client is told a notification: what it said may have changed since, at any
+        """True if the client is told a notification: what it said may have changed since, at any
         worker, and so may the rules."""
         method = message["method"]
         if method in (ACKNOWLEDGED, "notifications/cancelled"):
@@ -225,7 +227,7 @@ class SessionStreams:
         stream: Stream,
         samples: SampleCount,
     ) -> None:
-        """What a server asks of the client outside of requests."""
+        """Pass on what a server asks of the client outside of requests."""
         if message["method"] == "ping":
             answered: Message = {"result": {}}
         elif is_sampling(message) and upstream.config.sampling != "caller":

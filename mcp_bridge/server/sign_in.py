@@ -25,7 +25,7 @@ MESSAGE = "Sign in at {server}, so that it can be asked in your name."
 
 
 def opens_urls(capabilities: dict[str, Any]) -> bool:
-    """Whether a client said that its user can be shown a URL."""
+    """True if a client said that its user can be shown a URL."""
     return isinstance(as_object(capabilities.get("elicitation")).get("url"), dict)
 
 
@@ -57,7 +57,7 @@ def asked_to_sign_in(
 
 
 def to_url_required(error: RpcError, version: str, capabilities: dict[str, Any]) -> RpcError:
-    """For a client of the older era, where it knows such an error."""
+    """Return the error for a client of the older era that knows such an error."""
     if not isinstance(error, Unreachable) or error.sign_in_url is None:
         return error
     if version != LEGACY or not opens_urls(capabilities):

@@ -9,8 +9,11 @@ from collections import Counter
 
 
 class Places:
-    """`most`: for all. `of_one`: for one owner of each kind, in the order in which `take` names
-    them: a tenant, then a principal of it, so that neither many keys nor one take a worker."""
+    """Counts the slots in use.
+
+    `most`: for all. `of_one`: for one owner of each kind, in the order in which `take` names them:
+    a tenant, then a principal of it, so that neither many keys nor one take a worker.
+    """
 
     def __init__(self, most: int, *of_one: int) -> None:
         self._most, self._of_one = most, of_one

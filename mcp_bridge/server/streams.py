@@ -30,7 +30,10 @@ DIGITS = re.compile("[0-9]{1,9}")
 
 
 class Stream:
-    """`request_id` None: the stream of a session, outside of requests."""
+    """A stream of events to a client.
+
+    `request_id` None: the stream of a session, outside of requests.
+    """
 
     def __init__(
         self, sessions: Sessions, session: Session, worker: str, request_id: RequestId | None
@@ -52,11 +55,11 @@ class Stream:
 
     @property
     def can_be_heard(self) -> bool:
-        """Whether what is said reaches the client, now or when it reads on."""
+        """True if what is said reaches the client, now or when it reads on."""
         return self._has_reader or (self.primed and self._keeps)
 
     async def prime(self) -> None:
-        """From now on it is a stream."""
+        """Begin the stream."""
         async with self._lock:
             await self._prime()
 
@@ -109,7 +112,7 @@ class Stream:
         return await self._frames.get()
 
     def leave(self) -> None:
-        """Nobody reads it any more, here."""
+        """Note that nobody reads it any more, here."""
         self._has_reader = False
 
     def close(self) -> None:
@@ -119,7 +122,7 @@ class Stream:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Of an event."""
+    """The place of an event."""
 
     stream: str
     number: int
@@ -130,7 +133,7 @@ def event_id(stream: str, number: int) -> str:
 
 
 def read_event_id(value: str) -> Place | None:
-    """None: none of ours."""
+    """Return the place that an event id names; None: it is none of ours."""
     stream, _, number = value.partition("_")
     if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not DIGITS.fullmatch(number):
         return None
@@ -138,12 +141,12 @@ def read_event_id(value: str) -> Place | None:
 
 
 def ends(data: bytes, request_id: RequestId) -> bool:
-    """Whether an event is the answer."""
+    """True if an event is the answer."""
     message = rpc.decode(data)
     return rpc.is_response(message) and message.get("id") == request_id
 
 
 def forgotten() -> RpcError:
-    """Of a stream that had to make room for newer ones of its tenant."""
+    """Return the error for a stream that had to make room for newer ones of its tenant."""
     said = "Nothing is kept of this stream any more"
     return RpcError(INTERNAL_ERROR, said, {"reason": "forgotten"})

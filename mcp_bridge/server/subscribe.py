@@ -1,4 +1,4 @@
-"""A `subscriptions/listen` of 2026-07-28, before servers of either era.
+"""Serves a `subscriptions/listen` of 2026-07-28, before servers of either era.
 
 What a client is told that it will hear of is what servers have acknowledged by then, and what is
 decided here.
@@ -50,7 +50,7 @@ async def listen(
     drains: asyncio.Event,
     watches: Watches,
 ) -> None:
-    """Until the client leaves, or this worker does. Raises: RpcError."""
+    """Listen until the client leaves, or this worker does. Raises: RpcError."""
     wanted = checked_filter(as_object(params.get("notifications")))
     listener = Listener(reach, subscription, wanted)
     async with watches.of(reach) as watch:
@@ -64,7 +64,7 @@ async def listen(
 
 
 class Listener:
-    """Of one subscription. `wanted`: its filter, checked."""
+    """The listener of one subscription. `wanted`: its filter, checked."""
 
     def __init__(self, reach: Reach, subscription: rpc.RequestId, wanted: dict[str, Any]) -> None:
         self._reach, self._subscription, self._wanted = reach, subscription, wanted
@@ -75,7 +75,7 @@ class Listener:
         self._acknowledged = asyncio.Semaphore(0)
 
     async def find(self) -> tuple[int, Owned]:
-        """How many servers answer, and whose the resources are."""
+        """Return how many servers answer, and which of them have the resources."""
         try:
             answering = len(await self._reach.describe())
         except RpcError as error:
@@ -136,7 +136,7 @@ class Listener:
         await self._pending.put(to_subscribed(message, self._subscription))
 
     async def _tell(self, method: str) -> None:
-        """Of what no server says."""
+        """Tell the client of a change that no server says."""
         if self._wanted.get(LIST_CHANGES[method]) is True:
             await self._put(rpc.notification(method))
 
@@ -149,7 +149,7 @@ async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:
 async def changes_at(
     reach: Reach, upstream: Upstream, wanted: dict[str, Any]
 ) -> AsyncGenerator[Message | None]:
-    """By the era that it is of now. Raises: RpcError."""
+    """Yield changes at a server by the era that it is of now. Raises: RpcError."""
     described = await reach.described(upstream)
     open_ = modern_changes if described.modern else legacy_changes
     async with aclosing(open_(upstream, reach.envelope, wanted)) as found:

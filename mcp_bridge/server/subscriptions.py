@@ -1,4 +1,4 @@
-"""Who is told that a resource has changed, and by which server: by its owner alone.
+"""Decides who is told that a resource has changed, and by which server: by its owner alone.
 
 The rules are asked as they are for a read. An owner is found by what servers list; none is asked
 for what it does not list.
@@ -30,7 +30,7 @@ Owned = dict[str, tuple[str, ...]]
 async def subscribe(
     reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
-    """Kept, for the stream of the session, once its server has taken it. Raises: RpcError."""
+    """Subscribe the stream of the session, once its server has taken it. Raises: RpcError."""
     uri = str(params.get("uri"))
     if len(uri) > MAX_URI_LEN:
         raise RpcError(INVALID_PARAMS, f"uri: more than {MAX_URI_LEN} characters")
@@ -51,7 +51,8 @@ async def subscribe(
 async def unsubscribe(
     reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
-    """Whatever its server says: what is not kept is told to no session that begins there."""
+    """Unsubscribe, whatever its server says: what is not kept is told to no session that begins
+    there."""
     uri = str(params.get("uri"))
     owner = session.uris.get(uri)
     await sessions.unsubscribe(session, uri)
@@ -66,8 +67,8 @@ async def unsubscribe(
 
 
 async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
-    """What is nobody's is left out, and what the rules refuse, and what is not found out in time:
-    who listens is told which of them it will hear of."""
+    """Return the owners of URIs, without what is nobody's, what the rules refuse, and what is not
+    found out in time: who listens is told which of them it will hear of."""
     found: Owned = {}
     try:
         async with asyncio.timeout(SETUP_TIMEOUT_S):
@@ -83,7 +84,10 @@ async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
 
 @asynccontextmanager
 async def permitted(reach: Reach, owner: Upstream, method: str, uri: str) -> AsyncIterator[None]:
-    """By the rules and the caller's limits, and on record. Raises: RpcError."""
+    """Check a subscription by the rules and the caller's limits, and put it on record.
+
+    Raises: RpcError.
+    """
     asking = Asking(upstream=owner, alias=uri, method=method, params={"uri": uri})
     passage = await reach.guard.before(reach.caller, asking)
     outcome: Outcome = "failed"

@@ -1,1 +1,1 @@
-"""text_safety."""
+"""Finds text that misleads people or models: hidden characters, look-alikes, instructions."""

@@ -1,4 +1,4 @@
-"""Which names look the same: skeletons of UTS #39, section 4, with Unicode's confusables.
+"""Finds names that look the same: skeletons of UTS #39, section 4, with Unicode's confusables.
 
 Two names are look-alikes when their skeletons are equal. For names of tools, case and the
 separators `-`, `_` and `.` say nothing either. The table is that of `confusable_homoglyphs`,
@@ -30,7 +30,8 @@ MAX_LOOKS = 8
 
 @cache
 def prototypes() -> dict[str, str]:
-    """For each character that looks like others, the one text that stands for all of them."""
+    """Return, for each character that looks like others, the one text that stands for all of
+    them."""
     pairs: dict[str, set[str]] = {}
     for marked, others in confusables.confusables_data.items():
         char = bare_of(marked)
@@ -50,7 +51,8 @@ def prototypes() -> dict[str, str]:
 
 
 def bare_of(text: str) -> str:
-    """Without the marks that the table sets around letters written from right to left."""
+    """Return a text without the marks that the table sets around letters written from right to
+    left."""
     return SUSPECT.sub("", text)
 
 
@@ -64,7 +66,8 @@ def connected(start: str, pairs: dict[str, set[str]]) -> set[str]:
 
 
 def preference(text: str) -> tuple[bool, int, str]:
-    """What is several characters, as `rn` for `m`, stands for one; ASCII for what is not."""
+    """Return the order of stand-ins: several characters, as `rn` for `m`, stand for one; ASCII for
+    what is not."""
     return (not text.isascii(), -len(text), text)
 
 
@@ -82,8 +85,10 @@ def skeleton(text: str) -> str:
 
 
 def name_skeleton(name: str) -> str:
-    """As `skeleton`, of a tool's name: case and separators say nothing. Case goes between two
-    skeletons: `I` looks like `l` and `O` like `0`, and `i` and `o` do not."""
+    """Return the `skeleton` of a tool's name: case and separators say nothing.
+
+    Case goes between two skeletons: `I` looks like `l` and `O` like `0`, and `i` and `o` do not.
+    """
     bare = SEPARATORS.sub("", unicodedata.normalize("NFKC", name))
     return skeleton(skeleton(bare).replace("0", "o").casefold())
 

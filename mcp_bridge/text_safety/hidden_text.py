@@ -54,7 +54,7 @@ VIRAMA = 9
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """One hidden character: its class, where it stands (in characters), and which one it is."""
+    """A hidden character: its class, where it stands (in characters), and which one it is."""
 
     hiding: Hiding
     index: int
@@ -62,7 +62,7 @@ class Hidden(msgspec.Struct, frozen=True):
 
 
 def hidden(text: str) -> Iterator[Hidden]:
-    """Every character of `text` that hides something, in order."""
+    """Yield every character of `text` that hides something, in order."""
     if SUSPECT.search(text) is None:
         return
     flags = [match.span() for match in FLAGS.finditer(text)]
@@ -77,7 +77,7 @@ def hidden(text: str) -> Iterator[Hidden]:
 
 
 def needed(text: str, index: int, directed: bool) -> bool:
-    """Whether the writing itself needs this character here."""
+    """True if the writing itself needs this character here."""
     char = text[index]
     before = text[index - 1] if index else ""
     after = text[index + 1 : index + 2]
@@ -95,7 +95,7 @@ def needed(text: str, index: int, directed: bool) -> bool:
 
 
 def pictured(text: str, index: int) -> bool:
-    """Whether an emoji ends at `index`: with its selector or skin tone, or without."""
+    """True if an emoji ends at `index`: with its selector or skin tone, or without."""
     if index >= 1 and text[index] == VS16:
         index -= 1
     if index < 0:
@@ -147,7 +147,7 @@ MARKS_AND_CONTROLS = frozenset([*map(ord, MARKS), *range(0x202A, 0x202F), *range
 
 
 def visible(text: str) -> str:
-    """`text` with each hidden character written as `\\u{XXXX}`: for diffs and logs."""
+    """Return `text` with each hidden character written as `\\u{XXXX}`: for diffs and logs."""
     shown = list(text)
     for found in hidden(text):
         shown[found.index] = f"\\u{{{found.code_point:04X}}}"
@@ -155,7 +155,8 @@ def visible(text: str) -> str:
 
 
 def stripped(text: str) -> str:
-    """`text` without what hides: escape sequences go whole, with the target of an OSC 8 link.
+    """Return `text` without what hides: escape sequences go whole, with the target of an OSC 8
+    link.
 
     Nothing hidden is left: taking away one thing must not bring together another.
     """

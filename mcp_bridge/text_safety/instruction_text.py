@@ -93,7 +93,7 @@ LINES = re.compile(r"\n[\n ]*")
 
 
 def instructions(text: str) -> Iterator[tuple[str, Severity, str]]:
-    """(name of the pattern, severity, what matched) in `text`, each pattern once.
+    """Yield (name of the pattern, severity, what matched) in `text`, each pattern once.
 
     Looked at as it reads: hidden characters gone, compatibility forms folded, spaces single.
     """

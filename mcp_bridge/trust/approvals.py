@@ -1,4 +1,4 @@
-"""A person's yes to one call, and to nothing else.
+"""Approves one call by a person, and nothing else.
 
 An approval is bound to tenant, caller, server, the pin of the tool, the digest of the arguments,
 the version of the rules, who may give it, a time and a nonce. It is used once: by one call, with
@@ -67,7 +67,7 @@ class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """One request and what became of it; times are seconds since the epoch."""
+    """A request for approval and what became of it; times are seconds since the epoch."""
 
     id: str
     call: ApprovedCall
@@ -83,7 +83,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """For the audit log: one a transition. Arguments are there as their digest only."""
+    """A transition of an approval, for the audit log. Arguments are there as their digest only."""
 
     event: Happened
     approval_id: str
@@ -103,7 +103,7 @@ Outcome = Moved | Refused
 
 
 def arguments_digest(arguments: Mapping[str, object]) -> str:
-    """What an approval knows of the arguments. NotCanonical.
+    """Return what an approval knows of the arguments: their digest. NotCanonical.
 
     Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
     and beside them where they stand, so that no text can pass for one.
@@ -132,7 +132,7 @@ def requested(
     ttl_s: float,
     tool: str = "",
 ) -> Moved:
-    """A new request. ApprovalRefused for a time to live of nothing or more than a day."""
+    """Return a new request. ApprovalRefused for a time to live of nothing or more than a day."""
     if not 0 < ttl_s <= MAX_TTL_S:
         raise ApprovalRefused(f"an approval lives up to {MAX_TTL_S} s, not {ttl_s}")
     approval = Approval(
@@ -207,7 +207,7 @@ def used(
 
 
 def no_yes(found: Approval, alias: str) -> RpcError:
-    """What the caller of `alias` is told of a request that is not approved."""
+    """Return the error that tells the caller of `alias` that a request is not approved."""
     data: dict[str, object] = {"reason": "approval_denied", "approvalId": found.id}
     if found.state == "denied":
         return RpcError(DENIED, f"An administrator denied {alias}", data)
@@ -285,7 +285,7 @@ class Approvals:
         return found
 
     async def look(self, org_id: str, approval_id: str) -> Approval | None:
-        """As it stands now, whether or not its end is on record."""
+        """Return a request as it stands now, whether or not its end is on record."""
         found = await self.store.get(org_id, approval_id)
         passed = None if found is None else expired(found, self.now_s())
         return found if passed is None else passed.approval

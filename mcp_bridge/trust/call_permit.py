@@ -1,4 +1,4 @@
-"""What one call needs before it goes out, and what becomes of it where it does not."""
+"""Permits one call before it goes out, and settles it where it does not."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Ports(msgspec.Struct):
 
 
 class Permit:
-    """What one call needs before it goes out, in this order: its caller's limits, the rules, a
-    person's yes where they ask for one, what the rules count; then the yes is spent, and the call
-    is on record."""
+    """Checks one call before it goes out, in this order: its caller's limits, the rules, a person's
+    yes where they ask for one, what the rules count; then the yes is spent, and the call is on
+    record."""
 
     def __init__(
         self,
@@ -103,20 +103,20 @@ class Permit:
         )
 
     async def record_it(self) -> None:
-        """Before anything goes out. Raises: RpcError."""
+        """Put the call on record, before anything goes out. Raises: RpcError."""
         await self._ports.records.opened(self.record)
         if self._ticket is not None:
             await self._ticket.begun()
 
     async def ended(self, outcome: Outcome) -> None:
-        """What was done is on the bill and on record. Raises: RpcError."""
+        """Settle the call: what was done is on the bill and on record. Raises: RpcError."""
         try:
             await self._settled(outcome)
         finally:
             await self._ports.records.closed(self.record, outcome)
 
     async def give_back(self) -> None:
-        """It did not go out."""
+        """Give back what the call holds: it did not go out."""
         await self._settled(None)
 
     async def _settled(self, outcome: Outcome | None) -> None:
@@ -130,7 +130,7 @@ class Permit:
                 await self._untake(self._taken)
 
     async def _take(self) -> Taken:
-        """What the rules count; who leaves meanwhile has it given back."""
+        """Count the call by the rules; who leaves meanwhile has it given back."""
         if not any(rule.rate is not None or rule.budget is not None for rule in self._by):
             return Taken()
         memory, cost_pico = self._ports.memory, self._cost_pico
@@ -172,8 +172,8 @@ class Permit:
             raise
 
     async def _said_yes(self, decider: Decider) -> Approval | None:
-        """What a person approved of this call, not spent yet; None: it was spent when the call went
-        out that this continues. Raises: RpcError."""
+        """Return what a person approved of this call, not spent yet; None: it was spent when the
+        call went out that this continues. Raises: RpcError."""
         record, approvals = self.record, self._ports.approvals
         if self._goes_on:
             return None

@@ -1,4 +1,4 @@
-"""What `trust` is told and tells: rules, what calls have been, and the record of each.
+"""The services that `trust` asks and tells: rules, the memory of calls, and the record of each.
 
 `MemoryRules`, `MemoryCalls` and `MemoryRecords` are those for tests. Of arguments a record has the
 digest, of results nothing.
@@ -31,8 +31,8 @@ class Rules(msgspec.Struct, frozen=True):
 
     @classmethod
     def stored(cls, rules: Iterable[ToolRule]) -> Rules:
-        """Those that were checked as they were written: what is refused since then holds on, and a
-        condition that may cost too much cannot be said."""
+        """Return rules that were checked as they were written: what is refused since then holds on,
+        and a condition that may cost too much cannot be said."""
         found = tuple(sorted(rules, key=lambda rule: rule.id)) or (ALLOWS_ALL,)
         return cls(found, policy_version(found))
 
@@ -42,19 +42,21 @@ class RuleSource(Protocol):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What became of counting a call. `full`: it was not counted, and why. `at_s`: seconds since
-    the epoch."""
+    """The result of counting a call.
+
+    `full`: it was not counted, and why. `at_s`: seconds since the epoch.
+    """
 
     at_s: float = 0.0
     full: CallState | None = None
 
 
 class CallMemory(Protocol):
-    """What calls have been, between workers."""
+    """The memory of calls, between workers."""
 
     @property
     def taints(self) -> bool:
-        """Whether anybody's results can be from a server that taints."""
+        """True if anybody's results can be from a server that taints."""
         ...
 
     async def take(
@@ -74,7 +76,7 @@ class CallMemory(Protocol):
     async def taint(self, caller: Caller, server: str) -> None: ...
 
     async def once(self, org_id: str, key: str, ttl_s: float) -> bool:
-        """Whether this is the first time."""
+        """True if this is the first time."""
         ...
 
 
@@ -124,7 +126,10 @@ class Records(Protocol):
     async def read(self, read: ReadRecord, outcome: Outcome) -> None: ...
 
     async def opened(self, call: CallRecord) -> None:
-        """Before anything goes out. Raises: RpcError, where it cannot be recorded."""
+        """Put a call on record before anything goes out.
+
+        Raises: RpcError, where it cannot be recorded.
+        """
         ...
 
     async def closed(self, call: CallRecord, outcome: Outcome) -> None: ...
@@ -141,13 +146,18 @@ class Ticket(Protocol):
         ...
 
     async def ended(self, outcome: Outcome | None) -> bool:
-        """Once, whatever became of it; None: it did not go out. Whether it is paid for. Raises:
-        RpcError, where that could not be kept."""
+        """End the ticket, once, whatever became of the call; None: it did not go out.
+
+        Whether it is paid for. Raises: RpcError, where that could not be kept.
+        """
         ...
 
 
 class Meter(Protocol):
-    """Who may make a call now, and what it costs. Its caller's limits are asked first."""
+    """Admits calls: who may make one now, and what it costs.
+
+    Its caller's limits are asked first.
+    """
 
     async def admit(self, call: CallRecord) -> Ticket:
         """Raises: RpcError."""
@@ -162,17 +172,17 @@ class FreeTicket(msgspec.Struct, frozen=True):
     cost_pico: int = 0
 
     async def begun(self) -> None:
-        """Nothing to keep."""
+        """Do nothing: there is nothing to keep."""
 
     async def ended(self, outcome: Outcome | None) -> bool:
         return False
 
 
 class FreeMeter:
-    """Of a bridge whose calls nobody pays for."""
+    """The meter of a bridge whose calls nobody pays for."""
 
     async def admit(self, call: CallRecord) -> Ticket:
         return FreeTicket()
 
     async def count(self, read: ReadRecord) -> None:
-        """Nobody's limits are asked."""
+        """Do nothing: nobody's limits are asked."""

@@ -1,4 +1,4 @@
-"""What a condition in CEL may cost at most, before it is asked: by its text and by the sizes of the
+"""Bounds what a condition in CEL may cost, before it is asked: by its text and by the sizes of the
 arguments. Pure.
 
 The runtime bounds the steps of comprehensions, not what a step does: a regular expression over a
@@ -44,8 +44,8 @@ PATTERN_ARGUMENT = re.compile(rf"\bmatches\s*\(\s*(?:[^()]*,\s*)?({LITERAL.patte
 
 
 class Sizes(NamedTuple):
-    """Of arguments: values and characters altogether, the longest text, the most values in one
-    list or map."""
+    """The sizes of arguments: values and characters altogether, the longest text, the most values
+    in one list or map."""
 
     total: int
     text: int
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What a condition does, at most once in each of its steps."""
+    """The steps of a condition, each at most once."""
 
     repeats: int
     operations: int
@@ -68,7 +68,7 @@ class Shape(msgspec.Struct, frozen=True):
     """As many values as may stand in a list of the text itself."""
 
     def cost_ns(self, sizes: Sizes) -> float:
-        """At most, for arguments of these sizes."""
+        """Return the most that the condition costs, for arguments of these sizes."""
         if self.pattern_steps is None:
             return float("inf")
         more = 1 + self.adds
@@ -97,7 +97,10 @@ def shape_of(condition: str) -> Shape:
 
 
 def sizes_of(args: Mapping[str, object], bound: int) -> Sizes | None:
-    """None: beyond `bound` altogether. Raises: NotCanonical, TypeError."""
+    """Return the sizes of arguments; None: beyond `bound` altogether.
+
+    Raises: NotCanonical, TypeError.
+    """
     total = text = values = 0
     for _, value in walk(args):
         total += len(value) if isinstance(value, str) else 1
@@ -115,8 +118,8 @@ def sizes_of(args: Mapping[str, object], bound: int) -> Sizes | None:
 
 
 def pattern_steps(pattern: str) -> int:
-    """Of a regular expression as it is written, literal and all: about as many as its characters,
-    a counted repetition as many times as it counts at most."""
+    """Return the steps of a regular expression as it is written, literal and all: about as many as
+    its characters, a counted repetition as many times as it counts at most."""
     groups, last = [0], 0
     for piece in re.finditer(r"\\.|\{(\d+)(?:(,)(\d*))?\}|\[(?:\\.|[^\]\\])+\]|[()]|.", pattern):
         token = piece[0]

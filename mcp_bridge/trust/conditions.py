@@ -78,7 +78,7 @@ def compiled(condition: str) -> Any:
 
 
 class Looked:
-    """At the arguments of one call, however many conditions do."""
+    """The arguments of one call, looked at once for however many conditions."""
 
     def __init__(self, args: Mapping[str, object]) -> None:
         self.args = args
@@ -86,14 +86,14 @@ class Looked:
 
     @cached_property
     def _sizes(self) -> Sizes | None:
-        """None: they are too large, or no JSON."""
+        """Return the sizes; None: they are too large, or no JSON."""
         try:
             return sizes_of(self.args, MAX_ARGUMENT_CHARS)
         except (NotCanonical, TypeError):
             return None
 
     def may_cost(self, condition: str) -> bool:
-        """Whether it may be asked; what it may cost is spent then."""
+        """True if the condition may be asked; what it may cost is spent then."""
         shape, sizes = shape_of(condition), self._sizes
         if sizes is None or (shape.repeats and sizes.total > MAX_REPEATED_CHARS):
             return False
@@ -112,9 +112,9 @@ def holds(
     server: str,
     annotations: Mapping[str, bool],
 ) -> bool | None:
-    """Whether it holds; None where that cannot be said: an argument that is not there or of
-    another type, a number beyond 64 bits, arguments too large to look at, or so large that it may
-    take too long."""
+    """Return whether the condition holds; None where that cannot be said: an argument that is not
+    there or of another type, a number beyond 64 bits, arguments too large to look at, or so large
+    that it may take too long."""
     if not looked.may_cost(condition):
         return None
     data = {"args": looked.args, "tool": tool, "server": server, "annotations": annotations}

@@ -1,4 +1,4 @@
-"""Whether a tool may be called: rules of an org, its projects and its keys.
+"""Decides whether a tool may be called: by rules of an org, its projects and its keys.
 
 Order says nothing. Of all rules that match a call **a deny wins, then an ask, then an allow**; a
 call that no rule of the org grants (allow or ask) is denied. A project or a key that has grants
@@ -48,23 +48,23 @@ MAX_WINDOW_S = 31 * 24 * 3600
 
 
 class CallLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most `calls` in any `window_s` seconds."""
+    """A limit of at most `calls` in any `window_s` seconds."""
 
     calls: int
     window_s: int
 
 
 class SpendLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most `amount_pico` (pico-USD) in any `window_s` seconds."""
+    """A limit of at most `amount_pico` (pico-USD) in any `window_s` seconds."""
 
     amount_pico: int
     window_s: int
 
 
 class ToolRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is said of the calls that match all of: level and `of` (the id of the project or key;
-    empty for the org), one of the globs over `server__tool`, every annotation, the condition.
-    `decider`: who answers, where it asks."""
+    """A rule for the calls that match all of: level and `of` (the id of the project or key; empty
+    for the org), one of the globs over `server__tool`, every annotation, the condition. `decider`:
+    who answers, where it asks."""
 
     id: str
     effect: Effect
@@ -100,8 +100,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallState(msgspec.Struct, frozen=True):
-    """What has happened: calls and pico-USD by the id of the rule whose window they are in, and
-    the untrusted servers whose results are in the conversation."""
+    """The state that rules look at: calls and pico-USD by the id of the rule whose window they are
+    in, and the untrusted servers whose results are in the conversation."""
 
     calls: Mapping[str, int] = {}
     spent_pico: Mapping[str, int] = {}
@@ -120,7 +120,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def checked_rules(rules: Iterable[ToolRule]) -> tuple[ToolRule, ...]:
-    """`rules` sorted by id; PolicyRefused names the rule and the field of the first bad one."""
+    """Return `rules` sorted by id; PolicyRefused names the rule and the field of the first bad
+    one."""
     found = tuple(sorted(rules, key=lambda rule: rule.id))
     if len(found) > MAX_RULES:
         raise PolicyRefused("", "rules", f"more than {MAX_RULES}")
@@ -168,7 +169,7 @@ def policy_version(rules: Iterable[ToolRule]) -> str:
 
 
 def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decision:
-    """The answer to one call by `checked_rules`."""
+    """Return the answer to one call by `checked_rules`."""
     mine = [rule for rule in rules if concerns(rule, call)]
     looked = Looked(call.arguments)
     matches = {rule.id: matching(rule, call, looked) for rule in mine}
@@ -197,18 +198,18 @@ def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decis
 
 
 def taint_matters(call: ToolCall, decision: Decision) -> bool:
-    """Whether `decide`, which said this of somebody clean, could say otherwise of them tainted."""
+    """True if `decide`, which said this of somebody clean, could say otherwise of them tainted."""
     could = decision.effect == "allow" or decision.decider == "caller"
     return could and not call.hints()["readOnlyHint"]
 
 
 def concerns(rule: ToolRule, call: ToolCall) -> bool:
-    """Whether the rule is of this call's org, project or key. All rules are of one org."""
+    """True if the rule is of this call's org, project or key. All rules are of one org."""
     return rule.of == {"org": "", "project": call.project_id, "key": call.key_id}[rule.level]
 
 
 def matching(rule: ToolRule, call: ToolCall, looked: Looked) -> bool | None:
-    """Whether the rule matches; None where its condition cannot be evaluated."""
+    """Return whether the rule matches; None where its condition cannot be evaluated."""
     if not names(rule, call):
         return False
     if not rule.when:
@@ -218,7 +219,7 @@ def matching(rule: ToolRule, call: ToolCall, looked: Looked) -> bool | None:
 
 
 def names(rule: ToolRule, call: ToolCall) -> bool:
-    """Whether it matches but for its condition."""
+    """True if the rule matches but for its condition."""
     if not any(fnmatchcase(call.alias, glob) for glob in rule.tools):
         return False
     hints = call.hints() if rule.annotations else {}
@@ -226,8 +227,10 @@ def names(rule: ToolRule, call: ToolCall) -> bool:
 
 
 def may_ever(call: ToolCall, rules: Sequence[ToolRule], *, asks: bool = True) -> bool:
-    """Whether `decide` can say anything but a deny, with whatever arguments. `asks`: whether
-    somebody can be asked."""
+    """True if `decide` can say anything but a deny, with whatever arguments.
+
+    `asks`: whether somebody can be asked.
+    """
     mine = [rule for rule in rules if concerns(rule, call)]
     found = [rule for rule in mine if names(rule, call)]
     refusing = ("deny",) if asks else ("deny", "ask")
@@ -256,5 +259,5 @@ def over(rules: Iterable[ToolRule], state: CallState, cost_pico: int) -> Decisio
 
 
 def is_spent(budget: SpendLimit, spent_pico: int, cost_pico: int) -> bool:
-    """Whether a call of that cost is too much; where nothing is left a free one is."""
+    """True if a call of that cost is too much; where nothing is left a free one is."""
     return spent_pico >= budget.amount_pico or spent_pico + cost_pico > budget.amount_pico

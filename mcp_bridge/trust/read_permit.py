@@ -1,4 +1,5 @@
-"""Whether somebody may read or hear of a resource, get a prompt or have something completed.
+"""Decides whether somebody may read or hear of a resource, get a prompt or have something
+completed.
 
 To rules a prompt is `server__prompt`, a resource `server__` and its URI as it is written, a
 completion what it completes; all of them only read, and their arguments are the prompt's, or the
@@ -33,7 +34,7 @@ READS_ONLY: Mapping[str, object] = {
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a request is about. `name`: a tool's or a prompt's at its server, or a URI."""
+    """The subject of a request. `name`: a tool's or a prompt's at its server, or a URI."""
 
     kind: Kind
     name: str
@@ -60,7 +61,7 @@ def about_of(asking: Asking) -> About | None:
 
 
 def ruled_as(server: str, kind: Kind, name: str) -> str:
-    """What the globs of rules are matched with."""
+    """Return what the globs of rules are matched with."""
     if kind in ("tool", "prompt"):
         return alias_of(server, name)
     return f"{server}{SEPARATOR}{name}"
@@ -75,7 +76,7 @@ def to_call(
     arguments: Mapping[str, object],
     annotations: Mapping[str, object] = READS_ONLY,
 ) -> ToolCall:
-    """As policy sees it."""
+    """Return the request as policy sees it."""
     return ToolCall(
         org_id=caller.org_id,
         project_id=caller.project_id,
@@ -140,7 +141,7 @@ async def permit_read(
 
 
 class Reading:
-    """A Passage."""
+    """The permit of a read."""
 
     answered = None
 

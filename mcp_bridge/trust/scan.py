@@ -1,4 +1,4 @@
-"""What in a server's offer looks like an attack: advice for who approves, and for policy.
+"""Finds what in a server's offer looks like an attack: advice for who approves, and for policy.
 
 `scan` reads one thing at every path, keys too: hidden text (UTS #55), text that speaks to the
 model, words of mixed script (UTS #39), schemas past the bounds, icons of other schemes.
@@ -48,7 +48,7 @@ QUOTED = tuple(
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing found: what, where (JSON pointer, made visible), how bad, in words."""
+    """A finding: what, where (JSON pointer, made visible), how bad, in words."""
 
     code: str
     path: str
@@ -57,7 +57,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """A pin and the label of its server."""
+    """A pin with the label of its server."""
 
     server: str
     pin: Pin
@@ -69,8 +69,8 @@ def worst(findings: Iterable[Finding]) -> Severity | None:
 
 
 def scan(kind: Kind, value: object) -> tuple[Finding, ...]:
-    """What is suspicious about one tool, prompt, resource, template, instructions or launch spec,
-    worst first, at most MAX_FINDINGS."""
+    """Return what is suspicious about one tool, prompt, resource, template, instructions or launch
+    spec, worst first, at most MAX_FINDINGS."""
     found: list[Finding] = []
     try:
         for parts, one in walk(value):
@@ -137,7 +137,7 @@ def scan_icons(thing: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def scan_together(offered: Iterable[Offered]) -> dict[tuple[str, Kind, str], tuple[Finding, ...]]:
-    """What is suspicious about things beside each other, by (server, kind, name)."""
+    """Return what is suspicious about things beside each other, by (server, kind, name)."""
     things = list(offered)
     names = [one for one in things if one.pin.kind in ("tool", "prompt")]
     found: dict[tuple[str, Kind, str], list[Finding]] = {}

@@ -1,4 +1,4 @@
-"""The guard of a bridge that trusts nobody by default: pins, rules, approvals, checks.
+"""The guard of a bridge that trusts nobody by default: by pins, rules, approvals, checks.
 
 A call goes out if its tool is offered exactly as it was approved, its arguments conform to the
 pinned schema, the rules let it, a person has said yes where they ask for one, and it is on record.
@@ -54,7 +54,10 @@ URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 
 class Trust:
-    """A Guard. `new_id`: ids of calls; `now_s`: seconds since the epoch."""
+    """The guard that checks pins, rules, approvals and schemas.
+
+    `new_id`: ids of calls; `now_s`: seconds since the epoch.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class Trust:
         return self._catalog
 
     async def close(self) -> None:
-        """Once nothing calls any more."""
+        """Wait for the ends of calls, once nothing calls any more."""
         await self.ports.endings.wait()
         if isinstance(self.killable, KillableValidator):
             await self.killable.close()
@@ -128,7 +131,8 @@ class Trust:
     async def screened(
         self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
     ) -> list[Any]:
-        """Without what looks like an attack: resources come and go, so nobody approves each."""
+        """Return the items without what looks like an attack: resources come and go, so nobody
+        approves each."""
         shown = list(items)
         if upstream.config.trust != "all":
             shown = [item for item in shown if self._screen.is_harmless(item)]
@@ -254,8 +258,10 @@ class Trust:
     async def checked(
         self, upstream: Upstream, record: CallRecord, output: Compiled | None, result: Any
     ) -> dict[str, Any]:
-        """A result as clients get it: within bounds, by its schema, marked. Never raises of what a
-        server sent."""
+        """Return a result as clients get it: within bounds, by its schema, marked.
+
+        Never raises of what a server sent.
+        """
         try:
             wrong = await result_problems(result, output, self.killable, self.bounds)
         except ValidationTimedOut:
@@ -285,7 +291,8 @@ class CallPassage:
         self._is_closed = False
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What was done is on the bill and on record before it is told."""
+        """Return the checked result; what was done is on the bill and on record before it is
+        told."""
         record = self._permit.record
         found = await self._trust.checked(self._upstream, record, self._output, result)
         self._is_closed = True

@@ -1,5 +1,5 @@
-"""What somebody is shown of a list: not what the rules deny to them whatever they ask, and of what
-nobody approves each not what looks like an attack.
+"""Decides what a caller sees of a list: without items that rules always deny, and without
+unapproved items that the scanner flags.
 
 Rules with a condition count as maybe. What is shown of a list is kept with it, by the rules'
 version and by those of the caller's project and key of which rules speak.
@@ -72,8 +72,10 @@ async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rule
 async def digests_of(
     shown: Mapping[Kind, Shown], *, caller: Caller, server: str, rules: Rules
 ) -> dict[str, bytes]:
-    """Of each list, by the notification that it changed. Nobody knows what resources there are: of
-    them it is that of the rules that can be about one."""
+    """Return a digest of each list, by the notification that it changed.
+
+    Nobody knows what resources there are: of them it is that of the rules that can be about one.
+    """
     found = {RESOURCES_CHANGED: digest_of_rules(rules.rules, caller, server)}
     for kind, method in CHANGES.items():
         view = await view_of(shown[kind], kind, caller=caller, server=server, rules=rules)
@@ -82,7 +84,7 @@ async def digests_of(
 
 
 def digest_of_rules(rules: Sequence[ToolRule], caller: Caller, server: str) -> bytes:
-    """Of what decides whether somebody is shown a resource of a server."""
+    """Return a digest of what decides whether somebody is shown a resource of a server."""
     call = to_call(caller, server, "resource", "", arguments={})
     said = {
         (rule.level, rule.effect, rule.tools, tuple(sorted(rule.annotations.items())), rule.when)
@@ -93,7 +95,7 @@ def digest_of_rules(rules: Sequence[ToolRule], caller: Caller, server: str) -> b
 
 
 def may_name(glob: str, beginning: str) -> bool:
-    """Whether it can match the URI of a resource, behind `beginning`."""
+    """True if the glob can match the URI of a resource, behind `beginning`."""
     fixed = WILD.split(glob, maxsplit=1)[0]
     if fixed == glob:
         return glob.startswith(beginning) and ":" in glob
@@ -125,7 +127,7 @@ async def those_shown(
 async def resources_shown(
     items: list[Any], member: str, caller: Caller, server: str, rules: Rules
 ) -> list[Any]:
-    """`member`: where each has its URI."""
+    """Return the resources that the rules do not always deny. `member`: where each has its URI."""
 
     def shown() -> list[Any]:
         return [

@@ -9,14 +9,18 @@ import msgspec
 
 
 class Audience(msgspec.Struct, frozen=True):
-    """By their ids; a project's with its organization's. Both None: everybody. An empty set is
-    nobody, so that who takes the last one away does not let all others in."""
+    """The organizations and projects that a server is there for, by their ids; a project's with its
+    organization's. Both None: everybody. An empty set is nobody, so that who takes the last one
+    away does not let all others in."""
 
     orgs: frozenset[str] | None = None
     projects: frozenset[tuple[str, str]] | None = None
 
     def has(self, org_id: str, project_id: str | None) -> bool:
-        """`project_id` None: for who sees to a whole organization, any of its projects."""
+        """True if the server is there for this caller.
+
+        `project_id` None: for who sees to a whole organization, any of its projects.
+        """
         if self.orgs is None and self.projects is None:
             return True
         if org_id in (self.orgs or ()):

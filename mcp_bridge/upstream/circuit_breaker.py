@@ -1,4 +1,5 @@
-"""Whether an upstream is worth asking now: one that fails rests, and is tried by one call at first.
+"""Decides whether an upstream is worth asking now: one that fails rests, and is tried by one call
+at first.
 
 Pure but for the clock and the draw that are handed in. Words are those of the gateway's fleet:
 failures in a row, a cool-down that doubles. Who asks says what is a failure: no connection, no
@@ -45,7 +46,7 @@ class UpstreamResting(BridgeError):
 
 
 class UpstreamHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot, for people and for readiness."""
+    """A snapshot of an upstream's health, for people and for readiness."""
 
     upstream: str
     state: State
@@ -61,14 +62,14 @@ class UpstreamHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):
-    """One call that may be made; `Breaker.report` wants it back."""
+    """A call that may be made; `Breaker.report` wants it back."""
 
     era: int
     """Of those before it that has ended, the outcome says nothing any more."""
 
 
 class Breaker:
-    """Of one upstream, for one owner."""
+    """The circuit breaker of one upstream, for one owner."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Breaker:
         return "trying" if self._trying() else "resting"
 
     def attempt(self) -> Attempt:
-        """To be reported, whatever comes. Raises: UpstreamResting."""
+        """Return a permission to call, to be reported, whatever comes. Raises: UpstreamResting."""
         if self._in_a_row >= FAILURES_TO_REST:
             if (wait_s := self._wait_s()) > 0:
                 raise UpstreamResting(self.upstream, wait_s)
@@ -125,7 +126,7 @@ class Breaker:
             self._rests_until = now + self._cool_down_s()
 
     def give_up(self, attempt: Attempt) -> None:
-        """Of a call that nobody waits for any more: it said nothing about the upstream."""
+        """Release a call that nobody waits for any more: it said nothing about the upstream."""
         if attempt.era == self._era:
             self._trial_until = None
 

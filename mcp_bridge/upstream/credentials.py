@@ -1,4 +1,5 @@
-"""What a server is shown of ours: values by the names of headers or of environment variables.
+"""The credentials that a server is shown: values by the names of headers or of environment
+variables.
 
 The caller's own credential is never among them: it is not known here.
 """
@@ -16,14 +17,14 @@ none."""
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """For whom a server is asked. `user_id` None: for all of a tenant."""
+    """The owner that a server is asked for. `user_id` None: for all of a tenant."""
 
     org_id: str
     user_id: str | None = None
 
 
 class CredentialSet(msgspec.Struct, frozen=True):
-    """`name` names exactly these values, and is none of them."""
+    """The values that a server is shown. `name` names exactly these values, and is none of them."""
 
     name: str
     values: Mapping[str, str]
@@ -56,7 +57,7 @@ class Credentials(Protocol):
 
 
 class NobodysCredentials:
-    """For servers that are shown nothing."""
+    """The credentials for servers that are shown nothing."""
 
     async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
         return NO_CREDENTIAL

@@ -24,7 +24,8 @@ class Dialled(msgspec.Struct, frozen=True):
 
 
 def refusal_of(status: int, headers: Headers, credential: CredentialSet) -> Refusal | None:
-    """None: whatever the answer is, another credential would not change it."""
+    """Return the refusal that an answer is; None: whatever the answer is, another credential would
+    not change it."""
     if status not in (401, 403):
         return None
     said = [

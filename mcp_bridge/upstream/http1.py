@@ -36,7 +36,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """In seconds. `pool`: for a free connection. `read`: for the next bytes; None: for ever."""
+    """The timeouts of a request, in seconds.
+
+    `pool`: for a free connection. `read`: for the next bytes; None: for ever.
+    """
 
     connect: float
     read: float | None
@@ -66,7 +69,7 @@ class Response:
 
 
 class Connection:
-    """One request and its answer at a time."""
+    """A connection, for one request and its answer at a time."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -88,11 +91,11 @@ class Connection:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing has come that nobody asked for, its end neither."""
+        """True if nothing has come that nobody asked for, its end neither."""
         return not self._stream.get_extra_info("is_readable")
 
     async def send(self, request: bytes, timeouts: Timeouts) -> None:
-        """And reads until the head of the answer is there."""
+        """Send a request, and read until the head of the answer is there."""
         self._start()
         await self._stream.write(request, timeouts.write)
         while not self.status:
@@ -124,7 +127,7 @@ class Connection:
 
     @property
     def _ends_with_connection(self) -> bool:
-        """RFC 9112, 6.3: neither length nor chunks delimit this body."""
+        """True if neither length nor chunks delimit this body (RFC 9112, 6.3)."""
         names = {name.lower() for name, _ in self.headers}
         return names.isdisjoint((b"content-length", b"transfer-encoding"))
 
@@ -180,7 +183,7 @@ class Pool:
         self._open: set[Connection] = set()
 
     async def aclose(self) -> None:
-        """Who still reads is cut off."""
+        """Close all connections; who still reads is cut off."""
         self._idle.clear()
         for connection in tuple(self._open):
             self._open.discard(connection)
@@ -196,9 +199,12 @@ class Pool:
         content: bytes,
         extensions: Mapping[str, Any],
     ) -> AsyncIterator[Response]:
-        """As httpcore's. `url`: of the same host. `headers`: all of them, framing too. `on_sent` of
-        the extensions is called when the request is about to be written. Raises: httpcore's
-        NetworkError, ProtocolError and TimeoutException."""
+        """Send a request and yield its answer, as httpcore's pool does.
+
+        `url`: of the same host. `headers`: all of them, framing too. `on_sent` of the extensions is
+        called when the request is about to be written. Raises: httpcore's NetworkError,
+        ProtocolError and TimeoutException.
+        """
         timeouts = Timeouts(**extensions["timeout"])
         request = written(method, self._target(url), headers) + content
         await self._take_place(timeouts.pool)
@@ -265,7 +271,7 @@ class Pool:
 
 
 def nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: nobody wants to know."""
 
 
 def written(method: str, target: str, headers: Headers) -> bytes:

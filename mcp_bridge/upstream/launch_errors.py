@@ -1,4 +1,4 @@
-"""What can go wrong with a server that is a process of ours.
+"""The errors of a server that is a process of ours.
 
 StdioError                code                    is a `mcp_bridge.errors.BridgeError`
 ├── BadLaunch             bad_launch              a spec or a value that cannot be (names `field`)

@@ -1,4 +1,5 @@
-"""What may be started as an MCP server on this machine, and with what: the operator's list.
+"""Specifies what may be started as an MCP server on this machine, and with what: the operator's
+list.
 
 Starts nothing. A tenant chooses a name of the list and gives values for the credentials that it
 names; no tenant says what is run. `LaunchSpec.to_canonical` is what an approval is bound to: a
@@ -43,7 +44,7 @@ STEERS = re.compile(
 
 
 class FileDigest(msgspec.Struct, frozen=True, kw_only=True, tag="file", tag_field="kind"):
-    """One file by its content: hexadecimal SHA-256."""
+    """The digest of one file by its content: hexadecimal SHA-256."""
 
     path: str
     sha256: str
@@ -67,7 +68,7 @@ Digest = FileDigest | TreeDigest | ImageDigest
 
 
 class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one server may take (setrlimit(2)); each is hard."""
+    """The limits of one server process (setrlimit(2)); each is hard."""
 
     data_bytes: int = 2 * 1024**3
     """What it writes to in memory (RLIMIT_DATA)."""
@@ -83,7 +84,7 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server of the operator's list."""
+    """A server of the operator's list."""
 
     name: str
     command: str
@@ -112,8 +113,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise BadLaunch(self.name, f"limits.{field}", "must be more than 0")
 
     def to_canonical(self) -> dict[str, Any]:
-        """What is pinned, as JSON values: all that says what runs. Limits are not part of it, nor
-        are credentials, of which only the names are known here."""
+        """Return what is pinned, as JSON values: all that says what runs.
+
+        Limits are not part of it, nor are credentials, of which only the names are known here.
+        """
         whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         del whole["name"], whole["limits"]
         whole["credential_names"] = sorted(whole["credential_names"])
@@ -122,8 +125,11 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def filled_environment(spec: LaunchSpec, credentials: Mapping[str, str]) -> dict[str, str]:
-    """All variables that the spec names, with their values. Raises: BadLaunch, which names a
-    variable that is missing, that the spec does not have, or whose value cannot be one."""
+    """Return all variables that the spec names, with their values.
+
+    Raises: BadLaunch, which names a variable that is missing, that the spec does not have, or whose
+    value cannot be one.
+    """
     for name, value in credentials.items():
         field = f"credentials.{name[:128]}"
         if name not in spec.credential_names:
@@ -161,7 +167,7 @@ def check_on_disk(spec: LaunchSpec) -> None:
 
 
 class Budget:
-    """How much is read for one spec."""
+    """Counts how much is read for one spec."""
 
     def __init__(self, upstream: str = "") -> None:
         self._upstream = upstream
@@ -187,8 +193,9 @@ def file_sha256(path: Path, budget: Budget) -> str:
 
 
 def tree_sha256(root: Path, budget: Budget | None = None) -> str:
-    """Of a folder: SHA-256 over `KIND MODE PATH CONTENT` of each entry, NUL between them, in the
-    order of their paths' bytes. MODE is `x` where it may be run. A link is its target's text.
+    """Return the digest of a folder: SHA-256 over `KIND MODE PATH CONTENT` of each entry, NUL
+    between them, in the order of their paths' bytes. MODE is `x` where it may be run. A link is its
+    target's text.
 
     Raises: OSError, DigestMismatch.
     """
@@ -210,7 +217,7 @@ def tree_sha256(root: Path, budget: Budget | None = None) -> str:
 
 
 def _walk(root: Path, budget: Budget) -> Iterator[Path]:
-    """All that is no folder, and links to folders."""
+    """Yield all that is no folder, and links to folders."""
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -1,4 +1,4 @@
-"""TCP and TLS on the running loop, by httpcore's interface of a network.
+"""Speaks TCP and TLS on the running loop, by httpcore's interface of a network.
 
 httpcore's own is anyio's streams, which cost three times as much for each small message. What a
 server sends is read from the socket only while less than HIGH_WATER_BYTES of it wait.
@@ -40,7 +40,7 @@ class AsyncioNetwork(httpcore.AsyncNetworkBackend):
 
 
 class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
-    """One reader, one writer."""
+    """A stream with one reader and one writer."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -100,7 +100,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
                 timer.cancel()
 
     async def aclose(self) -> None:
-        """At once: what was not sent yet is not."""
+        """Close at once: what was not sent yet is not."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -145,7 +145,7 @@ class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._wake_up()
 
     def eof_received(self) -> None:
-        """Nothing is said to who has ended: our side is closed too."""
+        """Close our side too: nothing is said to who has ended."""
         self._ended = True
         self._wake_up()
 

@@ -14,8 +14,8 @@ MIN_HIDDEN_CHARS = 6
 
 
 def written(secrets: Iterable[str]) -> tuple[bytes, ...]:
-    """As an answer may say them back: a value, what comes behind its scheme, or a line of it;
-    plain, in JSON and in a URL. The longest first, so that none is left in pieces."""
+    """Return secrets as an answer may say them back: a value, what comes behind its scheme, or a
+    line of it; plain, in JSON and in a URL. The longest first, so that none is left in pieces."""
     found: set[bytes] = set()
     for secret in secrets:
         for value in (secret, secret.partition(" ")[2], *secret.splitlines()):
@@ -26,7 +26,7 @@ def written(secrets: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def without(body: bytes, hidden: Sequence[bytes]) -> bytes:
-    """`hidden`: of `written`."""
+    """Return a body without what is hidden. `hidden`: of `written`."""
     for each in hidden:
         body = body.replace(each, HIDDEN)
     return body

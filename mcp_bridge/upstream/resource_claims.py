@@ -1,4 +1,4 @@
-"""What one server says that it has of resources: URIs, and templates of them (RFC 6570).
+"""The claims of one server on resources: URIs, and templates of them (RFC 6570).
 
 Pure.
 """
@@ -19,7 +19,7 @@ MAX_VARIABLES = 16
 
 
 class Claims:
-    """Of URIs the digests are kept."""
+    """The claims of a server; of URIs the digests are kept."""
 
     def __init__(self) -> None:
         self._uris: set[bytes] = set()
@@ -30,8 +30,8 @@ class Claims:
             self._uris.add(digest_of(uri))
 
     def add_template(self, template: object) -> None:
-        """One that does not begin with a scheme would match all there is: it claims nothing. One
-        that cannot be matched claims all that begins as it does."""
+        """Add a template, unless it does not begin with a scheme: it would match all there is, and
+        claims nothing. One that cannot be matched claims all that begins as it does."""
         if not isinstance(template, str) or len(template) > MAX_TEMPLATE_LEN:
             return
         if len(self._templates) < MAX_TEMPLATES and ":" in beginning_of(template):
@@ -42,7 +42,7 @@ class Claims:
             self._templates[template] = found
 
     def has(self, uri: str) -> bool:
-        """`uri`: a resource's, or a template as it is listed."""
+        """True if the server claims it. `uri`: a resource's, or a template as it is listed."""
         if digest_of(uri) in self._uris or uri in self._templates:
             return True
         return any(
@@ -53,7 +53,10 @@ class Claims:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """`generation`: the server's, when it was asked; `at`: on the loop's clock, in seconds."""
+    """The claims that a server listed last.
+
+    `generation`: the server's, when it was asked; `at`: on the loop's clock, in seconds.
+    """
 
     claims: Claims
     generation: int

@@ -1,4 +1,4 @@
-"""What carries messages to a server and back, whatever the server is behind it.
+"""The transport of messages to a server and back, whatever the server is behind it.
 
 `http_carrier` is the one of Streamable HTTP, whose words all carriers speak: a request has a
 method, headers and at most one message, an answer has a status, headers and messages. A carrier
@@ -25,8 +25,10 @@ class CarrierFailed(Exception):
 
 
 class NotSent(CarrierFailed):
-    """Nothing went out, and it is nothing that the server did: no credential, say. `sign_in_url`:
-    where a person can change that."""
+    """The request did not go out, and it is nothing that the server did: no credential, say.
+
+    `sign_in_url`: where a person can change that.
+    """
 
     def __init__(self, reason: str, sign_in_url: str | None = None) -> None:
         super().__init__(reason)
@@ -43,7 +45,7 @@ class NotTaken(CarrierFailed):
 
 
 class Spent(msgspec.Struct):
-    """How much was read for one owner, over however many answers."""
+    """Counts how much was read for one owner, over however many answers."""
 
     bytes: int = 0
     messages: int = 0
@@ -70,7 +72,10 @@ class Carried(Protocol):
     async def body(self) -> bytes: ...
 
     def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
-        """`spent`: of what its owner may read altogether; None: it stands for itself."""
+        """Yield the messages of the answer.
+
+        `spent`: of what its owner may read altogether; None: it stands for itself.
+        """
         ...
 
 
@@ -94,7 +99,7 @@ class Carrier(Protocol):
 
 
 class Line(Protocol):
-    """Whole messages, both ways."""
+    """A transport of whole messages, both ways."""
 
     @property
     def legacy_only(self) -> bool:
@@ -111,5 +116,5 @@ class Line(Protocol):
         ...
 
     def messages(self) -> AsyncIterator[Message]:
-        """Until the server has ended it. Raises: CarrierFailed."""
+        """Yield messages until the server has ended it. Raises: CarrierFailed."""
         ...

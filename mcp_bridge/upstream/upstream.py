@@ -1,4 +1,4 @@
-"""One MCP server as one tenant talks to it, in either era, by the words of Streamable HTTP.
+"""An MCP server as one tenant talks to it, in either era, by the words of Streamable HTTP.
 
 Knows nothing of who calls us. What the owner of a server keeps apart (tenants, credentials) has an
 `Upstream` each, with its own connections.
@@ -80,11 +80,14 @@ this machine."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps
-    its tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be
-    approved ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools
-    with side effects ask a person first. `credential`: whose it is shown besides. `audience`: for
-    all others there is no such server."""
+    """The configuration of a server.
+
+    `namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps its
+    tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be approved
+    ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools with
+    side effects ask a person first. `credential`: whose it is shown besides. `audience`: for all
+    others there is no such server.
+    """
 
     name: str
     url: str = ""
@@ -107,7 +110,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """For people: where it is."""
+        """Return where it is, for people."""
         return self.url if self.launch is None else self.launch.command
 
 
@@ -115,12 +118,12 @@ class Sampler(Protocol):
     """A model of ours, and who pays for what it writes."""
 
     async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
-        """The result of a `sampling/createMessage`. Raises: RpcError."""
+        """Return the result of a `sampling/createMessage`. Raises: RpcError."""
         ...
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     modern: bool
     capabilities: dict[str, Any]
@@ -130,7 +133,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamSession(msgspec.Struct, frozen=True, kw_only=True):
-    """At a server of the older era. `id` None: it keeps none."""
+    """A session at a server of the older era. `id` None: it keeps none."""
 
     id: str | None
     version: str
@@ -158,7 +161,10 @@ class Unreachable(RpcError):
 
 
 class Upstream:
-    """`carrier`: of this one alone; closed with it. `sampler`: for servers that ours answers."""
+    """A server as one owner reaches it.
+
+    `carrier`: of this one alone; closed with it. `sampler`: for servers that ours answers.
+    """
 
     def __init__(
         self,
@@ -211,7 +217,10 @@ class Upstream:
         endless: bool = False,
         on_sent: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Carried]:
-        """`on_sent`: from now on the server may have been asked. Raises: Unreachable."""
+        """Send a request and yield its answer.
+
+        `on_sent`: from now on the server may have been asked. Raises: Unreachable.
+        """
         attempt, is_open = self._attempt(), True
         try:
             async with self._carrier.ask(
@@ -254,7 +263,7 @@ class Upstream:
     # What it is.
 
     async def describe(self, envelope: Envelope) -> Described:
-        """Asked now and then. Raises: RpcError."""
+        """Return what the server is, asked now and then. Raises: RpcError."""
         async with self._describing:
             now = asyncio.get_running_loop().time()
             found = self._described
@@ -271,11 +280,14 @@ class Upstream:
         self.generation += 1
 
     def forget(self) -> None:
-        """What it is: it does not behave so."""
+        """Forget what it is: it does not behave so."""
         self._described = None
 
     async def _discover(self, envelope: Envelope, now: float) -> Described | None:
-        """None: it is of the older era. Any answer but the newer era's own says so."""
+        """Discover what a server of the newer era is; None: it is of the older era.
+
+        Any answer but the newer era's own says so.
+        """
         for _ in range(MAX_DISCOVERS):
             try:
                 return await self._discover_once(envelope, now)
@@ -313,7 +325,7 @@ class Upstream:
         return None
 
     async def _supported(self, answer: Carried) -> list[Any]:
-        """What a server that refuses a revision says that it speaks instead."""
+        """Return what a server that refuses a revision says that it speaks instead."""
         if answer.kind != "application/json":
             return []
         try:
@@ -329,7 +341,7 @@ class Upstream:
     # Sessions of the older era.
 
     async def initialize(self, envelope: Envelope) -> tuple[UpstreamSession, Described]:
-        """With what the caller can. Raises: RpcError."""
+        """Begin a session, with what the caller can. Raises: RpcError."""
         params = {
             "protocolVersion": LEGACY,
             "capabilities": to_legacy_capabilities(self.seen(envelope).capabilities),
@@ -381,7 +393,10 @@ class Upstream:
             return await self._one_result(answer)
 
     async def notify(self, session: UpstreamSession, message: Message) -> None:
-        """A notification, or our answer to what it asked. Raises: SessionEnded, Unreachable."""
+        """Send a notification, or our answer to what it asked.
+
+        Raises: SessionEnded, Unreachable.
+        """
         async with self.ask("POST", message, legacy_headers(session)) as answer:
             if answer.status == 404:
                 raise SessionEnded
@@ -390,7 +405,8 @@ class Upstream:
             await answer.body()  # or the connection could not be used again
 
     async def end(self, session: UpstreamSession) -> None:
-        """As far as it lets us: one that is gone, or keeps none, has nothing to end."""
+        """End a session as far as the server lets us: one that is gone, or keeps none, has nothing
+        to end."""
         if session.id is None:
             return
         try:

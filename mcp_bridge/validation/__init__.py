@@ -1,1 +1,1 @@
-"""validation."""
+"""Validates arguments and results against JSON Schema in bounded time."""

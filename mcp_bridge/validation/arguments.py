@@ -73,7 +73,7 @@ BACKTRACKING = jsonschema_rs.FancyRegexOptions(
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong: where (JSON pointer), by which keyword, in words."""
+    """A thing that is wrong: where (JSON pointer), by which keyword, in words."""
 
     path: str
     keyword: str
@@ -96,7 +96,7 @@ class KillableEngine(Protocol):
 
 
 def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) -> Compiled:
-    """A schema made ready. `known`: documents that it may refer to, by URI; nothing is fetched.
+    """Make a schema ready. `known`: documents that it may refer to, by URI; nothing is fetched.
 
     SchemaRefused, with the pointer, for no schema, an unknown dialect, and one past the bounds.
     """
@@ -177,7 +177,7 @@ def sentence(error: jsonschema_rs.ValidationError) -> str:
 
 
 def check(compiled: Compiled, value: object) -> tuple[Problem, ...]:
-    """What is wrong with `value`, at most MAX_PROBLEMS; nothing for a value that conforms.
+    """Return what is wrong with `value`, at most MAX_PROBLEMS; nothing for a value that conforms.
 
     In this thread: `compiled.engine` is to be `linear`, or this process one that may be killed.
     """
@@ -226,15 +226,16 @@ def problem_of(error: jsonschema_rs.ValidationError) -> Problem:
 
 
 class SchemaCache:
-    """Compiled schemas by their pin, the least recently used forgotten beyond `bound`."""
+    """A cache of compiled schemas by their pin, the least recently used forgotten beyond
+    `bound`."""
 
     def __init__(self, bound: int = MAX_COMPILED) -> None:
         self.bound = bound
         self.kept: OrderedDict[tuple[str, str], Compiled] = OrderedDict()
 
     def compiled(self, pin: str, part: str, schema: object) -> Compiled:
-        """`schema` compiled once: `pin` is the digest of the tool it stands in, `part` which of
-        its schemas it is. SchemaRefused each time for one that cannot be."""
+        """Return `schema` compiled once: `pin` is the digest of the tool it stands in, `part` which
+        of its schemas it is. SchemaRefused each time for one that cannot be."""
         key = (pin, part)
         found = self.kept.get(key)
         if found is None:
@@ -248,7 +249,10 @@ class SchemaCache:
 async def problems(
     compiled: Compiled, value: object, killable: KillableEngine
 ) -> tuple[Problem, ...]:
-    """`check`, by the engine that this schema needs. ValidationTimedOut of the killable one."""
+    """Return what `check` finds, by the engine that this schema needs.
+
+    ValidationTimedOut of the killable one.
+    """
     if compiled.engine == "linear":
         return check(compiled, value)
     return await killable.problems(compiled, value)

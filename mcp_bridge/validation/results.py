@@ -1,4 +1,4 @@
-"""What a tool's result may be: in size, in number of parts, and by its `outputSchema`.
+"""Checks what a tool's result may be: in size, in number of parts, and by its `outputSchema`.
 
 MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output schema
 answers with conforming `structuredContent`, unless the result is an error of the tool. Pure.
@@ -20,14 +20,14 @@ MAX_CONTENT_PARTS = 256
 
 
 class ResultBounds(msgspec.Struct, frozen=True):
-    """Of one result: bytes of its JSON, and parts of its `content`."""
+    """The bounds of one result: bytes of its JSON, and parts of its `content`."""
 
     size_bytes: int = MAX_RESULT_BYTES
     content_parts: int = MAX_CONTENT_PARTS
 
 
 def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | None:
-    """The first bound that `result` breaks."""
+    """Return the first bound that `result` breaks."""
     content = result.get("content", [])
     if not isinstance(content, list):
         return Problem("/content", "type", "is no list")
@@ -60,7 +60,7 @@ async def result_problems(
     killable: KillableEngine,
     bounds: ResultBounds | None = None,
 ) -> tuple[Problem, ...]:
-    """What is wrong with a CallToolResult; paths begin at the result. ValidationTimedOut."""
+    """Return what is wrong with a CallToolResult; paths begin at the result. ValidationTimedOut."""
     too_large = oversized(result, bounds or ResultBounds())
     if too_large is not None:
         return (too_large,)

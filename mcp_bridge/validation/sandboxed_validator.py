@@ -40,7 +40,8 @@ class Question(msgspec.Struct):
 
 
 class KillableValidator:
-    """One child, started when it is first needed; who asks while it is busy waits in turn."""
+    """A validator in one child process, started when it is first needed; who asks while it is busy
+    waits in turn."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -49,8 +50,11 @@ class KillableValidator:
         self.child: asyncio.subprocess.Process | None = None
 
     async def problems(self, compiled: Compiled, value: object) -> tuple[Problem, ...]:
-        """As `validation.check`. ValidationTimedOut when it took longer than `timeout_s`, when
-        MAX_WAITING wait already, or when the child died of it."""
+        """Return what `validation.check` finds.
+
+        ValidationTimedOut when it took longer than `timeout_s`, when MAX_WAITING wait already, or
+        when the child died of it.
+        """
         if self.waiting >= MAX_WAITING:
             raise ValidationTimedOut("too many values wait for the process that checks them")
         question = msgspec.json.encode(

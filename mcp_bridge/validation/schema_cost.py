@@ -1,4 +1,4 @@
-"""How much work a JSON Schema can make, known before it is used.
+"""Measures how much work a JSON Schema can make, before it is used.
 
 A schema of a few lines can mean 2^30 checks of one value: definitions that each refer twice to
 the next, or a recursive one that tries each child in two ways. No regular expression is needed
@@ -59,7 +59,7 @@ MAX_WORK_PER_PATH = 50_000
 
 
 class Node(msgspec.Struct, eq=False):
-    """One subschema: who is tried on the same value, who on each child, who on named ones."""
+    """A subschema: who is tried on the same value, who on each child, who on named ones."""
 
     path: Parts
     base: str
@@ -72,8 +72,11 @@ class Node(msgspec.Struct, eq=False):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """`work[d]`: subschemas tried at most on one path of a value that nests d deep; the last
-    stands for all deeper ones, unless `deepest` ends there."""
+    """The cost of a schema.
+
+    `work[d]`: subschemas tried at most on one path of a value that nests d deep; the last stands
+    for all deeper ones, unless `deepest` ends there.
+    """
 
     subschemas: int
     work: tuple[int, ...]
@@ -86,7 +89,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class Documents:
-    """Every identified place of a schema and of those it may refer to."""
+    """The documents of a schema: every identified place of it and of those it may refer to."""
 
     def __init__(self, schema: Schema, known: Mapping[str, Schema], old: bool) -> None:
         self.old = old
@@ -197,7 +200,7 @@ def mapped(schema: Schema, keyword: str) -> list[tuple[str, Any]]:
 
 
 def nodes_of(schema: Schema, documents: Documents) -> list[Node]:
-    """Every subschema that can be reached from the root, the root first."""
+    """Return every subschema that can be reached from the root, the root first."""
     nodes: list[Node] = []
     numbers: dict[tuple[int, str], int] = {}
     waiting: list[tuple[Schema, Node]] = []
@@ -232,7 +235,7 @@ def nodes_of(schema: Schema, documents: Documents) -> list[Node]:
 
 
 def own_work(schema: Schema) -> int:
-    """What a subschema's own keywords cost beyond those of a plain one."""
+    """Return what a subschema's own keywords cost beyond those of a plain one."""
     literals = sum(1 for key in ("enum", "const") if key in schema for _ in walk(schema[key]))
     multiple = MULTIPLE_WORK if "multipleOf" in schema else 0
     return literals // LITERALS_PER_WORK + multiple
@@ -286,7 +289,8 @@ def inner_first(nodes: list[Node]) -> list[int]:
 
 
 def measure(schema: Schema, known: Mapping[str, Schema] | None = None, old: bool = False) -> Cost:
-    """What `schema` can cost. `known`: documents it may refer to, by URI; `old`: before 2019-09.
+    """Return what `schema` can cost. `known`: documents it may refer to, by URI; `old`: before
+    2019-09.
 
     SchemaRefused for a reference that leaves these documents, for a cycle that goes no deeper,
     and for more than MAX_WORK_PER_PATH on the flattest value.

@@ -1,1 +1,1 @@
-"""Any OpenAPI document as tools, and a call of one as an HTTP request."""
+"""Serves any OpenAPI document as tools, and a call of one as an HTTP request."""

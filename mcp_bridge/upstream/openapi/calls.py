@@ -1,4 +1,4 @@
-"""A call of a tool as an HTTP request, and its answer as a result.
+"""Makes an HTTP request of a tool call, and a result of its answer.
 
 Pure: whoever sends it is handed in, since where a request may go is the gateway's business. Where
 it goes is the operator's base URL, whatever the document's `servers` or the arguments say.
@@ -73,7 +73,7 @@ NO_SECRETS = Secrets()
 
 
 def checked_base_url(url: str) -> str:
-    """Without a slash at its end. Raises: BadDocument."""
+    """Return a URL without a slash at its end. Raises: BadDocument."""
     if BASE_URL.fullmatch(url) is None or not urlsplit(url).hostname:
         raise BadDocument("/servers", "the base URL must be http(s)://host/path and nothing else")
     if any(segment in (".", "..") for segment in urlsplit(url).path.split("/")):
@@ -200,7 +200,7 @@ def _content(body: bytes, media_type: str) -> ContentBlock | None:
 
 
 def _text_of(body: bytes, media_type: str) -> str:
-    """Of an error: what can be read of it on a few lines."""
+    """Return the text of an error: what can be read of it on a few lines."""
     if media_type.startswith(("image/", "audio/", "video/")):
         return ""
     start = body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")

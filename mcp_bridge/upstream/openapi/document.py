@@ -1,4 +1,4 @@
-"""An OpenAPI document as bounded JSON, and what its references mean.
+"""Reads an OpenAPI document as bounded JSON, and resolves its references.
 
 A reference is a JSON pointer into the document itself; nothing is ever fetched (OpenAPI 3.0.4 and
 3.1.1, "Reference Object"). What is not a schema is resolved where it stands, through so many
@@ -41,7 +41,7 @@ class Document:
 
     @classmethod
     def parse(cls, content: bytes) -> Document:
-        """JSON or YAML; it blocks. Raises: BadDocument."""
+        """Parse JSON or YAML; it blocks. Raises: BadDocument."""
         root = _parsed(content)
         if not isinstance(root, dict):
             raise BadDocument("", "is no object")
@@ -49,7 +49,7 @@ class Document:
         return cls(root)
 
     def at(self, pointer: str) -> Json:
-        """What stands at a reference's `#/...`. Raises: BadDocument."""
+        """Return what stands at a reference's `#/...`. Raises: BadDocument."""
         found: Json = self.root
         for part in parts_of(pointer):
             if isinstance(found, dict) and part in found:
@@ -63,7 +63,7 @@ class Document:
         return found
 
     def resolved(self, value: Json, pointer: str) -> Object:
-        """`value`, or what it refers to: an object. Raises: BadDocument."""
+        """Return `value`, or what it refers to: an object. Raises: BadDocument."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(value, dict):
                 raise BadDocument(pointer, "is no object")
@@ -81,7 +81,8 @@ def local(reference: Json, pointer: str) -> str:
 
 
 def parts_of(reference: str) -> list[str]:
-    """RFC 6901, section 6: percent-decoded, then `~1` and `~0`."""
+    """Return the parts of a reference (RFC 6901, section 6): percent-decoded, then `~1` and
+    `~0`."""
     if reference == "#":
         return []
     parts = unquote(reference[2:]).split("/")
@@ -112,7 +113,8 @@ def _parsed(content: bytes) -> Json:
 
 
 def _check_events(content: bytes) -> None:
-    """Before anything is made of it: an alias would make a small text a large document."""
+    """Check the events of a YAML text before anything is made of it: an alias would make a small
+    text a large document."""
     depth = 0
     for event in yaml.parse(content, Loader=yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -126,7 +128,7 @@ def _check_events(content: bytes) -> None:
 
 
 class PlainLoader(yaml.CSafeLoader):
-    """JSON's values alone."""
+    """A YAML loader that knows JSON's values alone."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Keys as JSON has them: a status is `200:` without quotes more often than not."""

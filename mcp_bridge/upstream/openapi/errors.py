@@ -1,4 +1,4 @@
-"""What can go wrong between an OpenAPI document and a call.
+"""The errors between an OpenAPI document and a call.
 
 OpenApiError (a BridgeError)   code
 ├── BadDocument                openapi_document_refused   the document, or a part (names `pointer`)
@@ -21,7 +21,10 @@ class OpenApiError(BridgeError):
 
 
 class BadDocument(OpenApiError):
-    """`pointer`: a JSON pointer (RFC 6901) into the document; empty: all of it."""
+    """The document cannot be used.
+
+    `pointer`: a JSON pointer (RFC 6901) into the document; empty: all of it.
+    """
 
     code = "openapi_document_refused"
 

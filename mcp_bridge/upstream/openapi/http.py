@@ -1,4 +1,4 @@
-"""What sends the requests that are made of calls: an HttpClient on a bounded pool.
+"""Sends the requests that are made of calls: an HttpClient on a bounded pool.
 
 Redirects are not followed, no content coding is asked for or taken, and an answer has a size and a
 time.
@@ -33,8 +33,11 @@ WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 
 
 class PoolClient:
-    """For one request. `status` and `headers` are those of its answer, as they came; what is
-    `hidden` is no part of its body. `on_sent`: it is about to be written."""
+    """A client for one request.
+
+    `status` and `headers` are those of its answer, as they came; what is `hidden` is no part of its
+    body. `on_sent`: it is about to be written.
+    """
 
     def __init__(
         self, pool: Pool, hidden: Sequence[bytes] = (), on_sent: Callable[[], None] = lambda: None

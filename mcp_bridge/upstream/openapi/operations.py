@@ -142,7 +142,7 @@ def _names(found: list[tuple[str, str, Any]]) -> list[str]:
 
 
 class _Reader:
-    """Of one operation."""
+    """Reads one operation."""
 
     def __init__(self, document: Document, pointer: str) -> None:
         self._document = document
@@ -190,7 +190,8 @@ class _Reader:
     def _parameters(
         self, item: Object, operation: Object, properties: Object
     ) -> tuple[Parameter, ...]:
-        """Those of the operation stand for those of its path with the same place and name."""
+        """Return the parameters: those of the operation stand for those of its path with the same
+        place and name."""
         found: dict[tuple[str, str], tuple[Object, str]] = {}
         for holder, pointer in (
             (item, self._pointer.rpartition("/")[0]),
@@ -275,8 +276,9 @@ class _Reader:
         raise BadDocument(pointer, "only JSON, forms and plain text can be sent")
 
     def _output(self, operation: Object) -> tuple[Object | None, bool]:
-        """Where every answer that means success is JSON, and says of which form: a tool that has an
-        output schema has to keep to it. And whether that is of what stands under `RESULT`."""
+        """Return the output schema, where every answer that means success is JSON, and says of
+        which form: a tool that has an output schema has to keep to it. And whether that is of what
+        stands under `RESULT`."""
         nothing = None, False
         responses = operation.get("responses", {})
         if not isinstance(responses, dict):
@@ -331,7 +333,7 @@ def _described(operation: Object, method: str, path: str) -> str:
 
 
 def _annotations(method: str) -> ToolAnnotations:
-    """RFC 9110, section 9.2: what methods promise."""
+    """Return what a method promises (RFC 9110, section 9.2)."""
     safe = method in ("get", "head", "options", "trace")
     return ToolAnnotations(
         read_only_hint=safe or None,

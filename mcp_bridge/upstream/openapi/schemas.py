@@ -39,7 +39,7 @@ NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class Converter:
-    """Of the schemas of one tool, for one direction. Use `with_defs` at the end."""
+    """Converts the schemas of one tool, for one direction. Use `with_defs` at the end."""
 
     def __init__(self, document: Document, direction: Direction) -> None:
         self._document = document
@@ -74,7 +74,7 @@ class Converter:
         return made
 
     def with_defs(self, schema: Object) -> Object:
-        """`schema` with all that was referred to since. Raises: BadDocument."""
+        """Return `schema` with all that was referred to since. Raises: BadDocument."""
         while self._waiting:
             reference = self._waiting.pop()
             found = self._document.at(reference)
@@ -136,7 +136,7 @@ class Converter:
 
 
 def _modernise(schema: Object, made: Object) -> None:
-    """OpenAPI 3.0's `nullable` and JSON Schema draft 5's boolean bounds."""
+    """Translate OpenAPI 3.0's `nullable` and JSON Schema draft 5's boolean bounds."""
     if schema.get("nullable") is True and isinstance(made.get("type"), str):
         made["type"] = [made["type"], "null"]
         enum = made.get("enum")

@@ -65,7 +65,10 @@ def query_pairs(parameter: Parameter, value: Any) -> list[Pair]:
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
-    """Style `simple`. Raises: BadArguments for what no header can hold."""
+    """Return the value of a header, in style `simple`.
+
+    Raises: BadArguments for what no header can hold.
+    """
     if parameter.as_json:
         text = json_text(value)
     elif isinstance(value, dict):
@@ -82,7 +85,7 @@ def header_value(parameter: Parameter, value: Any) -> str:
 
 
 def cookie_pair(parameter: Parameter, value: Any) -> str:
-    """Style `form`. Raises: BadArguments."""
+    """Return a cookie's pair, in style `form`. Raises: BadArguments."""
     return "&".join("=".join(pair) for pair in query_pairs(parameter, value))
 
 
@@ -96,7 +99,10 @@ def form_pairs(body: dict[str, Any]) -> list[Pair]:
 
 
 def text_of(parameter: Parameter, value: Any) -> str:
-    """Of something in it. Raises: BadArguments for what has no place there, or is too long."""
+    """Return the text of a value inside a parameter.
+
+    Raises: BadArguments for what has no place there, or is too long.
+    """
     if isinstance(value, dict | list):
         raise BadArguments(parameter.argument, "is nested too deep for a parameter")
     text = plain_text(value)
@@ -106,7 +112,7 @@ def text_of(parameter: Parameter, value: Any) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """As JSON writes it, but for strings; None is the empty one."""
+    """Return a value as JSON writes it, but for strings; None is the empty one."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json_text(value)

@@ -1,4 +1,4 @@
-"""Where a server's OpenAPI document is, and the tools that were made of it last.
+"""Fetches a server's OpenAPI document, and keeps the tools that were made of it last.
 
 One for each server of a process: the document is the same for all tenants, so nobody's credential
 is shown for it. A file is read anew when it is another one, a URL every DOCUMENT_S; while it does
@@ -37,7 +37,7 @@ Stamp = tuple[int, ...]
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """`page`: all tools as `tools/list` says them, in JSON."""
+    """A document as it was read last. `page`: all tools as `tools/list` says them, in JSON."""
 
     tools: OpenApiTools
     page: bytes
@@ -48,7 +48,10 @@ class Unavailable(Exception):
 
 
 class DocumentSource:
-    """`config`: of a server with a `document`. `open_pool`: to the host of a URL, closed here."""
+    """The document of one server.
+
+    `config`: of a server with a `document`. `open_pool`: to the host of a URL, closed here.
+    """
 
     def __init__(self, config: ServerConfig, open_pool: Callable[[str], Pool]) -> None:
         self._config, self._open_pool = config, open_pool
@@ -119,7 +122,7 @@ class DocumentSource:
         return answer.body
 
     def _make(self, content: bytes) -> None:
-        """It blocks."""
+        """Make the tools of a document; it blocks."""
         if content == self._content and isinstance(self._found, Loaded | BadDocument):
             return
         self._content = content

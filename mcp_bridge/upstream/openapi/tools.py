@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class OpenApiTools:
-    """`content`: the document, JSON or YAML; made of it here, which blocks. `base_url`: where all
-    requests go, by the operator. Raises: BadDocument."""
+    """The tools of a document.
+
+    `content`: the document, JSON or YAML; made of it here, which blocks. `base_url`: where all
+    requests go, by the operator. Raises: BadDocument.
+    """
 
     def __init__(self, name: str, content: bytes, base_url: str) -> None:
         self.name = name
@@ -47,7 +50,7 @@ class OpenApiTools:
 
     @property
     def left_out(self) -> Sequence[LeftOut]:
-        """What no tool was made of, and why."""
+        """Return the operations that no tool was made of, and why."""
         return self._operations.left_out
 
     async def call(

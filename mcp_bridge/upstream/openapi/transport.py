@@ -51,7 +51,7 @@ class Said:
 
 
 class OpenApiCarrier:
-    """`source`: everybody's. `dialled`: the API."""
+    """The transport to an HTTP API. `source`: everybody's. `dialled`: the API."""
 
     def __init__(self, dialled: Dialled, source: DocumentSource) -> None:
         self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
@@ -145,7 +145,8 @@ class OpenApiCarrier:
         return result, refusal_of(client.status, client.headers, credential)
 
     def _secrets(self, credential: CredentialSet) -> Secrets:
-        """What frames a message is never a credential's to say."""
+        """Return what a request shows of a credential: what frames a message is never a
+        credential's to say."""
         in_query = self._config.query_credentials
         given = {**self._config.headers, **credential.values}
         return Secrets(

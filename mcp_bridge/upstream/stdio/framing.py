@@ -25,7 +25,7 @@ class Framer:
 
     @property
     def held_bytes(self) -> int:
-        """Of a line that is not whole yet; never above the cap."""
+        """Return the bytes of a line that is not whole yet; never above the cap."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -47,8 +47,8 @@ class Framer:
         return lines
 
     def _take(self, data: bytes, start: int, end: int, lines: list[bytes]) -> None:
-        """One buffer, not a list of pieces: a server that writes single bytes would make each of
-        them an object of its own."""
+        """Take bytes into one buffer, not a list of pieces: a server that writes single bytes would
+        make each of them an object of its own."""
         if len(self._held) + end - start > self._max_line_bytes:
             self._held.clear()
             raise LineOverflow(lines)

@@ -1,4 +1,4 @@
-"""Whether the image that a container would be made of is the one that was pinned.
+"""Checks that the image that a container would be made of is the one that was pinned.
 
 An engine names an image by its digest and fetches it by that; this finds one that was put in its
 place where it is kept.
@@ -28,7 +28,7 @@ ASK = ("image", "inspect", "--format", "{{json .RepoDigests}}")
 
 
 def pinned_images(spec: LaunchSpec) -> list[str]:
-    """What there is to ask of its command."""
+    """Return the images to ask the spec's command for."""
     if os.path.basename(spec.command) not in CONTAINERS:
         return []
     run = images_in(spec.command, spec.args)
@@ -39,8 +39,11 @@ def pinned_images(spec: LaunchSpec) -> list[str]:
 def check_images(
     spec: LaunchSpec, argv: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> None:
-    """`argv`: what starts the server, its arguments last. It blocks. An engine that gives no answer
-    or has no such image yet is not one that has another. Raises: DigestMismatch, OSError."""
+    """Check the pinned images of a spec.
+
+    `argv`: what starts the server, its arguments last. It blocks. An engine that gives no answer or
+    has no such image yet is not one that has another. Raises: DigestMismatch, OSError.
+    """
     for reference in pinned_images(spec):
         asked = [*argv[: len(argv) - len(spec.args)], *ASK, reference]
         found = _digests(_answer(spec.name, asked, folder, environment))
@@ -74,7 +77,8 @@ def _answer(name: str, argv: Sequence[str], folder: Path, environment: Mapping[s
 
 
 def _digests(answer: bytes) -> list[str]:
-    """`name@sha256:...`, of each registry that it is from; none where there is no such answer."""
+    """Return `name@sha256:...`, of each registry that the image is from; none where there is no
+    such answer."""
     try:
         return msgspec.json.decode(answer, type=list[str])
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What keeps a server from the product's files, from other tenants' servers, and within bounds.
+"""Isolates a server from the product's files, from other tenants' servers, and within bounds.
 
 Makes command lines, starts nothing. Everything is set by programs that run before the server's own
 command, in its own process: nothing is done between fork and exec, and nothing afterwards, when the
@@ -53,7 +53,7 @@ SYSTEM_FILES = (
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What one start is given. `argv` begins with a program's absolute path."""
+    """The isolation that one start is given. `argv` begins with a program's absolute path."""
 
     argv: tuple[str, ...]
     uid: int | None
@@ -65,15 +65,18 @@ class Isolation(Protocol):
     name: str
 
     def cell(self, spec: LaunchSpec, owner: str, folder: Path) -> Cell:
-        """For a server of `owner` with `folder` as its own. It may block for milliseconds.
+        """Return the cell for a server of `owner` with `folder` as its own. It may block for
+        milliseconds.
 
         Raises: CannotIsolate.
         """
         ...
 
     def end(self, cell: Cell) -> None:
-        """All that is left of it, when its process group is gone. It may block for milliseconds;
-        it comes once for each cell."""
+        """End all that is left of a cell, when its process group is gone.
+
+        It may block for milliseconds; it comes once for each cell.
+        """
         ...
 
 
@@ -194,9 +197,10 @@ class Unprotected:
 
 
 def chosen(name: IsolationName, uids: Path) -> Isolation:
-    """`auto`: another uid where we are root, else bubblewrap. uids: the folder for `UidLeases`, of
-    all gateways of this host, whatever their home: two that know nothing of each other would give
-    one uid twice, and end each other's servers. It blocks for as long as a trial takes.
+    """Return the isolation of that name; `auto`: another uid where we are root, else bubblewrap.
+    uids: the folder for `UidLeases`, of all gateways of this host, whatever their home: two that
+    know nothing of each other would give one uid twice, and end each other's servers. It blocks for
+    as long as a trial takes.
 
     Raises: CannotIsolate, where there is neither.
     """

@@ -1,4 +1,4 @@
-"""What is pinned of a command as it lies here now: its executable, its program, its image.
+"""Measures what is pinned of a command as it lies here now: its executable, its program, its image.
 
 It reads files and starts nothing.
 """
@@ -33,7 +33,8 @@ INTERPRETERS = re.compile(
 def measured(
     name: str, command: str, args: Sequence[str], kept: Sequence[Digest] = ()
 ) -> tuple[Digest, ...]:
-    """`kept`: files and folders that were pinned besides. It blocks while it reads.
+    """Return the digests of a command. `kept`: files and folders that were pinned besides. It
+    blocks while it reads.
 
     Raises: BadLaunch for what is not there, DigestMismatch for more than can be compared."""
     budget = Budget(name)

@@ -1,4 +1,4 @@
-"""A server's stdin and stdout as a Line."""
+"""A server's stdin and stdout as a `StreamTransport`."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ class StdioLine:
 
 
 class StdioLines:
-    """`open_launcher` makes what starts them all; it is asked again where it could not. `on_end`:
-    for who asks what is wrong, told of each that ran when it has left."""
+    """Opens the stdio transports of servers.
+
+    `open_launcher` makes what starts them all; it is asked again where it could not. `on_end`: for
+    who asks what is wrong, told of each that ran when it has left.
+    """
 
     def __init__(
         self,

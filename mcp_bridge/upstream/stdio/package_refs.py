@@ -1,4 +1,5 @@
-"""What a launcher's arguments have it fetch: packages and images, and whether exactly those. Pure.
+"""Finds what a launcher's arguments have it fetch: packages and images, and whether exactly those.
+Pure.
 
 Of `npx`, `uvx`, `docker` and their like the executable's digest says nothing about what runs: a
 package is pinned by its exact version or commit, an image by its digest. Where an option takes a
@@ -28,8 +29,11 @@ HOW: dict[Kind, str] = {
 
 
 class Launcher(msgspec.Struct, frozen=True, kw_only=True):
-    """`verbs`: one of these rows of words stands before what is run. `named_by`: options whose
-    value is a package. `valued`: options whose value is nothing of ours."""
+    """A command that fetches packages.
+
+    `verbs`: one of these rows of words stands before what is run. `named_by`: options whose value
+    is a package. `valued`: options whose value is nothing of ours.
+    """
 
     kind: Kind
     verbs: tuple[tuple[str, ...], ...] = ((),)
@@ -42,7 +46,10 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """`name`: as the arguments have it; None: there is something, and what cannot be told."""
+    """A package or image that is fetched.
+
+    `name`: as the arguments have it; None: there is something, and what cannot be told.
+    """
 
     kind: Kind
     name: str | None
@@ -59,7 +66,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
     @property
     def how(self) -> str:
-        """For people, of one that is not exact: how to pin it."""
+        """Return, for people, how to pin what is not exact."""
         what = "an image" if self.kind == "image" else "a package"
         return f"{what if self.name is None else self.name}: {HOW[self.kind]}"
 
@@ -145,7 +152,7 @@ SHORT_RUN_FLAGS = frozenset("ditPq")
 
 
 def fetched(command: str, args: Sequence[str]) -> tuple[Fetched, ...]:
-    """All that a launcher is told to fetch; nothing of what is no launcher."""
+    """Return all that a launcher is told to fetch; nothing of what is no launcher."""
     name = command.rpartition("/")[2]
     if name in CONTAINERS:
         return _images(args)
@@ -160,12 +167,12 @@ def fetched(command: str, args: Sequence[str]) -> tuple[Fetched, ...]:
 
 
 def unpinned(command: str, args: Sequence[str]) -> tuple[str, ...]:
-    """For people: what is not exact of it, each with how it would be."""
+    """Return, for people, what is not exact of it, each with how it would be."""
     return tuple(one.how for one in fetched(command, args) if not one.is_exact)
 
 
 def images_in(command: str, args: Sequence[str]) -> tuple[str, ...]:
-    """Those that are named by digest."""
+    """Return the images that are named by digest."""
     found = (one for one in fetched(command, args) if one.kind == "image" and one.is_exact)
     return tuple(one.name for one in found if one.name is not None)
 
@@ -173,8 +180,8 @@ def images_in(command: str, args: Sequence[str]) -> tuple[str, ...]:
 def _behind(
     args: Sequence[str], verbs: tuple[tuple[str, ...], ...], valued: frozenset[str]
 ) -> Sequence[str] | None:
-    """What stands behind the words of one of `verbs`, with options between them; None: another
-    thing is done."""
+    """Return what stands behind the words of one of `verbs`, with options between them; None:
+    another thing is done."""
     for words in verbs:
         at, left = 0, list(words)
         while left and at < len(args):

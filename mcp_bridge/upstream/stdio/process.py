@@ -1,4 +1,4 @@
-"""A server as a process: started within its bounds, and ended with all that it started.
+"""Runs a server as a process: started within its bounds, and ended with all that it started.
 
 Knows bytes, not messages. A server is the leader of a session and process group of its own. When it
 leaves, its group is killed while its pid is still ours (a zombie keeps it), then what its cell
@@ -51,7 +51,10 @@ log = logging.getLogger(__name__)
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """For whom a server runs. Two that differ in anything never share a process or a uid."""
+    """The owner that a server runs for.
+
+    Two that differ in anything never share a process or a uid.
+    """
 
     tenant: str
     credential_set: str
@@ -62,7 +65,10 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerProcess:
-    """One that runs, or ran. Made by `Launcher.start`; `stop` has to be called, whatever came."""
+    """A process that runs, or ran.
+
+    Made by `Launcher.start`; `stop` has to be called, whatever came.
+    """
 
     def __init__(self, upstream: str, popen: subprocess.Popen[bytes], cleaning: Cleaning) -> None:
         self.upstream = upstream
@@ -88,11 +94,15 @@ class ServerProcess:
 
     @property
     def stderr_tail(self) -> bytes:
-        """For the operator who asks what is wrong (`last_words`); it may hold anything."""
+        """Return the end of stderr, for the operator who asks what is wrong (`last_words`); it may
+        hold anything."""
         return bytes(self._tail)
 
     async def open(self, ends: Ends) -> None:
-        """Once, before anything else. `ends`: of stdin, stdout and stderr, ours from now on."""
+        """Open the process's ends, once, before anything else.
+
+        `ends`: of stdin, stdout and stderr, ours from now on.
+        """
         loop = asyncio.get_running_loop()
         stdin, stdout, stderr = ends
         unread = asyncio.StreamReader(limit=READ_BYTES)
@@ -109,8 +119,11 @@ class ServerProcess:
         self._stderr_task = asyncio.create_task(self._read_stderr())
 
     async def stop(self) -> None:
-        """Ask it to leave, make it, and clear up behind it. Idempotent; who is cancelled here
-        leaves it to go on."""
+        """Stop the process.
+
+        Ask it to leave, make it, and clear up behind it. Idempotent; who is cancelled here leaves
+        it to go on.
+        """
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop())
         await asyncio.shield(self._stop_task)
@@ -155,8 +168,9 @@ class ServerProcess:
         return self.exited.is_set()
 
     async def _group_gone(self) -> None:
-        """What was killed behind its leader has a moment to die: of a sandbox, all that is in it
-        does before its first process. Nothing is sent: the number may be another one's by now."""
+        """Wait until the group is gone: what was killed behind its leader has a moment to die; of a
+        sandbox, all that is in it does before its first process. Nothing is sent: the number may be
+        another one's by now."""
         for _ in range(GROUP_LOOKS):
             try:
                 os.killpg(self.pid, 0)
@@ -165,7 +179,7 @@ class ServerProcess:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _on_exit(self) -> None:
-        """The group first: reaped, its number could be another one's."""
+        """End the group first: reaped, its number could be another one's."""
         self._signal_group(signal.SIGKILL)
         self.returncode = self._popen.wait()
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -184,13 +198,13 @@ class ServerProcess:
             del self._tail[:-STDERR_TAIL_BYTES]
 
     async def _drain(self) -> None:
-        """One that is stuck writing cannot see that its stdin was closed."""
+        """Drain stdout: one that is stuck writing cannot see that its stdin was closed."""
         while await self.stdout.read(READ_BYTES):
             continue
 
 
 class Cleaning:
-    """What a server leaves behind, undone once."""
+    """Undoes, once, what a server leaves behind."""
 
     def __init__(self, launcher: Launcher, owner: Owner, folder: Path) -> None:
         self._launcher = launcher
@@ -298,7 +312,8 @@ class Launcher:
         environment: Mapping[str, str],
         cleaning: Cleaning,
     ) -> tuple[ServerProcess, Ends]:
-        """In the loop's own thread: the kernel counts the death of the thread that forks.
+        """Start the process in the loop's own thread: the kernel counts the death of the thread
+        that forks.
 
         Sockets, as libuv's own children have them, not pipes: uvloop closes a pipe's descriptor
         twice, and the second time it may be what another thread has opened by then.
@@ -341,7 +356,7 @@ class Launcher:
 
 
 def surroundings(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """All variables of a process."""
+    """Return all variables of a process."""
     own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
     return {"PATH": PATH, "LANG": "C.UTF-8", **own, **environment}
 
@@ -350,7 +365,7 @@ _unwanted: set[asyncio.Task[None]] = set()
 
 
 def _stop_unwanted(starting: asyncio.Task[ServerProcess]) -> None:
-    """Of whom nobody waits for any more."""
+    """Stop a process that nobody waits for any more."""
     error = None if starting.cancelled() else starting.exception()
     if isinstance(error, StdioError):
         log.info("%s", error)

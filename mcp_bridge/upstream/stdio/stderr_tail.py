@@ -1,4 +1,5 @@
-"""How a server's process ended and what it complained of last, for the operator who asks. Pure.
+"""Tells how a server's process ended and what it complained of last, for the operator who asks.
+Pure.
 
 What a process writes may be anything: it loses what a terminal would obey and the credentials that
 the process was given, and is so many lines. It is shown to no client and stands in no log.
@@ -25,7 +26,10 @@ SOUNDS_SECRET = re.compile(r"(?i:.*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|_PAT
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
-    """`ended`: the status or the signal, by name. `lines`: the last of its stderr, oldest first."""
+    """The end of a process.
+
+    `ended`: the status or the signal, by name. `lines`: the last of its stderr, oldest first.
+    """
 
     server: str
     ended: str
@@ -33,7 +37,10 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ending_of(returncode: int | None, sent: int | None) -> str:
-    """`returncode`: negative, a signal. `sent`: the last signal that was ours, while it lived."""
+    """Return how a process ended, for people.
+
+    `returncode`: negative, a signal. `sent`: the last signal that was ours, while it lived.
+    """
     if returncode is None:
         return "still there"
     if sent is not None and returncode == -sent:
@@ -53,14 +60,16 @@ def name_of(number: int) -> str:
 
 
 def secrets_of(spec: LaunchSpec, credentials: Iterable[str]) -> list[str]:
-    """What a process was given that nobody else is to read."""
+    """Return what a process was given that nobody else is to read."""
     fixed = [value for name, value in spec.environment.items() if SOUNDS_SECRET.fullmatch(name)]
     return [*credentials, *fixed]
 
 
 def lines_of(tail: bytes, secrets: Iterable[str], *, is_cut: bool) -> tuple[str, ...]:
-    """The last lines of `tail`. `is_cut`: there was more before it, so its first line may begin
-    amid a secret."""
+    """Return the last lines of `tail`.
+
+    `is_cut`: there was more before it, so its first line may begin amid a secret.
+    """
     hidden = written(secrets)
     if is_cut:
         _, newline, behind = tail.partition(b"\n")

@@ -60,7 +60,10 @@ class Pending:
         return len(self._ids)
 
     def note(self, message: JSONRPCMessage, *, ours: bool) -> None:
-        """ours: we sent it. Beyond MAX_PENDING requests are not counted any more."""
+        """Count a message that went over the transport.
+
+        ours: we sent it. Beyond MAX_PENDING requests are not counted any more.
+        """
         self.last_s = time.monotonic()
         if isinstance(message, JSONRPCRequest):
             if self.count < MAX_PENDING:
@@ -73,8 +76,11 @@ class Pending:
 
 
 class StdioTransport:
-    """Enter it once. `idle_stop_s`: it ends by itself when nothing was on its way for so long;
-    `ended_idle` then says so and `failure` is None: start another one for the next call."""
+    """The transport to a server on stdio.
+
+    Enter it once. `idle_stop_s`: it ends by itself when nothing was on its way for so long;
+    `ended_idle` then says so and `failure` is None: start another one for the next call.
+    """
 
     def __init__(
         self,
@@ -149,7 +155,7 @@ class StdioTransport:
     # ---- from the server
 
     async def _read(self, process: ServerProcess) -> None:
-        """Nothing is read ahead while a message waits to be taken."""
+        """Read from a process; nothing is read ahead while a message waits to be taken."""
         try:
             while data := await process.stdout.read(READ_BYTES):
                 try:
@@ -169,8 +175,9 @@ class StdioTransport:
             self._to_session.close()
 
     async def _deliver(self, lines: list[bytes]) -> None:
-        """What is no message goes to the session as an error, as the SDK has it; without its text,
-        which a session would log. Raises: NotSpeaking, anyio's errors where nobody reads."""
+        """Deliver lines as messages: what is no message goes to the session as an error, as the SDK
+        has it; without its text, which a session would log. Raises: NotSpeaking, anyio's errors
+        where nobody reads."""
         for line in lines:
             try:
                 message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -209,7 +216,7 @@ class StdioTransport:
     # ---- its end
 
     async def _watch_exit(self, process: ServerProcess) -> None:
-        """What it left running may hold its pipes open."""
+        """Watch for the exit of a process: what it left running may hold its pipes open."""
         await process.exited.wait()
         await asyncio.sleep(AFTER_EXIT_S)
         self._fail(UpstreamEnded(process.upstream, f"ended with status {process.returncode}"))

@@ -35,7 +35,7 @@ class NoUid(Exception):
 
 
 class UidLease:
-    """A uid, ours until `release`."""
+    """A lease of a uid, ours until `release`."""
 
     def __init__(self, uid: int, descriptor: int, *, used: bool) -> None:
         self.uid = uid
@@ -43,21 +43,24 @@ class UidLease:
         self._descriptor: int | None = descriptor
 
     def mark(self, *, used: bool) -> None:
-        """What the next holder finds, whether we are there then or not. Raises: OSError."""
+        """Write what the next holder finds, whether we are there then or not. Raises: OSError."""
         assert self._descriptor is not None
         text = b"%d" % self.uid + (USED if used else b"")
         os.pwrite(self._descriptor, text.ljust(32), 0)
         self.used = used
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the uid; idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class UidLeases:
-    """`folder`: made where it is missing, mode 0700; the same for all gateways of the host."""
+    """Leases uids to processes.
+
+    `folder`: made where it is missing, mode 0700; the same for all gateways of the host.
+    """
 
     def __init__(self, folder: Path, *, first: int = UID_FIRST, count: int = UID_COUNT) -> None:
         self._folder = folder
@@ -65,8 +68,8 @@ class UidLeases:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def take(self, key: str) -> UidLease:
-        """One that nobody uses, the same as before where the same key asks again. What still runs
-        under it, of a gateway that died, is ended. It blocks for some milliseconds.
+        """Return a uid that nobody uses, the same as before where the same key asks again. What
+        still runs under it, of a gateway that died, is ended. It blocks for some milliseconds.
 
         Raises: NoUid, OSError.
         """
@@ -94,7 +97,7 @@ class UidLeases:
         return looked
 
     def _open(self, path: Path) -> UidLease | None:
-        """None: somebody else has it."""
+        """Open the lock of a uid; None: somebody else has it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,8 +148,8 @@ def as_uid(uid: int) -> list[str]:
 
 
 def end_all(uid: int) -> None:
-    """SIGKILL to all that runs under it: one call of the kernel, which no fork escapes. It blocks
-    until that has died, or for half a second.
+    """Send SIGKILL to all that runs under a uid: one call of the kernel, which no fork escapes. It
+    blocks until that has died, or for half a second.
 
     Raises: OSError, subprocess.SubprocessError.
     """

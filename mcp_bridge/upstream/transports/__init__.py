@@ -1,1 +1,2 @@
-"""transports."""
+"""The transports to a server over HTTP, the shared channels, and the choice between all
+transports."""

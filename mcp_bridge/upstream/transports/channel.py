@@ -1,4 +1,4 @@
-"""One open connection to a server that knows no HTTP, shared by all whom it may serve.
+"""Shares one open connection to a server that knows no HTTP among all whom it may serve.
 
 Ids, progress tokens and subscriptions of those who ask are exchanged for its own, so that nobody
 gets what is another's; a server of the older era is told once who we are, and each session of ours
@@ -67,7 +67,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ends."""
+    """The end of a request."""
 
     status: int
     session: str | None = None
@@ -75,7 +75,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inbox:
-    """What comes for one who asked."""
+    """The messages that come for one who asked."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[int, Message]] = deque()
@@ -123,8 +123,11 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """`start`, then `run` until the server ends it; `ask` meanwhile. `sampling`: what it is told of
-    models that it may want; None: there are none."""
+    """An open connection that many share.
+
+    `start`, then `run` until the server ends it; `ask` meanwhile. `sampling`: what it is told of
+    models that it may want; None: there are none.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class Channel:
                 inbox.fail(failure)
 
     async def start(self) -> None:
-        """While `run` runs. Raises: CarrierFailed."""
+        """Start the connection, while `run` runs. Raises: CarrierFailed."""
         try:
             if not self._line.legacy_only:
                 await self._discover()
@@ -303,7 +306,7 @@ class Channel:
         return Told(status=200, message=found)
 
     def _knows(self, ask: Ask) -> bool:
-        """Whether it comes of a session of this connection, or is how one begins."""
+        """True if it comes of a session of this connection, or is how one begins."""
         if ask.session is not None:
             return ask.session.partition(".")[0] == self.id
         method = (ask.message or {}).get("method")
@@ -340,7 +343,7 @@ class Channel:
                 self._cancel_soon(own)
 
     def _cancel_soon(self, own: int) -> None:
-        """Who asked has left; the server is told, as far as it listens."""
+        """Tell the server that who asked has left, as far as it listens."""
         said = {"requestId": own, "reason": "nobody waits for it"}
         message = rpc.notification("notifications/cancelled", said)
         task = asyncio.get_running_loop().create_task(self._send_quietly(message))
@@ -382,7 +385,8 @@ class Channel:
         raise AssertionError("who listens is answered nothing")
 
     def _counted(self, method: str, session: str, message: Message) -> bool:
-        """Whether the server has to be told: it knows one who subscribes."""
+        """Count a subscription, and return whether the server has to be told: it knows one who
+        subscribes."""
         uri = str(rpc.params_of(message).get("uri"))
         if method == "resources/subscribe":
             if uri not in self._subscribed and len(self._subscribed) >= MAX_SUBSCRIBED:
@@ -408,4 +412,4 @@ _sending: set[asyncio.Task[None]] = set()
 
 
 async def ignored(_: Message) -> None:
-    """Of what is said before anybody asked."""
+    """Drop what is said before anybody asked."""

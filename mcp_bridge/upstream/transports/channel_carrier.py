@@ -26,7 +26,7 @@ MAX_UNREAD = 64
 
 
 class ChannelAnswer:
-    """`first`: what came first; None: the end was first."""
+    """An answer that came over a channel. `first`: what came first; None: the end was first."""
 
     last_id: str | None = None
     retry_ms = DEFAULT_RETRY_MS
@@ -138,7 +138,10 @@ class ChannelCarrier:
 async def next_of(
     said: asyncio.Queue[Message], ending: asyncio.Task[Told], read_s: float | None
 ) -> Message | None:
-    """None: it has ended, and how is known. Raises: what it ended with; CarrierFailed."""
+    """Return the next message; None: it has ended, and how is known.
+
+    Raises: what it ended with; CarrierFailed.
+    """
     if said.empty() and not ending.done():
         getting = asyncio.create_task(said.get())
         try:

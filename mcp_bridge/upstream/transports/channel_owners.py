@@ -1,4 +1,4 @@
-"""Whose worker has the one connection to a server that knows no HTTP, and asking it there.
+"""Finds the worker that has the one connection to a server that knows no HTTP, and asks it there.
 
 There is one connection for each server, tenant and credential, in one worker: its owner, written
 down in Redis for as long as it says that it is alive. All other workers ask it. An owner that is
@@ -51,7 +51,7 @@ OpenLine = Callable[[ServerConfig, Whose, CredentialSet], AbstractAsyncContextMa
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What has a connection of its own. `credential`: the name of a set."""
+    """The key of a connection of its own. `credential`: the name of a set."""
 
     server: str
     org_id: str
@@ -88,7 +88,7 @@ class Host:
 
     @property
     def _is_of_use(self) -> bool:
-        """Open, or about to be."""
+        """True if it is open, or about to be."""
         opened = self._opened
         if opened is None or not self.is_open:
             return False
@@ -128,7 +128,7 @@ class Host:
             return await asyncio.shield(self._opened)
 
     async def _hold(self, ready: asyncio.Future[Channel], attempt: Attempt) -> None:
-        """A connection from its beginning to its end. Never raises."""
+        """Hold a connection from its beginning to its end. Never raises."""
         failure: str | None = None
         used = left = False
         try:
@@ -158,7 +158,8 @@ class Host:
             self._report(attempt, used, failure)
 
     def _report(self, attempt: Attempt, used: bool, failure: str | None) -> None:
-        """One that was of use before it ended is opened again at once."""
+        """Report the end to the breaker: one that was of use before it ended is opened again at
+        once."""
         if used:
             self._breaker.report(attempt, failure=None)
         elif failure is not None:
@@ -181,7 +182,10 @@ async def until_ready(channel: Channel, running: asyncio.Task[None]) -> None:
 
 
 class Hosts:
-    """Of one worker. `redis` and `relay` None: nobody else is asked, for a look at a server."""
+    """The connections of one worker.
+
+    `redis` and `relay` None: nobody else is asked, for a look at a server.
+    """
 
     def __init__(
         self,
@@ -206,7 +210,7 @@ class Hosts:
             relay.servers[KIND] = self._serve
 
     def knows(self, config: ServerConfig) -> None:
-        """Only what this worker's own settings have is ever opened."""
+        """Note a configuration: only what this worker's own settings have is ever opened."""
         self._configs[config.name] = config
 
     async def close(self) -> None:
@@ -221,7 +225,7 @@ class Hosts:
     async def ask(
         self, config: ServerConfig, whose: Whose, credential: CredentialSet, ask: Ask, emit: Emit
     ) -> Told:
-        """At the owner, wherever it is. Raises: CarrierFailed, RpcError."""
+        """Ask at the owner, wherever it is. Raises: CarrierFailed, RpcError."""
         place = Place(server=config.name, org_id=whose.org_id, credential=credential.name)
         for _ in range(MAX_MOVES):
             async with self._turn(place):
@@ -249,7 +253,7 @@ class Hosts:
         raise NotSent("no_owner")
 
     async def _owner(self, place: Place) -> str:
-        """Whose it is; ours, where it was nobody's."""
+        """Return the worker that owns it; ours, where it was nobody's."""
         if self._redis is None:
             return self._mine
         while True:
@@ -264,11 +268,11 @@ class Hosts:
             await self._give_up(keys=[place.key], args=[owner])
 
     def _turn(self, place: Place) -> asyncio.Lock:
-        """Whose it is does not change while somebody goes by it."""
+        """Return the lock of a connection: its owner does not change while somebody goes by it."""
         return self._turns.setdefault(place, asyncio.Lock())
 
     def _host(self, place: Place, whose: Whose, credential: CredentialSet) -> Host:
-        """Of a place that is ours, at its turn. Raises: NotSent."""
+        """Return the connection that is ours, at its turn. Raises: NotSent."""
         host = self._hosts.get(place)
         if host is None:
             if len(self._hosts) >= MAX_HOSTS:
@@ -282,7 +286,10 @@ class Hosts:
         return host
 
     async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """For another worker. The credential is had anew: none travels between workers."""
+        """Serve a request of another worker.
+
+        The credential is had anew: none travels between workers.
+        """
         place = msgspec.convert(payload["place"], Place)
         config = self._configs.get(place.server)
         if config is None:
@@ -325,7 +332,8 @@ class Hosts:
         report(task)
 
     async def _sign(self, place: Place, host: Host) -> None:
-        """For itself: one that takes long to end costs no other its sign of life."""
+        """Sign one connection by itself: one that takes long to end costs no other its sign of
+        life."""
         try:
             is_shown = await self._is_shown(place, host)
             async with self._turn(place):
@@ -335,7 +343,7 @@ class Hosts:
             log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
 
     async def _is_shown(self, place: Place, host: Host) -> bool:
-        """Whether its credential is in use."""
+        """True if its credential is in use."""
         try:
             current = await self._current(host.config, host.whose)
         except CarrierFailed:
@@ -343,7 +351,7 @@ class Hosts:
         return current.name == place.credential
 
     async def _keeps(self, place: Place, host: Host) -> bool:
-        """Whether it stays ours: it is used, and nobody else has it."""
+        """True if it stays ours: it is used, and nobody else has it."""
         assert self._redis is not None
         if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
             return False

@@ -1,4 +1,4 @@
-"""Which carrier a server of the configuration gets.
+"""Chooses the transport that a server of the configuration gets.
 
 One object for all servers of a process.
 """
@@ -52,9 +52,12 @@ NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
 
 
 class Carriers:
-    """`network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
-    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for;
-    `on_end` is told how they ended. To be closed."""
+    """Opens the transports of all servers.
+
+    `network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
+    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for; `on_end`
+    is told how they ended. To be closed.
+    """
 
     def __init__(
         self,
@@ -77,8 +80,8 @@ class Carriers:
         """By the names of servers, which stay."""
 
     def share(self, redis: Redis, relay: Relay) -> None:
-        """With other workers, of whom one has the connection to a server that there is one of.
-        Before anything is opened."""
+        """Share connections with other workers, of whom one has the connection to a server that
+        there is one of. Before anything is opened."""
         self._shared = redis, relay
 
     async def close(self) -> None:
@@ -142,7 +145,10 @@ class Carriers:
         )
 
     def _pool(self, config: ServerConfig, url: str | None = None) -> Pool:
-        """url: another one than the server's, under the same rules."""
+        """Return a pool of connections.
+
+        url: another one than the server's, under the same rules.
+        """
         return Pool(
             url or config.url,
             max_connections=MAX_CONNECTIONS + MAX_STREAMS,
@@ -163,5 +169,6 @@ class Carriers:
 
 
 def whose_of(config: ServerConfig, org_id: str, user_id: str | None) -> Whose:
-    """What is kept apart: tenants always, users where each is shown as who they are."""
+    """Return the owner of what is kept apart: tenants always, users where each is shown as who they
+    are."""
     return Whose(org_id, user_id if config.credential == "user" else None)

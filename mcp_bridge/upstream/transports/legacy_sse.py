@@ -118,7 +118,7 @@ def check_taken(response: httpcore.Response, credential: CredentialSet) -> None:
 
 
 def endpoint_of(stream_url: str, said: bytes) -> str:
-    """Where to post. Raises: CarrierFailed, for another origin than the stream's."""
+    """Return where to post. Raises: CarrierFailed, for another origin than the stream's."""
     try:
         url = urljoin(stream_url, said.decode("ascii"))
         given, wanted = urlsplit(url), urlsplit(stream_url)
@@ -134,7 +134,7 @@ def endpoint_of(stream_url: str, said: bytes) -> str:
 async def open_sse(
     config: ServerConfig, pool: httpcore.AsyncConnectionPool, credential: CredentialSet
 ) -> AsyncIterator[Line]:
-    """With `pool`, which is closed with it. Raises: CarrierFailed."""
+    """Open the stream, with `pool`, which is closed with it. Raises: CarrierFailed."""
     own = {name.lower(): value for name, value in credential.values.items()}
     named = {
         "host": urlsplit(config.url).netloc.rpartition("@")[2],

@@ -1,4 +1,4 @@
-"""Streamable HTTP to a server: the transport whose words all carriers speak.
+"""Speaks Streamable HTTP to a server: the transport whose words all transports speak.
 
 Nothing of a caller's travels but what a message holds: the headers are the server's own, and those
 of the credential that is its. Redirects are not followed, and no content coding is asked for.
@@ -38,8 +38,10 @@ MAX_EXCHANGE_MESSAGES = 10_000
 
 
 class HttpCarrier:
-    """`max_streams`: without an end, of its connections: whoever listens takes none from who
-    calls."""
+    """The transport over Streamable HTTP.
+
+    `max_streams`: without an end, of its connections: whoever listens takes none from who calls.
+    """
 
     def __init__(self, dialled: Dialled, *, max_streams: int) -> None:
         self._streams = asyncio.Semaphore(max_streams)
@@ -118,7 +120,7 @@ class HttpCarrier:
         content: bytes,
         extensions: Mapping[str, Any],
     ) -> AsyncIterator[Response]:
-        """What frames a message is never a credential's to say."""
+        """Send a request once; what frames a message is never a credential's to say."""
         own = {name.lower(): value for name, value in credential.values.items()}
         sent = {**fixed, **{name: own[name] for name in own if name not in FRAMING}}
         async with self._pool.stream(
@@ -169,8 +171,8 @@ class Answer:
         return bytes(body)
 
     async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
-        """One, or those of a stream; None where a stream only tells from where to read on. Without
-        `spent` one without an end may be of any length. Raises: Unreachable."""
+        """Yield one message, or those of a stream; None where a stream only tells from where to
+        read on. Without `spent` one without an end may be of any length. Raises: Unreachable."""
         if not self.is_stream:
             yield self._decode(await self.body())
             return
