@@ -147,8 +147,8 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         app.state.services = services
         services.desk.tasks.spawn(services.observe_forever(), name="observe")
         services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
-        sweep = services.responses.store.sweep_forever()
-        services.desk.tasks.spawn(sweep, name="sweep responses")
+        sweep = services.responses.store.periodic_sweep()
+        services.desk.tasks.spawn(sweep.run(), name="sweep responses")
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
         yield
 

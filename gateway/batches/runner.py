@@ -16,7 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolError
 from billing.ingestion.shipper import OnBooked
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
+from foundation.tasks import end_tasks
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
@@ -82,7 +83,7 @@ class BatchRunner:
         self._db, self._system_db = db, system_db
         self._files, self.bounds = files, bounds
         self._endpoints, self._max_running = endpoints, max_running
-        self._lease_s, self._poll_s = lease_s, poll_s
+        self._lease_s = lease_s
         self._holder = uuid7_hex()
         self._ender = LineEnder(system_db, self._holder, desk.spool, endpoints, on_booked)
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
@@ -92,18 +93,23 @@ class BatchRunner:
         self._is_leaving = False
         self._renewed_at = time.monotonic()
         self._swept_at = -math.inf
-        self._woken = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._looking = Periodic(
+            "run batches",
+            lambda: poll_s * JITTER.uniform(0.8, 1.2),
+            self.look,
+            log=log,
+            failure="batches wait for Postgres",
+            expected=DATABASE_ERRORS,
+        )
+        self._ending: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._look_forever(), name="run batches"),
-            asyncio.create_task(self._ender.end_forever(), name="end lines"),
-        ]
+        self._looking.start()
+        self._ending = asyncio.create_task(self._ender.end_forever(), name="end lines")
 
     def wake(self) -> None:
         """Look now: there may be something to do."""
-        self._woken.set()
+        self._looking.wake()
 
     def leave(self) -> None:
         """Begin nothing more here."""
@@ -113,31 +119,18 @@ class BatchRunner:
         """Book what has ended, if Postgres takes it in time; other gateways do the rest once the
         leases are over."""
         self.leave()
-        if self._running and self._tasks:
+        if self._running and self._ending is not None:
             await asyncio.wait(list(self._running), timeout=CLOSE_TIMEOUT_S)
-        for task in (*self._running, *self._attended, *self._tasks):
-            await end_tasks(task)
-        self._tasks.clear()
+        await end_tasks(*self._running, *self._attended)
+        await self._looking.close()
+        if self._ending is not None:
+            await end_tasks(self._ending)
+            self._ending = None
 
     # ---- what there is to do
 
-    async def _look_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "batches wait")
-        while True:
-            with unforeseen:
-                try:
-                    await self.look()
-                except DATABASE_ERRORS as error:
-                    log.warning("batches wait for Postgres (%s)", type(error).__name__)
-            try:
-                async with asyncio.timeout(self._poll_s * JITTER.uniform(0.8, 1.2)):
-                    await self._woken.wait()
-            except TimeoutError:
-                continue
-
     async def look(self) -> None:
         """Renew what is held, begin what there is room for. Raises: DATABASE_ERRORS."""
-        self._woken.clear()
         await self._renew()
         if not self._is_leaving:
             await self._attend_to_batches()

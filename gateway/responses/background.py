@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
+from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_face
 from gateway.inference.delivery import Delivery
@@ -54,14 +55,30 @@ class Background:
         self._followed_of: Counter[str] = Counter()
         """By org."""
         self._is_leaving = asyncio.Event()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = Periodic(
+            "background events",
+            EVENTS_INTERVAL_S,
+            self._write,
+            log=log,
+            failure="background events were not written",
+            expected=DATABASE_ERRORS,
+            at_once=False,
+        )
         self._followers: set[asyncio.Task[None]] = set()
         self._running: dict[str, Delivery] = {}
-        self._rounds: asyncio.Task[None] | None = None
+        self._beating = Periodic(
+            "background responses",
+            BEAT_INTERVAL_S,
+            self._beat,
+            log=log,
+            failure="background responses were not looked after",
+            expected=DATABASE_ERRORS,
+        )
+        self._recover_at = 0.0
 
     def start(self) -> None:
-        self._rounds = asyncio.create_task(self._beat_forever(), name="background responses")
-        self._writing = asyncio.create_task(self._write_forever(), name="background events")
+        self._beating.start()
+        self._writing.start()
 
     def leave(self) -> None:
         """Send whoever follows a response here to another worker."""
@@ -75,9 +92,8 @@ class Background:
             for task in late:
                 log.warning("%s is left to be recovered", task.get_name())
                 await end_tasks(task)
-        for round_ in (self._rounds, self._writing):
-            if round_ is not None:
-                await end_tasks(round_)
+        await self._beating.close()
+        await self._writing.close()
 
     async def run(self, created: StartableResponse, *, within: Within | None = None) -> bytes:
         """Start a response and return the answer as it stands: queued. `within`: what stands or
@@ -202,29 +218,14 @@ class Background:
             if left:
                 await asyncio.sleep(ENDING_PAUSE_S)
 
-    async def _write_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "background events were not written")
-        while True:
-            await asyncio.sleep(EVENTS_INTERVAL_S)
-            with unforeseen:
-                try:
-                    async with self._writes:
-                        await self._events.write(list(self._logs.values()))
-                except DATABASE_ERRORS as error:
-                    log.warning("background events wait (%s)", type(error).__name__)
+    async def _write(self) -> None:
+        async with self._writes:
+            await self._events.write(list(self._logs.values()))
 
-    async def _beat_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "background responses were not looked after")
-        clock = asyncio.get_running_loop().time
-        recover_at = 0.0
-        while True:
-            with unforeseen:
-                try:
-                    for gone in await self._rows.beat(list(self._running)):
-                        self.abandon(gone)
-                    if clock() >= recover_at:
-                        recover_at = clock() + RECOVERY_INTERVAL_S
-                        await self._rows.give_up(LOST_AFTER_S)
-                except DATABASE_ERRORS as error:
-                    log.warning("background responses: %s", type(error).__name__)
-            await asyncio.sleep(BEAT_INTERVAL_S)
+    async def _beat(self) -> None:
+        for gone in await self._rows.beat(list(self._running)):
+            self.abandon(gone)
+        now = asyncio.get_running_loop().time()
+        if now >= self._recover_at:
+            self._recover_at = now + RECOVERY_INTERVAL_S
+            await self._rows.give_up(LOST_AFTER_S)

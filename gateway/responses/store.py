@@ -7,7 +7,6 @@ One that was deleted takes what it held with it: then those cannot be continued 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.request_errors import BadField
@@ -169,16 +168,17 @@ class ResponseStore(KeptRows):
                 if (await conn.execute(gone)).rowcount < SWEEP_BATCH:
                     return
 
-    async def sweep_forever(self) -> None:
-        """Sweep in every worker until cancelled."""
-        unforeseen = LogAndContinue(log, "responses were not swept")
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            with unforeseen:
-                try:
-                    await self.sweep()
-                except DATABASE_ERRORS as error:
-                    log.warning("responses were not swept (%s)", type(error).__name__)
+    def periodic_sweep(self) -> Periodic:
+        """Return the sweep that each worker repeats while it runs."""
+        return Periodic(
+            "sweep responses",
+            SWEEP_INTERVAL_S,
+            self.sweep,
+            log=log,
+            failure="responses were not swept",
+            expected=DATABASE_ERRORS,
+            at_once=False,
+        )
 
 
 def sealed(

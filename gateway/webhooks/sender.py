@@ -16,7 +16,8 @@ from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts import alerts, unusual_spend
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
+from foundation.tasks import end_tasks
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
@@ -72,33 +73,28 @@ class Sender:
     ) -> None:
         self._db, self._cipher, self._egress = db, cipher, egress
         self._on_outcome = on_outcome
-        self._lease_s, self._poll_s = lease_s, poll_s
+        self._lease_s = lease_s
         self._wall_clock, self._draw = wall_clock, draw
         self._id = uuid7().hex
         self._sending: dict[asyncio.Task[None], LeasedDelivery] = {}
-        self._polling: asyncio.Task[None] | None = None
+        self._polling = Periodic(
+            "webhooks",
+            poll_s,
+            self.poll,
+            log=log,
+            failure="webhooks wait for Postgres",
+            expected=DATABASE_ERRORS,
+        )
         self._swept_at = time.monotonic()
 
     def start(self) -> None:
-        self._polling = asyncio.create_task(self._poll_forever(), name="webhooks")
+        self._polling.start()
 
     async def close(self) -> None:
         """Give up what is under way; its lease ends by itself, and somebody tries again."""
-        if self._polling is not None:
-            await end_tasks(self._polling)
-            self._polling = None
+        await self._polling.close()
         for task in list(self._sending):
             await end_tasks(task)
-
-    async def _poll_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "webhooks wait")
-        while True:
-            with unforeseen:
-                try:
-                    await self.poll()
-                except DATABASE_ERRORS as error:
-                    log.warning("webhooks wait for Postgres (%s)", type(error).__name__)
-            await asyncio.sleep(self._poll_s)
 
     async def poll(self) -> None:
         """Dispatch what happened, begin what is due. Raises: DATABASE_ERRORS."""

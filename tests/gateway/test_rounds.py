@@ -19,7 +19,6 @@ from gateway.tenancy import changes as tenancy_changes
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import ChangeListener
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
-from gateway.webhooks.sender import Sender
 
 Work = Callable[..., Awaitable[Any]]
 Patch = pytest.MonkeyPatch
@@ -69,12 +68,6 @@ def balances(work: Work, patch: Patch) -> Awaitable[None]:
     return made.funds.renew_forever(lambda: [("org_a", "counter")])
 
 
-def webhooks(work: Work, patch: Patch) -> Awaitable[None]:
-    sender = Sender(NOTHING, NOTHING, NOTHING, poll_s=0.001)
-    patch.setattr(sender, "poll", work)
-    return sender._poll_forever()
-
-
 def swept_keys(work: Work, patch: Patch) -> Awaitable[None]:
     patch.setattr(idempotency_keys, "SWEEP_INTERVAL_S", 0.001)
     keys = object.__new__(IdempotencyKeys)
@@ -103,7 +96,7 @@ def rotation(work: Work, patch: Patch) -> Awaitable[None]:
 
 
 LIMITS = [leases, lost_counters, balances]
-OTHERS = [flusher, webhooks, swept_keys, changes, revocations, rotation]
+OTHERS = [flusher, swept_keys, changes, revocations, rotation]
 
 
 @pytest.mark.parametrize("kind", LIMITS + OTHERS)

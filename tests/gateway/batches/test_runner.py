@@ -30,7 +30,8 @@ NUM_LINES, NUM_KILLS = 60, 25
 
 def kill(runner: BatchRunner) -> None:
     """As SIGKILL does, as far as a process can to a part of itself: nothing is finished."""
-    for task in (*runner._tasks, *runner._running, *runner._attended):
+    assert runner._looking._task is not None and runner._ending is not None
+    for task in (runner._looking._task, runner._ending, *runner._running, *runner._attended):
         task.cancel()
 
 

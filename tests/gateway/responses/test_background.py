@@ -225,8 +225,7 @@ async def test_what_nobody_works_on_any_more_has_failed(
     replica = ScriptedReplica(length=9, hangs_after=2)
     office, worker, response_id = await begin(replica)
     await stage.until(response_id, "in_progress")
-    assert worker._rounds is not None
-    worker._rounds.cancel()  # it is frozen
+    await worker._beating.close()  # it is frozen
     old = sa.func.now() - sa.text("interval '1 minute'")
     async with db.begin() as conn:
         await conn.execute(sa.update(table).values(beat_at=old))
@@ -247,8 +246,7 @@ async def test_one_whose_secret_was_removed_is_given_up_as_well(
     other = await stage.begin(office, worker)
     for each in (gone, other):
         await stage.until(each, "in_progress")
-    assert worker._rounds is not None
-    worker._rounds.cancel()  # it is frozen
+    await worker._beating.close()  # it is frozen
     old = sa.func.now() - sa.text("interval '1 minute'")
     async with db.begin() as conn:
         await conn.execute(sa.update(table).values(beat_at=old))
@@ -300,8 +298,7 @@ async def test_its_events_are_followed_from_another_worker(
     if ends == "cancelled":
         await other.cancel(stage.owner, response_id)
     else:
-        assert worker._rounds is not None and other._rounds is not None
-        worker._rounds.cancel()
+        await worker._beating.close()
         old = sa.func.now() - sa.text("interval '1 minute'")
         async with db.begin() as conn:
             await conn.execute(sa.update(table).values(beat_at=old))
