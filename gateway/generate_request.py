@@ -13,6 +13,10 @@ from billing.cache_contracts import Ttl
 from billing.events import Tier
 from engine.protocol import Grammar
 
+ModelKind = Literal["engine", "upstream"]
+"""Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
+forwarded.
+"""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "priority", "fast", "flex"]
 """As a client names what it wants. `fast` is another name of `priority`."""

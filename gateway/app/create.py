@@ -52,7 +52,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_face, to_responses_face
 from gateway.inference.generate import Desk, drain
 from gateway.inference.settlement import Settlement
 from gateway.inference.superseded import start_superseded
@@ -65,7 +65,6 @@ from gateway.networks import Networks
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
 from gateway.routes.all import ROUTES
-from gateway.routes.anthropic.messages import MESSAGES
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.envelope import Envelope
 from gateway.routes.asgi.fast_path import Straight
@@ -73,8 +72,6 @@ from gateway.routes.asgi.head import Head
 from gateway.routes.asgi.request_metrics import Counted
 from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
-from gateway.routes.openai.batches import SURFACES
-from gateway.routes.openai.responses import RESPONSES, to_own_face
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import Idempotent, claim_key
 from gateway.routes.shared.openapi import complete, openapi_config
@@ -88,6 +85,7 @@ from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
 from gateway.tenancy.money.suspension import tell_workers
 from gateway.webhooks.wiring import open_webhooks
+from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
 log = logging.getLogger(__name__)
 
@@ -272,7 +270,7 @@ async def open_resources(
 
 def batch_endpoints(desk: Desk, responses: Responses) -> dict[str, Endpoint]:
     """Return what a line of a batch may ask, by its path."""
-    respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_own_face)
+    respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_responses_face)
     plain = {
         path: Endpoint(to_call=partial(ask_surface, desk, surface))
         for path, surface in SURFACES.items()

@@ -4,19 +4,19 @@ is validated, run and written by whichever gateway comes first (`steward`, `runn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.batches.states import ENDED, MESSAGES, Shape, Status, may_cancel, shape_of
+from gateway.batches.states import MESSAGES, may_cancel, shape_of
 from gateway.batches.tables import batches
 from gateway.files.files import BATCH, get_file
 from gateway.ids import uuid7_hex
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
+from gateway.wire.shared.batch import ENDED, Batch, Shape
 
 PREFIX, MESSAGES_PREFIX = "batch_", "msgbatch_"
 INPUT_FILE, REQUESTS = "input_file_id", "requests"
@@ -26,43 +26,6 @@ MAX_LIVE_PER_ORG = 200
 """That have not ended."""
 FORGOTTEN_AT_ONCE = 100
 _HOLD = sa.text("SELECT pg_advisory_xact_lock(hashtextextended('batches of ' || :org_id, 0))")
-
-
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    org_id: str
-    project_id: str
-    key_id: str
-    """By whose limits, prices and permissions its requests run."""
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    metadata: dict[str, str] | None
-    output_expires_after_s: int | None
-    tags: dict[str, str] | None
-    status: Status
-    model: str | None
-    errors: list[dict[str, Any]] | None
-    num_total: int
-    num_completed: int
-    num_failed: int
-    num_unrun: int
-    """Of those that failed."""
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    output_file_id: str | None
-    error_file_id: str | None
-    created_at: datetime
-    expires_at: datetime
-    in_progress_at: datetime | None
-    finalizing_at: datetime | None
-    completed_at: datetime | None
-    failed_at: datetime | None
-    expired_at: datetime | None
-    cancelling_at: datetime | None
-    cancelled_at: datetime | None
 
 
 COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]

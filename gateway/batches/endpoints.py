@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.http_errors.table import Face, to_face
-from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import Call, Desk
 from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
@@ -18,6 +18,7 @@ from gateway.tools.servers import refuse_servers
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses.from_responses import read_response
+from gateway.wire.surfaces import Surface
 
 NOT_OF_A_RESPONSE = {
     "background": "a batch runs there anyway",

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway.wire.anthropic import batched_requests
+from gateway.wire.openai.batches import WrittenLine
 
-MAX_CUSTOM_ID_CHARS = 512
 MAX_ERRORS = 100
 """That are told; a file with so many is read no further."""
 _OBJECT = b"{"
@@ -34,13 +34,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str
     body: bytes
     model: str
-
-
-class WrittenLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    custom_id: Annotated[str, Meta(min_length=1, max_length=MAX_CUSTOM_ID_CHARS)]
-    method: str
-    url: str
-    body: msgspec.Raw
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True):

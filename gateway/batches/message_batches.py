@@ -8,11 +8,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.batches.batches import Batch, cancel_batch, get_batch
-from gateway.batches.states import ENDED
+from gateway.batches.batches import cancel_batch, get_batch
 from gateway.batches.tables import batches
 from gateway.files.files import drop_file
 from gateway.tenancy.errors import InvalidField
+from gateway.wire.shared.batch import ENDED, Batch
 
 FIELD = "message_batch_id"
 

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.batches.batches import COLUMNS, Batch
+from gateway.batches.batches import COLUMNS
 from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, EndedRow, to_line, to_message_line
 from gateway.batches.states import (
     LineCode,
@@ -27,6 +27,7 @@ from gateway.db import tenant
 from gateway.files.files import BATCH_OUTPUT, MESSAGE_RESULTS
 from gateway.files.store import FileStore
 from gateway.files.uploads import Upload
+from gateway.wire.shared.batch import Batch
 
 READ_AT_ONCE = 20
 DEFAULT_EXPIRY_S = 30 * 86_400

@@ -21,7 +21,7 @@ from foundation.tasks import end_tasks
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
-from gateway.batches.batches import Batch, forget_deleted
+from gateway.batches.batches import forget_deleted
 from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
 from gateway.batches.endpoints import Endpoint
@@ -37,6 +37,7 @@ from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
 from gateway.telemetry import Telemetry
+from gateway.wire.shared.batch import Batch
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()

@@ -17,20 +17,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-Status = Literal[
-    "validating",
-    "failed",
-    "in_progress",
-    "finalizing",
-    "completed",
-    "expired",
-    "cancelling",
-    "cancelled",
-]
-Shape = Literal["openai", "anthropic"]
+from gateway.wire.shared.batch import Shape, Status
+
 MESSAGES = "/v1/messages"
 """The endpoint of all batches in Anthropic's shape, and of no other."""
-ENDED: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
 LineState = Literal["open", "done", "failed"]
 """`done`: answered with a 2xx, and billed. `failed`: everything else, and nobody pays."""
 LineCode = Literal["batch_expired", "batch_cancelled"]

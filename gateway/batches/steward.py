@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.batches import results, validation
-from gateway.batches.batches import COLUMNS, Batch
+from gateway.batches.batches import COLUMNS
 from gateway.batches.validation import InputBounds, validate
 from gateway.files.store import FileStore
+from gateway.wire.shared.batch import Batch
 
 Serves = Callable[[str], bool]
 

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.encrypted_at_rest import UnknownSecret
-from gateway.batches.batches import Batch
 from gateway.batches.lines_in import (
     Line,
     LineError,
@@ -29,6 +28,7 @@ from gateway.files.errors import ContentLost
 from gateway.files.files import File, drop_file, get_file
 from gateway.files.store import FileStore
 from gateway.tenancy.errors import NotFound
+from gateway.wire.shared.batch import Batch
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from billing.events import Attempt
-from gateway.cache_report.rows import PrefixKind
 from gateway.fleet.engine.prompt_beginning import text_digest
 from gateway.fleet.replica import Locating, MessagePlace, PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Turn
+from gateway.wire.usage.cache_report import PrefixKind
 
 MAX_CACHE_KEY = 128
 """Characters of a `prompt_cache_key` that is a label as it is."""

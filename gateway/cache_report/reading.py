@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.reports.usage import OpenRows
 from billing.reports.window import WIDTH_S, Window, window_of
 from billing.tables import EPOCH, to_moment
-from gateway.cache_report.rows import EXAMPLE, MAX_BREAKS, Break
-from gateway.generation_events import CAUSES, CacheCause
+from gateway.cache_report.rows import EXAMPLE, MAX_BREAKS
+from gateway.generation_events import CAUSES
+from gateway.wire.usage.cache_report import Break, CacheGroup, CacheRow
 
-CacheGroup = Literal["project_id", "api_key_id", "model", "prefix"]
 COLUMNS: Mapping[CacheGroup, tuple[str, ...]] = {
     "project_id": ("project",),
     "api_key_id": ("key",),
@@ -31,18 +31,6 @@ LIMITS = {"1h": (24, 72), "1d": (7, 31)}
 MAX_RESULTS = 100
 """Of a bucket; those that had least to gain are added up in one."""
 SUMS = ("num_requests", "input_tokens", "cached_tokens", *(f"num_{each}" for each in CAUSES))
-
-
-class CacheRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of one bucket. names: by column, of those that it was grouped by; None: what was
-    added up beyond `MAX_RESULTS`."""
-
-    names: Mapping[str, str] | None
-    num_requests: int
-    input_tokens: int
-    cached_tokens: int
-    causes: Mapping[CacheCause, int]
-    breaks: Sequence[Break] = ()
 
 
 class CachePage(msgspec.Struct, frozen=True):

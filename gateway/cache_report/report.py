@@ -23,20 +23,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.events import Attempt
 from foundation.periodic import Flusher
 from gateway.cache_report.notes import CacheNote, PrefixLabel, to_label
-from gateway.cache_report.rows import (
-    MAX_PREFIXES,
-    OTHER,
-    Break,
-    Counted,
-    PrefixKind,
-    RowId,
-    forget_old,
-    write,
-)
+from gateway.cache_report.rows import MAX_PREFIXES, OTHER, Counted, RowId, forget_old, write
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import UNBROKEN, CacheCause
 from gateway.lru import Lru
+from gateway.wire.usage.cache_report import Break, PrefixKind
 
 log = logging.getLogger(__name__)
 

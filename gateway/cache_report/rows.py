@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -16,10 +16,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.generation_events import CAUSES, CacheCause
+from gateway.wire.usage.cache_report import Break, PrefixKind
 
-PrefixKind = Literal["cache_key", "digest", "short", "other"]
-"""`short`: all prompts under `PREFIX_TOKENS` of who names no key. `other`: those that were too
-many."""
 OTHER = ""
 MAX_PREFIXES = 64
 """Of a key, a model and an hour; what several workers add in one moment may be beyond it."""
@@ -43,31 +41,6 @@ class RowId(NamedTuple):
     """Unix seconds."""
     prefix_kind: PrefixKind
     prefix: str
-
-
-class Break(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Those of one cause and position, and one of them as an example."""
-
-    cause: CacheCause
-    position: int
-    requests: int = 0
-    uncached_tokens: int = 0
-    at: float = 0.0
-    """Unix seconds, of the latest."""
-    request_id: str = ""
-    message: str | None = None
-    """Where its client wrote it: `messages[2]`; None: it was not looked for, or in none."""
-    message_index: int | None = None
-    role: str | None = None
-
-    def merge(self, other: Break) -> None:
-        self.requests += other.requests
-        self.uncached_tokens += other.uncached_tokens
-        if other.at > self.at:
-            self.at, self.request_id = other.at, other.request_id
-        if self.message is None:
-            self.message, self.role = other.message, other.role
-            self.message_index = other.message_index
 
 
 class Counted(msgspec.Struct, kw_only=True):

@@ -24,10 +24,9 @@ import msgspec
 from billing.cache_contracts import ContractName
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.waiting_room import WaitingRoom
-from gateway.generate_request import GenerateRequest
+from gateway.generate_request import GenerateRequest, ModelKind
 from gateway.principal import Principal
 from gateway.request_errors import UnknownModel
-from gateway.wire.openai.from_chat import ModelKind
 
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 30.0

@@ -444,3 +444,23 @@ def from_anything(error: Exception) -> Face:
         return face(status, message, INVALID, code=code, param=param, headers=allow_of(error))
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return face(500, "The server had an error while processing your request.", SERVER)
+
+
+RESPONSES_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
+"""The Responses API's names of chat's fields, which replicas speak of."""
+
+
+def to_responses_face(error: Exception) -> Face:
+    """Return an error under the Responses API's names of fields: replicas name chat's."""
+    face = to_face(error)
+    theirs = face.body.param or ""
+    ours = RESPONSES_NAMES.get(theirs)
+    if ours is None:
+        return face
+    message = face.body.message.replace(f"'{theirs}'", f"'{ours}'")
+    body = msgspec.structs.replace(face.body, message=message, param=ours)
+    return msgspec.structs.replace(face, body=body)

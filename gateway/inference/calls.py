@@ -6,41 +6,18 @@ Knows no HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from billing.events import Tags
 from gateway.generate_request import GenerateRequest, Heading
-from gateway.generation_events import MeteredUsage
-from gateway.inference.generate import Call, Desk, Encoder
+from gateway.inference.generate import Call, Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
-from gateway.wire.openai.from_chat import ModelKind
+from gateway.wire.surfaces import Voice
 
 REQUEST_PREFIX = "req_"
-Opening = Callable[[MeteredUsage], bytes]
-"""What an answer begins with, once it is known what its prompt was."""
-
-
-class Voice(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor's way to answer."""
-
-    id_prefix: str
-    """Of what an answer is called: `chatcmpl-`."""
-    encoder: Callable[[GenerateRequest, Heading], Encoder]
-    opening: Callable[[GenerateRequest, Heading], Opening | None] | None = None
-    """What a stream begins with that says what its prompt was; None: nothing."""
-    knows_batches: bool = False
-    """A batch is a tier that its answers name."""
-
-
-class Surface(Voice, frozen=True, kw_only=True):
-    """And to ask for tokens, where a body alone says what is asked."""
-
-    read: Callable[[bytes, ModelKind], GenerateRequest]
-    """Raises BadField."""
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):

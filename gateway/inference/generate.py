@@ -34,7 +34,7 @@ from gateway.fleet.errors import (
 from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.fleet.router import Fleet, affinity
 from gateway.generate_request import GenerateRequest, under_a_cap
-from gateway.generation_events import CacheOutcome, Item, MeteredUsage, ReplicaEvent
+from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import Terms, new_attempt, to_events, to_quantities, to_units
 from gateway.lanes import LaneDeadlines, Turn, later
@@ -44,6 +44,7 @@ from gateway.limits.spending import to_nano
 from gateway.pauses import Rest, Rests
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
+from gateway.wire.surfaces import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +69,6 @@ class RateLimited(Exception):
 
 class NotAccepting(Exception):
     """This gateway cannot take work it could account for (its spool is full or broken)."""
-
-
-class Encoder(Protocol):
-    """Events to wire bytes, one instance per request (`wire.openai`)."""
-
-    def encode(self, items: Sequence[Item]) -> bytes: ...
-
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes: ...
 
 
 class Account(Protocol):

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.db import DATABASE_ERRORS
 from gateway.generate_request import GenerateRequest, Heading
-from gateway.inference.calls import Asker, Voice, to_call
+from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
@@ -30,6 +30,7 @@ from gateway.wire.openai_responses.looped_responses import LoopedResponse, Respo
 from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from gateway.wire.shared.refusals import unsupported
+from gateway.wire.surfaces import Voice
 
 log = logging.getLogger(__name__)
 

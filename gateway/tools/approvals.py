@@ -12,10 +12,10 @@ import msgspec
 
 from gateway.principal import Principal
 from gateway.tenancy.errors import Conflict
-from gateway.tools.rounds import ModelCall
 from gateway.tools.toolbox import ApprovalState, NeedsApproval, RefusedCall, Toolbox
 from gateway.wire.openai_responses.items import McpApprovalRequest
 from gateway.wire.openai_responses.mcp_history import ROUND_CHARS, round_of
+from gateway.wire.openai_responses.tool_rounds import ModelCall
 
 QUEUED = "mcpapp_"
 """How ids of the queue begin; those of requests that the client wanted begin otherwise."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.generate_request import GenerateRequest, Heading
-from gateway.inference.calls import Asker, Voice, to_call
+from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import Desk
 from gateway.request_errors import BadField
 from gateway.tools.loop import LoopCall, ToolLoops
@@ -19,6 +19,7 @@ from gateway.wire.openai.to_chat import ChatEncoder, to_openai
 from gateway.wire.openai_responses.looped_chat import ChatSteps
 from gateway.wire.openai_responses.mcp_tools import McpChoice, McpTool
 from gateway.wire.shared.refusals import check_values, decode, to_bad_value, unsupported
+from gateway.wire.surfaces import Voice
 
 T = TypeVar("T")
 ID_PREFIX = "chatcmpl-"

@@ -28,11 +28,7 @@ from gateway.telemetry import RequestMeter
 from gateway.tools.approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tools.rounds import (
     NO_SUCH_TOOL,
-    CallsOfRound,
-    Listing,
     LoopBounds,
-    ModelCall,
-    Round,
     fold,
     messages_of,
     to_call,
@@ -40,17 +36,17 @@ from gateway.tools.rounds import (
     total,
     with_prompt,
 )
-from gateway.tools.toolbox import (
-    CallOutcome,
-    ListFailed,
-    NeedsApproval,
-    OfferedTool,
-    RefusedCall,
-    Toolbox,
-)
+from gateway.tools.toolbox import CallOutcome, ListFailed, NeedsApproval, RefusedCall, Toolbox
 from gateway.wire.openai_responses.answer import IncompleteReason
 from gateway.wire.openai_responses.items import McpApprovalRequest, McpCall
 from gateway.wire.openai_responses.mcp_tools import McpTool
+from gateway.wire.openai_responses.tool_rounds import (
+    CallsOfRound,
+    Listing,
+    ModelCall,
+    OfferedTool,
+    Round,
+)
 
 
 class LoopEncoder(Protocol):

@@ -18,10 +18,10 @@ from gateway.tools.toolbox import (
     CallOutcome,
     ListFailed,
     NeedsApproval,
-    OfferedTool,
     RefusedCall,
     ToolResult,
 )
+from gateway.wire.openai_responses.tool_rounds import OfferedTool
 
 if TYPE_CHECKING:
     from mcp_bridge.caller import Caller

@@ -11,19 +11,18 @@ import msgspec
 from billing.money import Pico
 from billing.pricing.rating import Rated, RatedLine
 from gateway.generate_request import GenerateRequest, Tool, ToolUse
-from gateway.generation_events import FinishReason, MeteredUsage, TextDelta
-from gateway.ids import uuid7_hex
+from gateway.generation_events import MeteredUsage
 from gateway.request_errors import BadField
-from gateway.tools.toolbox import CallOutcome, NeedsApproval, OfferedTool, ToolResult
+from gateway.tools.toolbox import CallOutcome, NeedsApproval, ToolResult
 from gateway.wire.constraints.to_tool_use import offered
 from gateway.wire.openai_responses.items import (
-    PREFIXES,
     McpCall,
     McpExecutionError,
     McpProtocolError,
 )
-from gateway.wire.openai_responses.mcp_history import ROUND_CHARS, call_id, shown
+from gateway.wire.openai_responses.mcp_history import shown
 from gateway.wire.openai_responses.mcp_tools import McpChoice
+from gateway.wire.openai_responses.tool_rounds import ModelCall, OfferedTool, Round, told_apart
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, INVALID_PARAMS
 
 NO_SUCH_TOOL = INVALID_PARAMS
@@ -46,77 +45,6 @@ class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Read and written, over all rounds."""
     max_cost_pico: Pico | None = None
     """Over all rounds and calls. None: what the tenant may spend."""
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools of a server that the model may call. `error`: why it may call none."""
-
-    server_label: str
-    tools: tuple[OfferedTool, ...] = ()
-    error: str | None = None
-
-
-class ModelCall:
-    """A call of the model, as it is written."""
-
-    def __init__(self, alias: str, position: int, round_: str, text: str = "") -> None:
-        self.id = call_id(PREFIXES[McpCall], round_)
-        self.alias, self.position = alias, position
-        self.pieces = [text] if text else []
-
-    @property
-    def text(self) -> str:
-        """Return its arguments."""
-        return "".join(self.pieces)
-
-
-class Round:
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self.calls: list[ModelCall] = []
-        self._name = uuid7_hex()[-ROUND_CHARS:]
-        self.finish_reason: FinishReason | None = None
-        self.usage = MeteredUsage()
-        self.cost: Rated | None = None
-
-    def add(self, delta: TextDelta) -> None:
-        self._texts.append(delta.text)
-        self._reasoning.append(delta.reasoning)
-        for call in delta.calls:
-            if call.name is not None:
-                self.calls.append(ModelCall(call.name, len(self.calls), self._name))
-            self.calls[call.index].pieces.append(call.arguments)
-        self.finish_reason = delta.finish_reason or self.finish_reason
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
-    @property
-    def num_call_chars(self) -> int:
-        return sum(len(call.alias) + len(call.text) for call in self.calls)
-
-
-class CallsOfRound(msgspec.Struct, frozen=True):
-    """The calls of a round. `here`: of tools of servers, those that ask for approval among them,
-    and of names that nobody has; `elsewhere`: of functions that the client declared (`own`)."""
-
-    here: list[ModelCall]
-    asking: list[ModelCall]
-    elsewhere: list[ModelCall]
-
-    @classmethod
-    def of(cls, round_: Round, own: frozenset[str], asks: frozenset[str]) -> CallsOfRound:
-        return cls(
-            here=[each for each in round_.calls if each.alias not in own],
-            asking=[each for each in round_.calls if each.alias in asks],
-            elsewhere=[each for each in round_.calls if each.alias in own],
-        )
 
 
 def to_call(
@@ -152,12 +80,6 @@ def to_call(
         status="incomplete" if waits else "completed" if error is None else "failed",
         approval_request_id=request_id,
     )
-
-
-def told_apart(alias: str) -> tuple[str, str]:
-    """Split an alias into server and tool. What a model makes up may name no server."""
-    label, found, name = alias.partition("__")
-    return (label, name) if found else ("", alias)
 
 
 def bounded(text: str, max_bytes: int) -> str:

@@ -12,7 +12,6 @@ from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.tools.approvals import AnsweredRequest
 from gateway.tools.loop import ToolLoops
-from gateway.tools.rounds import ModelCall
 from gateway.wire.openai_responses.items import (
     Item,
     McpApprovalRequest,
@@ -22,6 +21,7 @@ from gateway.wire.openai_responses.items import (
 )
 from gateway.wire.openai_responses.mcp_history import round_of, waits
 from gateway.wire.openai_responses.mcp_tools import McpTool, labelled_once, only_mcp
+from gateway.wire.openai_responses.tool_rounds import ModelCall
 from gateway.wire.shared.refusals import unsupported
 
 

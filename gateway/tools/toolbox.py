@@ -10,28 +10,7 @@ import msgspec
 
 from billing.money import Pico
 from gateway.principal import Principal
-
-
-class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool of a server, as it stands in its list."""
-
-    server_label: str
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any] = {}
-    annotations: dict[str, Any] = {}
-
-    @property
-    def alias(self) -> str:
-        """Return the name that the model knows."""
-        return f"{self.server_label}__{self.name}"
-
-    @property
-    def may_run_beside_others(self) -> bool:
-        """Return whether it says that it changes nothing, or nothing more when called again."""
-        return any(
-            self.annotations.get(hint) is True for hint in ("readOnlyHint", "idempotentHint")
-        )
+from gateway.wire.openai_responses.tool_rounds import OfferedTool
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

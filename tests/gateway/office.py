@@ -18,12 +18,13 @@ from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, Desk, Encoder, start
+from gateway.inference.generate import Call, Desk, start
 from gateway.lanes import Turn
 from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.outcomes import Units
 from gateway.principal import Plan, Principal
 from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.surfaces import Encoder
 
 INPUT_TOKENS = 10
 PLAN = Plan(

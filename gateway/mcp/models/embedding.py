@@ -10,15 +10,14 @@ import msgspec
 
 from gateway.http_errors.table import to_face
 from gateway.ids import uuid7_hex
-from gateway.inference.calls import REQUEST_PREFIX, Surface
+from gateway.inference.calls import REQUEST_PREFIX
 from gateway.inference.generate import RateLimited
 from gateway.mcp.models.own_models import OwnModels
-from gateway.wire.openai.embeddings import from_embeddings, to_embeddings
+from gateway.wire.surfaces import EMBEDDINGS
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.search import NotEmbedded
 
-SURFACE = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
 DEADLINE_S = 60.0
 TEXTS_AT_ONCE = 64
 
@@ -60,7 +59,7 @@ class ModelEmbedder:
         body = msgspec.json.encode({"model": self._model, "input": texts})
         request_id = REQUEST_PREFIX + uuid7_hex()
         written = await self._own.ask(
-            caller, SURFACE, self._model, request_id, body, deadline_s=DEADLINE_S
+            caller, EMBEDDINGS, self._model, request_id, body, deadline_s=DEADLINE_S
         )
         if written is None:
             raise NotEmbedded("the answer was given up")

@@ -8,10 +8,11 @@ from asyncio import CancelledError
 
 import msgspec
 
-from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import Desk, start
 from gateway.mcp.metered import Callers
 from gateway.telemetry import RequestMeter, Telemetry
+from gateway.wire.surfaces import Surface
 from mcp_bridge.caller import Caller
 
 

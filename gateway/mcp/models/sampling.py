@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.http_errors.table import to_face
 from gateway.ids import uuid7_hex
-from gateway.inference.calls import REQUEST_PREFIX, Surface
+from gateway.inference.calls import REQUEST_PREFIX
 from gateway.inference.generate import RateLimited
 from gateway.mcp.metered import refused
 from gateway.mcp.models.own_models import OwnModels
@@ -22,12 +22,10 @@ from gateway.mcp.records import AuditRecords, SampleOutcome
 from gateway.request_errors import BadField, ContextTooLong, UnknownModel
 from gateway.settings.file import WrittenMcpSampling
 from gateway.wire.openai.chat_answer import ChatCompletion
-from gateway.wire.openai.from_chat import from_openai
-from gateway.wire.openai.to_chat import to_openai
+from gateway.wire.surfaces import CHAT
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
 
-SURFACE = Surface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
 DEADLINE_S = 300.0
 
 
@@ -75,9 +73,7 @@ class ModelSampler:
         self, caller: Caller, model: str, request_id: str, body: bytes
     ) -> ChatCompletion:
         """Raises: RpcError, what generations raise."""
-        written = await self._own.ask(
-            caller, SURFACE, model, request_id, body, deadline_s=DEADLINE_S
-        )
+        written = await self._own.ask(caller, CHAT, model, request_id, body, deadline_s=DEADLINE_S)
         if written is None:
             raise RpcError(INTERNAL_ERROR, "The model's answer was given up", {"reason": "left"})
         return msgspec.json.decode(written, type=ChatCompletion)

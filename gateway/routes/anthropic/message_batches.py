@@ -20,9 +20,9 @@ from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batches import message_batches
-from gateway.batches.batches import Batch, create_batch, get_batch, select_batches, to_batches
+from gateway.batches.batches import create_batch, get_batch, select_batches, to_batches
 from gateway.batches.results import DEFAULT_EXPIRY_S
-from gateway.batches.states import ENDED, MESSAGES
+from gateway.batches.states import MESSAGES
 from gateway.batches.tables import batches as table
 from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
@@ -47,6 +47,7 @@ from gateway.wire.anthropic.batches import (
     to_message_batch,
 )
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.batch import ENDED, Batch
 from gateway.wire.usage.tags import read_tags
 
 BATCHES = "/v1/messages/batches"

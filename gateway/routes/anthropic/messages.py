@@ -9,7 +9,6 @@ from litestar import post
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
-from gateway.inference.calls import Surface
 from gateway.lanes import turn_of
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
@@ -21,19 +20,12 @@ from gateway.routes.shared.operations import describes
 from gateway.routes.shared.problem import VERSION_HEADER
 from gateway.routes.shared.request_state import MODEL
 from gateway.wire.anthropic.answer import AnthropicMessage
-from gateway.wire.anthropic.from_anthropic import from_anthropic, from_count_tokens
+from gateway.wire.anthropic.from_anthropic import from_count_tokens
 from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest, MessageTokensCount
 from gateway.wire.anthropic.reports import AnthropicError, to_status
-from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
 from gateway.wire.openai.from_chat import peek
+from gateway.wire.surfaces import MESSAGES
 
-MESSAGES = Surface(
-    id_prefix="msg_",
-    read=from_anthropic,
-    encoder=to_anthropic,
-    opening=to_opening,
-    knows_batches=True,
-)
 OLDEST_VERSION = "2023-06-01"
 """The first whose streams are these. Those since then ask and answer alike here: what a later one
 takes out of a request (`temperature`) is honoured in each. Who names none gets the same: the

@@ -14,7 +14,6 @@ from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.batches.batches import (
-    Batch,
     cancel_batch,
     create_batch,
     get_batch,
@@ -23,13 +22,8 @@ from gateway.batches.batches import (
 )
 from gateway.batches.tables import batches as batches_table
 from gateway.db import tenant
-from gateway.inference.calls import Surface
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
-from gateway.routes.openai.chat import CHAT
-from gateway.routes.openai.completions import COMPLETIONS
-from gateway.routes.openai.embeddings import EMBEDDINGS
-from gateway.routes.openai.responses import RESPONSES
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
@@ -42,19 +36,15 @@ from gateway.routes.shared.pages import Listing, keyset, to_listing
 from gateway.tenancy.errors import NotAllowed
 from gateway.wire.openai.batches import BatchesQuery, BatchObject, NewBatch, to_batch_object
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.batch import Batch
 from gateway.wire.shared.refusals import decode
+from gateway.wire.surfaces import RESPONSES, SURFACES
 from gateway.wire.usage.tags import read_tags
 
 BATCHES = "/v1/batches"
 BATCH = BATCHES + "/{batch_id:str}"
 TAGS = ["Batches"]
 USE = needs(SCOPE_INFERENCE)
-SURFACES: dict[str, Surface] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/embeddings": EMBEDDINGS,
-}
-"""What a batch may ask, by its path, where a body alone says it."""
 ENDPOINTS = (*SURFACES, RESPONSES)
 _decoder = msgspec.json.Decoder(NewBatch)
 

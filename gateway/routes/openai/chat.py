@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from litestar.types import ASGIApp
 
-from gateway.inference.calls import Surface
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, hear
@@ -16,10 +15,8 @@ from gateway.tools.chat import names_servers, to_loop
 from gateway.tools.loop import start_loop
 from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.chat_answer import ChatCompletion
-from gateway.wire.openai.from_chat import from_openai
-from gateway.wire.openai.to_chat import to_openai
+from gateway.wire.surfaces import CHAT
 
-CHAT = Surface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
 ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
 
 

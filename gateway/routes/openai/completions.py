@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from litestar.types import ASGIApp
 
-from gateway.inference.calls import Surface
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
-from gateway.wire.openai.completions import CompletionRequest, from_completions
-from gateway.wire.openai.to_completions import Completion, to_completions
+from gateway.wire.openai.completions import CompletionRequest
+from gateway.wire.openai.to_completions import Completion
+from gateway.wire.surfaces import COMPLETIONS
 
-COMPLETIONS = Surface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
 ANSWERS = {JSON: Completion, EVENT_STREAM: str}
 
 

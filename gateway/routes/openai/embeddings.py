@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from litestar.types import ASGIApp
 
-from gateway.inference.calls import Surface
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
@@ -13,11 +12,8 @@ from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.wire.openai.embeddings import (
     EmbeddingList,
     EmbeddingRequest,
-    from_embeddings,
-    to_embeddings,
 )
-
-EMBEDDINGS = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
+from gateway.wire.surfaces import EMBEDDINGS
 
 
 @HotRoute(

@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
-from gateway.http_errors.table import Face, to_face
+from gateway.http_errors.table import Face, to_responses_face
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.responses.created import StartableResponse
@@ -39,18 +39,12 @@ from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import unsupported
+from gateway.wire.surfaces import RESPONSES
 
-RESPONSES = "/v1/responses"
 RESPONSE = RESPONSES + "/{response_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Responses"]
 ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
-NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "logprobs": "top_logprobs",
-}
-"""Of chat's fields, which replicas speak of, here."""
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
 
@@ -103,7 +97,7 @@ async def create_response(request: AuthenticatedRequest) -> ASGIApp:
         return Reply(
             created.start(found.desk),
             stream=created.call.request.stream,
-            to_face=to_own_face,
+            to_face=to_responses_face,
             fail=partial(fail, created.encoder),
         )
 
@@ -176,18 +170,6 @@ async def followed(
 
 def fail(encoder: ResponseEncoder, face: Face) -> bytes:
     return encoder.fail(status=face.status, message=face.body.message)
-
-
-def to_own_face(error: Exception) -> Face:
-    """What the model's room refuses it names as chat does."""
-    face = to_face(error)
-    theirs = face.body.param or ""
-    ours = NAMES.get(theirs)
-    if ours is None:
-        return face
-    message = face.body.message.replace(f"'{theirs}'", f"'{ours}'")
-    body = msgspec.structs.replace(face.body, message=message, param=ours)
-    return msgspec.structs.replace(face, body=body)
 
 
 @get(

@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 
 from billing.ledger.tags import MAX_TAGS
 from gateway.fleet.router import Route
-from gateway.inference.calls import Asker, Surface, to_call
+from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
 from gateway.routes.shared.access import AuthenticatedRequest, services
@@ -22,6 +22,7 @@ from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
 from gateway.wire.openai.from_chat import peek
+from gateway.wire.surfaces import Surface
 from gateway.wire.usage.cost import asks_cost
 from gateway.wire.usage.tags import MAX_CHARS, TAGS_PATTERN, read_tags
 

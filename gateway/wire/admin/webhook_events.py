@@ -25,7 +25,7 @@ from billing.credits.top_ups import TopUp, TopUpState
 from billing.currency import format_coins
 from billing.invoices.outbox import Entered
 from billing.money import Pico, format_usd
-from gateway.batches.batches import Batch
+from gateway.wire.shared.batch import Batch
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.approvals import Approval, Decider
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from gateway.batches.batches import Batch
-from gateway.batches.states import ENDED, Status
 from gateway.wire.anthropic.batched_requests import CUSTOM_ID, MAX_REQUESTS
 from gateway.wire.anthropic.reports import to_rfc3339
+from gateway.wire.shared.batch import ENDED, Batch, Status
 
 MAX_PAGE = 1000
 PAGE = 20

@@ -16,6 +16,7 @@ from gateway.generate_request import (
     CacheBreakpoint,
     ChatPrompt,
     GenerateRequest,
+    ModelKind,
     OutputForm,
     ReasoningEffort,
     ToolUse,
@@ -36,7 +37,7 @@ from gateway.wire.anthropic.messages import (
 )
 from gateway.wire.constraints.to_grammar import check_size, encoded
 from gateway.wire.constraints.to_tool_use import known, named_once, offered, only_with_tools
-from gateway.wire.openai.from_chat import ModelKind, default, nucleus
+from gateway.wire.openai.from_chat import default, nucleus
 from gateway.wire.shared.cache_control import FIELD, Block, breakpoints_of, of_tools
 from gateway.wire.shared.refusals import check_values, decode
 

@@ -15,7 +15,6 @@ from msgspec import Meta
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.constraints.tool_structs import MAX_NAME_CHARS, ToolName
 from gateway.wire.openai.chat import (
-    MAX_INT64,
     MAX_MESSAGES,
     PositiveInt,
     Probability,
@@ -23,6 +22,7 @@ from gateway.wire.openai.chat import (
     Unsupported,
 )
 from gateway.wire.shared.cache_control import CacheControl
+from gateway.wire.shared.refusals import MAX_INT64
 
 MIN_BUDGET_TOKENS = 1024
 MAX_TOOLS = 1024

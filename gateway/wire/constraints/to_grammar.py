@@ -21,38 +21,9 @@ from gateway.wire.constraints.format_structs import (
     ResponseFormat,
     StructuredOutputs,
 )
-from gateway.wire.openai.chat import ChatCompletionRequest
 
 ANY_OBJECT = Grammar(kind="json_schema", text='{"type":"object"}')
 _encode = msgspec.json.Encoder().encode
-
-
-def output_form(request: ChatCompletionRequest) -> OutputForm | None:
-    """None: whatever the model says. Raises BadField."""
-    forms = list(forms_asked(request))
-    if len(forms) > 1:
-        first, second = forms[0].param, forms[1].param
-        raise BadField(f"'{first}' and '{second}' both name a form; give one.", param=second)
-    if not forms:
-        return None
-    [form] = forms
-    check_size(form)
-    return form
-
-
-def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
-    if request.response_format is not None:
-        yield from of_response_format(request.response_format)
-    if request.structured_outputs is not None:
-        yield from of_structured_outputs(request.structured_outputs)
-    if request.guided_json is not None:
-        yield of_schema(request.guided_json, "guided_json")
-    if request.guided_regex is not None:
-        yield OutputForm(Grammar(kind="regex", text=request.guided_regex), "guided_regex")
-    if request.guided_choice is not None:
-        yield of_choice(request.guided_choice, "guided_choice")
-    if request.guided_grammar is not None:
-        yield of_grammar(request.guided_grammar, "guided_grammar")
 
 
 def of_response_format(asked: ResponseFormat) -> Iterator[OutputForm]:

@@ -14,8 +14,6 @@ import msgspec
 
 from gateway.generate_request import Tool, ToolUse
 from gateway.request_errors import BadField
-from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
-from gateway.wire.openai.chat import ChatCompletionRequest
 
 NAME = re.compile("[a-zA-Z0-9_-]+")
 """Of a tool: OpenAI's, and Anthropic's. How long one may be its field says."""
@@ -36,37 +34,6 @@ class Function(Protocol):
 
     @property
     def strict(self) -> bool | None: ...
-
-
-def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
-    """None: the model is shown none. Raises BadField."""
-    tools, choice = request.tools, request.tool_choice
-    if not tools:
-        refuse_without_tools(request)
-        return None
-    by_name = named_once((tool.function for tool in tools), "tools[{}].function")
-    if choice == "none":
-        return None
-    forced: tuple[str, ...] = ()
-    match choice:
-        case "required":
-            forced = tuple(by_name)
-        case NamedTool():
-            forced = (known(choice.function.name, by_name, "tool_choice.function.name"),)
-        case AllowedToolChoice():
-            names = (each.function.name for each in choice.allowed_tools.tools)
-            by_name = allowed(names, by_name, "tool_choice.allowed_tools.tools[{}].function.name")
-            forced = tuple(by_name) if choice.allowed_tools.mode == "required" else ()
-    parallel = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
-    return offered(by_name, forced, parallel=parallel)
-
-
-def refuse_without_tools(request: ChatCompletionRequest) -> None:
-    """What says how tools are called, where there are none."""
-    if request.tool_choice not in (None, "none", "auto"):
-        raise only_with_tools("tool_choice")
-    if request.parallel_tool_calls is not None and request.tools is None:
-        raise only_with_tools("parallel_tool_calls")
 
 
 def only_with_tools(param: str) -> BadField:

@@ -4,10 +4,9 @@ known of one.
 
 from __future__ import annotations
 
-from gateway.batches.lines_in import WrittenLine
 from gateway.wire.anthropic.batches import MessageBatchesQuery, NewMessageBatch
 from gateway.wire.fields.surface import Surface
-from gateway.wire.openai.batches import BatchesQuery, NewBatch
+from gateway.wire.openai.batches import BatchesQuery, NewBatch, WrittenLine
 from gateway.wire.openai.files import ANCHOR, SECONDS, FilesQuery, FileUpload
 
 OTHER_ENDPOINTS = frozenset(

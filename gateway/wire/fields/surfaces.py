@@ -15,13 +15,14 @@ from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from gateway.wire.fields.batch_surfaces import BATCH_SURFACES
 from gateway.wire.fields.kept_surfaces import KEPT_SURFACES, MODELS
 from gateway.wire.fields.surface import Surface
-from gateway.wire.openai.chat import NOT_YET, ChatCompletionRequest
+from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.completions import CompletionRequest
 from gateway.wire.openai.embeddings import EmbeddingRequest
 from gateway.wire.openai.forward import BILLED_OTHERWISE
 from gateway.wire.openai.tokenizing import DetokenizeRequest, TokenizeRequest
 from gateway.wire.openai_responses import request as responses
 from gateway.wire.openai_responses.request import ResponseRequest
+from gateway.wire.shared.refusals import NOT_YET
 
 T = TypeVar("T")
 

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.batches.batches import Batch
-from gateway.batches.states import Status
 from gateway.tenancy.pages import Order
 from gateway.wire.openai.files import ExpirySeconds
 from gateway.wire.organization.organization import to_unix, to_unix_or_none
+from gateway.wire.shared.batch import Batch, Status
 from gateway.wire.shared.page_query import PageQuery
 
 MAX_METADATA = 16
@@ -125,3 +124,13 @@ def to_batch_object(batch: Batch) -> BatchObject:
             total_tokens=batch.input_tokens + batch.output_tokens,
         ),
     )
+
+
+MAX_CUSTOM_ID_CHARS = 512
+
+
+class WrittenLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    custom_id: Annotated[str, Meta(min_length=1, max_length=MAX_CUSTOM_ID_CHARS)]
+    method: str
+    url: str
+    body: msgspec.Raw

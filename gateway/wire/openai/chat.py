@@ -23,6 +23,7 @@ from gateway.wire.constraints.format_structs import (
 )
 from gateway.wire.constraints.tool_structs import ToolCalls, ToolChoice, Tools
 from gateway.wire.shared.cache_control import CacheControl
+from gateway.wire.shared.refusals import MAX_INT64, Biases, TokenId
 from gateway.wire.usage.cost import UsageCost
 
 MAX_CHOICES = 128
@@ -33,45 +34,24 @@ MAX_STOP_STRINGS = 16
 """OpenAI allows 4."""
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-MAX_INT64 = 2**63 - 1
 
 Unsupported: TypeAlias = None
 """The type of a field that is refused by name unless it is null."""
 
 PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT64)]
-TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 """Down to what our engine takes."""
 Probability = Annotated[float, Meta(ge=0, le=1)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
-Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
 ]
-
-NOT_YET = {
-    "messages[].role": frozenset({"function"}),
-    "messages[].tool_calls[].type": frozenset({"custom"}),
-    "tools[].type": frozenset({"custom"}),
-    "tool_choice.type": frozenset({"custom"}),
-    "messages[].content[].type": frozenset(
-        {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
-    ),
-    "modalities[]": frozenset({"audio", "image"}),
-    "response_format.type": frozenset({"structural_tag"}),
-    "service_tier": frozenset({"scale"}),
-    "verbosity": frozenset({"low", "high"}),
-}
-"""Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
-knows."""
 
 
 # ---- the request

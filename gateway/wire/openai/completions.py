@@ -11,13 +11,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.generate_request import CompletionPrompt, GenerateRequest
+from gateway.generate_request import CompletionPrompt, GenerateRequest, ModelKind
 from gateway.request_errors import BadField
-from gateway.wire.openai.chat import MAX_CHOICES, MAX_INT64, SampledRequest, Unsupported
+from gateway.wire.openai.chat import MAX_CHOICES, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
-from gateway.wire.openai.from_chat import ModelKind, check_stream_options, sampling
+from gateway.wire.openai.from_chat import check_stream_options, sampling
 from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
-from gateway.wire.shared.refusals import check_values, decode, unsupported
+from gateway.wire.shared.refusals import MAX_INT64, check_values, decode, unsupported
 
 MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16

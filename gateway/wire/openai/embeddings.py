@@ -15,15 +15,13 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.pricing.rating import Rated
-from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading
+from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import Strict
-from gateway.wire.openai.chat import MAX_INT64
 from gateway.wire.openai.forward_plain import forward_embedding
-from gateway.wire.openai.from_chat import ModelKind
 from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
 from gateway.wire.openai.to_chat import RawBodies
-from gateway.wire.shared.refusals import check_values, decode
+from gateway.wire.shared.refusals import MAX_INT64, check_values, decode
 from gateway.wire.usage.cost import UsageCost, to_usage_cost
 
 MAX_INPUTS = 2048

@@ -6,30 +6,42 @@ wrote it: `messages[0].content[1].type`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
 import msgspec
 
+from engine.protocol import Grammar
 from gateway.generate_request import (
     ChatPrompt,
     GenerateRequest,
+    ModelKind,
     OutputForm,
     ReasoningEffort,
     ToolUse,
 )
 from gateway.request_errors import BadField
-from gateway.wire.constraints.to_grammar import output_form
-from gateway.wire.constraints.to_tool_use import tool_use
+from gateway.wire.constraints.to_grammar import (
+    check_size,
+    of_choice,
+    of_grammar,
+    of_response_format,
+    of_schema,
+    of_structured_outputs,
+)
+from gateway.wire.constraints.to_tool_use import (
+    allowed,
+    known,
+    named_once,
+    offered,
+    only_with_tools,
+)
+from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
 from gateway.wire.openai.chat import ChatCompletionRequest, SampledRequest, StreamOptions
 from gateway.wire.openai.chat_messages import text_size_of_calls, to_messages
 from gateway.wire.openai.forward import check_forward, without_our_tiers
 from gateway.wire.shared.cache_control import to_breakpoints
 from gateway.wire.shared.refusals import check_values, decode, unsupported
-
-ModelKind = Literal["engine", "upstream"]
-"""Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
-forwarded.
-"""
 
 MAX_MODEL_CHARS = 256
 
@@ -226,3 +238,62 @@ def logprobs(request: ChatCompletionRequest) -> int | None:
             param="top_logprobs",
         )
     return None
+
+
+def output_form(request: ChatCompletionRequest) -> OutputForm | None:
+    """None: whatever the model says. Raises BadField."""
+    forms = list(forms_asked(request))
+    if len(forms) > 1:
+        first, second = forms[0].param, forms[1].param
+        raise BadField(f"'{first}' and '{second}' both name a form; give one.", param=second)
+    if not forms:
+        return None
+    [form] = forms
+    check_size(form)
+    return form
+
+
+def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
+    if request.response_format is not None:
+        yield from of_response_format(request.response_format)
+    if request.structured_outputs is not None:
+        yield from of_structured_outputs(request.structured_outputs)
+    if request.guided_json is not None:
+        yield of_schema(request.guided_json, "guided_json")
+    if request.guided_regex is not None:
+        yield OutputForm(Grammar(kind="regex", text=request.guided_regex), "guided_regex")
+    if request.guided_choice is not None:
+        yield of_choice(request.guided_choice, "guided_choice")
+    if request.guided_grammar is not None:
+        yield of_grammar(request.guided_grammar, "guided_grammar")
+
+
+def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
+    """None: the model is shown none. Raises BadField."""
+    tools, choice = request.tools, request.tool_choice
+    if not tools:
+        refuse_without_tools(request)
+        return None
+    by_name = named_once((tool.function for tool in tools), "tools[{}].function")
+    if choice == "none":
+        return None
+    forced: tuple[str, ...] = ()
+    match choice:
+        case "required":
+            forced = tuple(by_name)
+        case NamedTool():
+            forced = (known(choice.function.name, by_name, "tool_choice.function.name"),)
+        case AllowedToolChoice():
+            names = (each.function.name for each in choice.allowed_tools.tools)
+            by_name = allowed(names, by_name, "tool_choice.allowed_tools.tools[{}].function.name")
+            forced = tuple(by_name) if choice.allowed_tools.mode == "required" else ()
+    parallel = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return offered(by_name, forced, parallel=parallel)
+
+
+def refuse_without_tools(request: ChatCompletionRequest) -> None:
+    """What says how tools are called, where there are none."""
+    if request.tool_choice not in (None, "none", "auto"):
+        raise only_with_tools("tool_choice")
+    if request.parallel_tool_calls is not None and request.tools is None:
+        raise only_with_tools("parallel_tool_calls")

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from gateway.generate_request import PlainPrompt
 from gateway.request_errors import BadField, UnsupportedField
-from gateway.wire.openai.chat import TokenId
+from gateway.wire.shared.refusals import TokenId
 
 T = TypeVar("T")
 KINDS = {int: "token ids", str: "texts", list: "lists of token ids"}

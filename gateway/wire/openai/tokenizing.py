@@ -15,15 +15,9 @@ from gateway.generate_request import ToTokenize
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import Strict
 from gateway.wire.constraints.tool_structs import Tools
-from gateway.wire.openai.chat import (
-    MAX_MESSAGES,
-    ChatCompletionRequest,
-    Message,
-    TokenId,
-    Unsupported,
-)
+from gateway.wire.openai.chat import MAX_MESSAGES, ChatCompletionRequest, Message, Unsupported
 from gateway.wire.openai.from_chat import to_generate
-from gateway.wire.shared.refusals import check_values, decode
+from gateway.wire.shared.refusals import TokenId, check_values, decode
 
 MAX_TOKENS = 100_000
 """Of a text that is asked back."""

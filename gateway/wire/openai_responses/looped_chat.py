@@ -17,11 +17,11 @@ from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
-from gateway.tools.rounds import Listing, Round
 from gateway.wire.openai.to_chat import ChatBody, ChatStream, Head
 from gateway.wire.openai_responses.answer import IncompleteReason
 from gateway.wire.openai_responses.items import PREFIXES, McpApprovalRequest, McpCall, McpListTools
 from gateway.wire.openai_responses.looped_responses import to_listed
+from gateway.wire.openai_responses.tool_rounds import Listing, Round
 
 _encode = msgspec.json.Encoder().encode
 

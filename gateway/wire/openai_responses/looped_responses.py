@@ -14,8 +14,6 @@ import msgspec
 
 from billing.pricing.rating import Rated
 from gateway.generation_events import CallDelta, Item, MeteredUsage, TextDelta
-from gateway.tools.rounds import Listing, ModelCall, Round, told_apart
-from gateway.tools.toolbox import OfferedTool
 from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import IncompleteDetails, IncompleteReason
 from gateway.wire.openai_responses.from_responses import new_id
@@ -30,6 +28,13 @@ from gateway.wire.openai_responses.items import (
 )
 from gateway.wire.openai_responses.mcp_history import call_id, round_of
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from gateway.wire.openai_responses.tool_rounds import (
+    Listing,
+    ModelCall,
+    OfferedTool,
+    Round,
+    told_apart,
+)
 
 
 class LoopedResponse(ResponseEncoder):

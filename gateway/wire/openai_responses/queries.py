@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway.tenancy.pages import DEFAULT_LIMIT, MAX_LIMIT, Order
-from gateway.wire.openai.chat import MAX_INT64
 from gateway.wire.openai_responses.request import MAX_INCLUDES, Included
+from gateway.wire.shared.refusals import MAX_INT64
 
 
 class IncludeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

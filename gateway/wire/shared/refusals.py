@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from gateway.request_errors import BadField, UnsupportedField
-from gateway.wire.openai.chat import MAX_LOGIT_BIASES, NOT_YET, Biases
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
     MAX_VALUES,
@@ -31,6 +31,27 @@ from gateway.wire.shared.json_place import (
 T = TypeVar("T")
 NotYet = Mapping[str, frozenset[str]]
 """By the path of a field, without indices: values that its vendor knows and nobody here honours."""
+
+MAX_LOGIT_BIASES = 1024
+MAX_INT64 = 2**63 - 1
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
+NOT_YET = {
+    "messages[].role": frozenset({"function"}),
+    "messages[].tool_calls[].type": frozenset({"custom"}),
+    "tools[].type": frozenset({"custom"}),
+    "tool_choice.type": frozenset({"custom"}),
+    "messages[].content[].type": frozenset(
+        {"image_url", "input_audio", "file", "refusal", "audio_url", "video_url"}
+    ),
+    "modalities[]": frozenset({"audio", "image"}),
+    "response_format.type": frozenset({"structural_tag"}),
+    "service_tier": frozenset({"scale"}),
+    "verbosity": frozenset({"low", "high"}),
+}
+"""Values that OpenAI or vLLM know and our engine cannot honour: refused as such. Others nobody
+knows."""
 
 BROKEN_JSON = "We could not parse the JSON body of your request."
 

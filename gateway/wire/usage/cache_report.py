@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from gateway.cache_report.reading import CacheGroup, CacheRow
-from gateway.cache_report.rows import PrefixKind
 from gateway.generation_events import CacheCause
 from gateway.wire.organization.usage import Filter, Number
 
@@ -135,3 +133,48 @@ def to_cache_result(row: CacheRow) -> CacheResult:
         prefix_kind=names.get("prefix_kind"),  # type: ignore[arg-type]
         is_rest=row.names is None,
     )
+
+
+PrefixKind = Literal["cache_key", "digest", "short", "other"]
+"""`short`: all prompts under `PREFIX_TOKENS` of who names no key. `other`: those that were too
+many."""
+
+
+class Break(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Those of one cause and position, and one of them as an example."""
+
+    cause: CacheCause
+    position: int
+    requests: int = 0
+    uncached_tokens: int = 0
+    at: float = 0.0
+    """Unix seconds, of the latest."""
+    request_id: str = ""
+    message: str | None = None
+    """Where its client wrote it: `messages[2]`; None: it was not looked for, or in none."""
+    message_index: int | None = None
+    role: str | None = None
+
+    def merge(self, other: Break) -> None:
+        self.requests += other.requests
+        self.uncached_tokens += other.uncached_tokens
+        if other.at > self.at:
+            self.at, self.request_id = other.at, other.request_id
+        if self.message is None:
+            self.message, self.role = other.message, other.role
+            self.message_index = other.message_index
+
+
+CacheGroup = Literal["project_id", "api_key_id", "model", "prefix"]
+
+
+class CacheRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of one bucket. names: by column, of those that it was grouped by; None: what was
+    added up beyond `MAX_RESULTS`."""
+
+    names: Mapping[str, str] | None
+    num_requests: int
+    input_tokens: int
+    cached_tokens: int
+    causes: Mapping[CacheCause, int]
+    breaks: Sequence[Break] = ()

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.lines_in import MAX_CUSTOM_ID_CHARS, MAX_ERRORS, Reader, TooLong, split
+from gateway.batches.lines_in import MAX_ERRORS, Reader, TooLong, split
 from gateway.batches.states import (
-    ENDED,
     after_validation,
     at_the_end,
     code_of_unrun,
     is_over,
     while_written,
 )
+from gateway.wire.openai.batches import MAX_CUSTOM_ID_CHARS
+from gateway.wire.shared.batch import ENDED
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "penny", "messages": []}

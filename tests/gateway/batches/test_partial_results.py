@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.batches.batches import Batch, cancel_batch
+from gateway.batches.batches import cancel_batch
 from gateway.batches.message_batches import cancel_message_batch, delete_message_batch
-from gateway.batches.states import Shape
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.anthropic.batches import MessageBatchCounts, to_message_batch
+from gateway.wire.shared.batch import Batch, Shape
 from tests.gateway.batches.test_runner import kill
 from tests.gateway.batches.world import World
 from tests.gateway.office import ScriptedReplica

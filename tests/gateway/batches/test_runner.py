@@ -15,12 +15,12 @@ from billing.ledger import accounts as ledger
 from billing.pricing.price_book import PriceBook
 from billing.tables import usage_events
 from gateway.batches import lines, steward
-from gateway.batches.batches import Batch
 from gateway.batches.runner import BatchRunner
 from gateway.batches.running import MAX_LOSSES
 from gateway.batches.tables import batch_lines, batches
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.tenancy.tables import api_keys
+from gateway.wire.shared.batch import Batch
 from tests.gateway.batches.world import LEASE_S, MODEL, World
 from tests.gateway.office import ScriptedReplica
 from tests.gateway.whole_app import make_tenant

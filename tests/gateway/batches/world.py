@@ -21,10 +21,10 @@ from billing.spool.spool import Spool
 from billing.tables import usage_events
 from foundation.tasks import TaskSet
 from gateway.audit.log import COMMAND_LINE
-from gateway.batches.batches import Batch, create_batch, get_batch
+from gateway.batches.batches import create_batch, get_batch
 from gateway.batches.endpoints import Endpoint, ask_surface, in_anthropic_shape
 from gateway.batches.runner import BatchRunner
-from gateway.batches.states import MESSAGES, Shape, shape_of
+from gateway.batches.states import MESSAGES, shape_of
 from gateway.batches.validation import InputBounds
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
@@ -33,11 +33,12 @@ from gateway.files.store import FileStore
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage, TextDelta
-from gateway.inference.calls import Surface
 from gateway.inference.generate import Desk
 from gateway.limits.limiter import Limiter
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
+from gateway.wire.shared.batch import Batch, Shape
+from gateway.wire.surfaces import Surface
 from tests.gateway.office import AsListed, ScriptedReplica
 from tests.gateway.whole_app import Tenant, make_tenant
 

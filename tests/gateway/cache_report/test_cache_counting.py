@@ -18,12 +18,13 @@ from gateway.cache_report import reading as cache_reading
 from gateway.cache_report import report as cache_report
 from gateway.cache_report import rows as cache_rows
 from gateway.cache_report.notes import CacheNote
-from gateway.cache_report.reading import CacheRow, read_cache_report
+from gateway.cache_report.reading import read_cache_report
 from gateway.cache_report.report import CacheReport
 from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
 from gateway.db import create_engine, tenant
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
+from gateway.wire.usage.cache_report import CacheRow
 from tests.billing.samples import an_attempt
 
 HOUR = 1_795_370_400.0

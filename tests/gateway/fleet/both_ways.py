@@ -21,8 +21,8 @@ from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import MeteredUsage
-from gateway.inference.calls import Surface
 from gateway.request_errors import BadField
+from gateway.wire.surfaces import Surface
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)

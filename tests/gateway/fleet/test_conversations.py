@@ -12,7 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.routes.openai.chat import CHAT
+from gateway.wire.surfaces import CHAT
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.journeys.sdk_shapes import said
 

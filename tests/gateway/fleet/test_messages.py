@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.routes.anthropic.messages import MESSAGES
 from gateway.wire.anthropic.from_anthropic import from_count_tokens
+from gateway.wire.surfaces import MESSAGES
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.gateway.fleet.test_conversations import ANSWER, TEXT, without_none
 from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole

@@ -15,14 +15,8 @@ from engine.config import EngineConfig
 from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest
 from engine.text.tokenizer import Tokenizer
-from gateway.tools.toolbox import (
-    FakeToolbox,
-    ListFailed,
-    NeedsApproval,
-    OfferedTool,
-    RefusedCall,
-    ToolResult,
-)
+from gateway.tools.toolbox import FakeToolbox, ListFailed, NeedsApproval, RefusedCall, ToolResult
+from gateway.wire.openai_responses.tool_rounds import OfferedTool
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER = Tokenizer.load(PENNY)

@@ -13,7 +13,8 @@ from gateway.mcp.calls import RedisCalls
 from gateway.mcp.service.service import to_caller
 from gateway.principal import Principal
 from gateway.tools.mcp_toolbox import BridgeToolbox, to_tool
-from gateway.tools.toolbox import ListFailed, OfferedTool, RefusedCall, ToolResult
+from gateway.tools.toolbox import ListFailed, RefusedCall, ToolResult
+from gateway.wire.openai_responses.tool_rounds import OfferedTool
 from mcp_bridge.server.bridge import Bridge
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.upstream.upstream import ServerConfig

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from gateway.generate_request import ModelKind
 from gateway.wire.openai.chat import MAX_MESSAGES, MAX_PARTS
 from gateway.wire.openai.forward import BILLED_OTHERWISE, MAX_TOOLS
-from gateway.wire.openai.from_chat import ModelKind, from_openai
+from gateway.wire.openai.from_chat import from_openai
 from tests.gateway.wire.openai.test_from_chat import HELLO, encode, refused
 
 

@@ -17,11 +17,11 @@ from billing.ingestion.shipper import Shipper
 from billing.spool.spool import Spool
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Fleet, Route
+from gateway.generate_request import ModelKind
 from gateway.routes.shared import services
 from gateway.routes.shared.readiness import Readiness
 from gateway.routes.shared.services import Services
 from gateway.telemetry import Telemetry
-from gateway.wire.openai.from_chat import ModelKind
 from tests.billing.samples import an_event
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generate_request import ChatPrompt, GenerateRequest
+from gateway.generate_request import ChatPrompt, GenerateRequest, ModelKind
 from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.forward import BILLED_OTHERWISE
-from gateway.wire.openai.from_chat import ModelKind, Peek, from_openai, peek
+from gateway.wire.openai.from_chat import Peek, from_openai, peek
 
 HELLO = [{"role": "user", "content": "hello"}]
 
