@@ -1,1 +1,1 @@
-"""admin."""
+"""The structs of Tollgate's own admin API."""

@@ -1,1 +1,1 @@
-"""anthropic."""
+"""Anthropic's Messages API, its batches, models and reports: structs and conversions."""

@@ -1,1 +1,1 @@
-"""constraints."""
+"""How an answer can be constrained: response formats and tools, as structs and as grammars."""

@@ -1,1 +1,1 @@
-"""openai."""
+"""OpenAI's chat, completions, embeddings, files and batches: structs and conversions."""

@@ -1,1 +1,1 @@
-"""openai_responses."""
+"""OpenAI's Responses and Conversations APIs, with server-side tools: structs and conversions."""

@@ -1,1 +1,1 @@
-"""shared."""
+"""The helpers of all wire formats: refusals, places in JSON, pages of lists, forms and batches."""
