@@ -1,1 +1,1 @@
-"""app."""
+"""The wiring of one worker: its application, its connections and its process."""

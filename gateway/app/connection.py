@@ -80,7 +80,10 @@ class _Refused(Exception):
 
 
 class Connection(HttpToolsProtocol):
-    """What uvicorn makes for each client. `refusal`: what it was told, from then on it is deaf."""
+    """The protocol that uvicorn makes for each client.
+
+    `refusal`: the error that the client was told; whatever it sends from then on is dropped.
+    """
 
     unread_s: ClassVar[float] = 60.0
     """How long what is written may wait for its reader. Closing waits for that as well, so whoever
@@ -151,7 +154,7 @@ class Connection(HttpToolsProtocol):
             self._on_leave()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open to write to."""
+        """Return True to keep the connection open for writing."""
         return (
             self.refusal is None
             and self._answering()
@@ -185,7 +188,8 @@ class Connection(HttpToolsProtocol):
     # uvicorn
 
     def shutdown(self) -> None:
-        """The worker leaves: this connection ends with the request it has, or may yet bring."""
+        """Close this connection after the request that it has, or may yet bring: the worker
+        leaves."""
         self._is_last = True
         if self._answering():
             super().shutdown()
@@ -193,12 +197,13 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(LAST_REQUEST_S, self._close_idle)
 
     def _close_idle(self) -> None:
-        """A head that has begun to come, and what is being answered, have times of their own."""
+        """Close if nothing is under way: a head that has begun to come, and a request that is being
+        answered, have time limits of their own."""
         if not self._begun and self._in_head and not self._answering():
             self.transport.close()
 
     def on_leave(self, callback: Callable[[], None] | None) -> None:
-        """The client's leaving, from now on; None: what is being answered is complete."""
+        """Call `callback` when the client leaves; None: the response in progress is complete."""
         self._on_leave = callback
         if callback is not None and self._running is not None and self._running.disconnected:
             callback()
@@ -246,12 +251,12 @@ class Connection(HttpToolsProtocol):
     # what is refused
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's, for what the parser could not take, or must not go on with."""
+        """Refuse what uvicorn's parser could not take, or must not go on with."""
         if self.refusal is None:
             self._refuse(MALFORMED)
 
     def _refuse(self, why: Face) -> None:
-        """Tell it, as long as no answer is on its way, and close."""
+        """Send the refusal, as long as no answer is on its way, and close."""
         self.refusal = why
         self._cancel_timer()
         if self._answering() and not self._give_up_body():
@@ -272,8 +277,10 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _give_up_body(self) -> bool:
-        """Whoever waits for the rest of the body hears that the client has left; False where there
-        is nobody, or where the answer has begun."""
+        """Tell whoever waits for the rest of the body that the client has left.
+
+        False: nobody waits, or the answer has begun.
+        """
         if self._in_head or self.cycle.response_started or self.pipeline:
             return False
         self.cycle.disconnected = True
@@ -286,7 +293,7 @@ class Connection(HttpToolsProtocol):
     # the time that a head and a body may take
 
     def _expect_head(self) -> None:
-        """Its time begins, if it has not begun already."""
+        """Start the time limit of a head, if it is not running already."""
         if self._timer is None:
             self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
@@ -302,7 +309,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _expect_body(self, num_bytes: int, num_bytes_around: int) -> None:
-        """It is not whole. `num_bytes_around`: of chunk headers and trailers alone."""
+        """Count a part of a body that is not whole.
+
+        `num_bytes_around`: bytes of chunk headers and trailers alone.
+        """
         self._head_bytes += num_bytes_around
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
@@ -334,6 +344,6 @@ class Connection(HttpToolsProtocol):
 
 
 def max_connections() -> int:
-    """As many as there are descriptors for, and `MAX_CONNECTIONS` at most."""
+    """Return as many as there are descriptors for, and `MAX_CONNECTIONS` at most."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(1, min(MAX_CONNECTIONS, files - OTHER_FILES - SPARE_CONNECTIONS))

@@ -1,4 +1,4 @@
-"""create_app(): the only place where things are wired.
+"""Wires one worker's application: `create_app()` is the only place where things are wired.
 
 What needs an event loop is opened in the lifespan, in the order of dependence, and closed in the
 reverse of it: streams are drained before the spool is shipped, and the spool is shipped before the
@@ -98,8 +98,8 @@ CACHE_SALT = "cache-salt"
 
 
 class Application(Litestar):
-    """Without Litestar's plugins for bodies of pydantic and attrs, which are nobody's here: where
-    pydantic is installed, for whatever else, each worker would load all of it."""
+    """Litestar without its plugins for bodies of pydantic and attrs, which nobody uses here: where
+    pydantic is installed for another reason, each worker would load all of it."""
 
     @staticmethod
     def _get_default_plugins(plugins: list[PluginProtocol]) -> list[PluginProtocol]:
@@ -109,8 +109,10 @@ class Application(Litestar):
 def create_app(
     settings: Settings, *, worker_id: str = "0", metrics: Path | None = None
 ) -> Litestar:
-    """One worker's ASGI application. `metrics`: prometheus-client's shared folder, where there is
-    one."""
+    """Return one worker's ASGI application.
+
+    `metrics`: prometheus-client's shared folder, where there is one.
+    """
     app = with_routes(settings.max_body_bytes)
     app.state.open = partial(open_services, settings, worker_id=worker_id, metrics=metrics)
     app.state.begin_drain = lambda: None
@@ -120,7 +122,8 @@ def create_app(
 
 
 def with_routes(max_body_bytes: int) -> Litestar:
-    """What does not depend on settings beside this: what does, stands in its state."""
+    """Return the application with its routes and layers; what depends on other settings stands in
+    its state."""
     app = Application(
         route_handlers=ROUTES,
         lifespan=[lifespan],
@@ -152,9 +155,10 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
 
 
 def begin_drain(services: Services, timeout_s: float) -> None:
-    """SIGTERM: what is still open after `timeout_s` is ended and billed. Readiness turns red once
-    no connection brings another request: a probe that is on its way is served as all others are,
-    and a worker that gives way to another one makes nobody think that the gateway leaves."""
+    """Begin to leave, at SIGTERM: what is still open after `timeout_s` is ended and billed.
+    Readiness turns red once no connection brings another request: a probe that is on its way is
+    served as all others are, and a worker that gives way to another one makes nobody think that the
+    gateway leaves."""
     asyncio.get_running_loop().call_later(LAST_REQUEST_S, services.readiness.begin_drain)
     services.batches.leave()
     services.responses.background.leave()
@@ -393,7 +397,8 @@ def open_redis(url: str, stack: AsyncExitStack) -> redis.asyncio.Redis:
 
 
 def connect_redis(url: str) -> redis.asyncio.Redis:
-    """A bounded pool that fails fast: what may be repeated is repeated by who knows that it may."""
+    """Open a bounded pool that fails fast: only a caller that knows that a command may be repeated
+    repeats it."""
     return redis.asyncio.from_url(
         url,
         socket_timeout=REDIS_TIMEOUT_S,
@@ -421,7 +426,7 @@ def build_fleet(
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:
-    """org id -> 128 bits that only this installation can compute."""
+    """Return a function from an org's id to 128 bits that only this installation can compute."""
 
     @lru_cache(CACHED_SALTS)
     def salt(org_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The clients of the engines of this installation, connecting for as long as it takes."""
+"""Connects the clients of this installation's engines, for as long as it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINE_WAIT_S = 10.0
 def connect_engines(
     settings: Settings, settlement: Settlement, leases: CacheLeases
 ) -> dict[str, EngineClient]:
-    """A client per in-repo model, connecting from now on."""
+    """Return a client for each in-repo model; each connects from now on."""
     places = {model.name: model.engine for model in settings.models if model.engine is not None}
     engines = {
         name: EngineClient(

@@ -1,4 +1,4 @@
-"""One gateway worker: the application under uvicorn, on a socket that somebody else bound.
+"""Runs one gateway worker: the application under uvicorn, on a socket that somebody else bound.
 
 Knows signals and sockets, no route. SIGTERM drains: the socket is let go, what is on its way is
 taken, readiness goes red, open streams have `drain_timeout_s` to end, then the application shuts
@@ -47,7 +47,7 @@ then."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, saying when it listens and when it begins to leave."""
+    """A uvicorn server that says when it listens and when it begins to leave."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
         self._on_leaving = on_leaving
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """As uvicorn's, but the process then returns instead of dying of the signal once more."""
+        """Stop as uvicorn does, but return instead of dying of the signal once more."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -134,15 +134,15 @@ def run(
 
 
 async def leave_when_broken(spool: Spool, server: uvicorn.Server) -> None:
-    """As SIGTERM does: a worker that can never account for anything again gives way to the next,
-    which recovers the spool."""
+    """Drain as at SIGTERM when the spool breaks: a worker that can never account for anything again
+    gives way to the next, which recovers the spool."""
     await spool.broken.wait()
     log.critical("the spool is broken: draining, to be started again")
     server.should_exit = True
 
 
 def _raise_file_limit() -> None:
-    """Every stream is a file descriptor; the soft limit is often 1024."""
+    """Raise the soft limit of file descriptors, which is often 1024: every stream needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

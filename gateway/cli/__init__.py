@@ -1,1 +1,1 @@
-"""cli."""
+"""The `tollgate` command: one module for each group of subcommands."""

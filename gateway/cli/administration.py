@@ -27,8 +27,8 @@ from gateway.settings.load import Settings
 
 @asynccontextmanager
 async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
-    """(Postgres, Redis): the configured ones, those of the running `tollgate up`, or embedded ones
-    that live as long as this context.
+    """Yield (Postgres, Redis): the configured URLs, those of the running `tollgate up`, or embedded
+    databases that live as long as this context.
 
     Raises: SettingsError if a configured one does not answer, EmbeddedError, OSError.
     """
@@ -51,7 +51,8 @@ async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
 
 @asynccontextmanager
 async def connections(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Redis]]:
-    """Clients of both, closed at the end, of a home that is there already; they see all orgs.
+    """Open clients of both databases of a home that is there already; they see all orgs and are
+    closed at the end.
 
     Raises: NoHome, and what `database_urls` raises.
     """

@@ -63,9 +63,10 @@ def verify(org: str | None, as_json: bool, **flags: Flags) -> None:
 
 
 async def org_id_of(db: AsyncEngine, org: str) -> str:
-    """An archived one's name may have been given again, so ids are taken too.
+    """Find an org by name or id: the name of an archived one may have been given again.
 
-    Raises: NotFound."""
+    Raises: NotFound.
+    """
     from gateway.tenancy.orgs import find_org
 
     if org.startswith("org_"):
@@ -83,7 +84,7 @@ def to_line(verdict: Verdict) -> str:
 
 
 def read_witness(path: Path) -> dict[str, Standing]:
-    """Raises: OSError, click.ClickException if it is no such file."""
+    """Read the file. Raises: OSError, click.ClickException if it is no such file."""
     from gateway.audit.verify import Standing
 
     if not path.exists():
@@ -95,7 +96,7 @@ def read_witness(path: Path) -> dict[str, Standing]:
 
 
 def write_witness(path: Path, witness: dict[str, Standing]) -> None:
-    """As a whole or not at all. Raises: OSError."""
+    """Write the file whole or not at all. Raises: OSError."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(msgspec.json.format(msgspec.json.encode(witness)) + b"\n")
     beside.replace(path)

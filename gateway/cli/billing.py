@@ -1,4 +1,5 @@
-"""`tollgate billing`: a period priced anew, seen, then applied; a draft made final at once."""
+"""`tollgate billing`: prices a period anew, shown first and then applied; makes a draft final at
+once."""
 
 from __future__ import annotations
 

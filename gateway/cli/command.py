@@ -1,4 +1,4 @@
-"""What every command of `tollgate` is made of: options, and one clear line for what went wrong.
+"""The parts of every command of `tollgate`: options, and one clear line for what went wrong.
 
 Exit codes: 0 done; 1 something failed while running; 2 it cannot be done as asked.
 """
@@ -24,7 +24,7 @@ value."""
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The options in the order in which `--help` shows them."""
+    """Add options in the order in which `--help` shows them."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -42,7 +42,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON
 
 
 def refuse(error: Exception | str, *, status: int) -> NoReturn:
-    """One line, whatever it was, and out."""
+    """Print the error as one line and exit."""
     click.echo(f"tollgate: {' '.join(str(error).split()) or type(error).__name__}", err=True)
     sys.exit(status)
 

@@ -1,4 +1,4 @@
-"""The command `tollgate`: arguments in, one clear line and an exit code out."""
+"""The command `tollgate`: reads arguments, ends with one clear line and an exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODEL = (
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         tollgate(prog_name="tollgate")
     except SettingsError as error:
@@ -129,7 +129,7 @@ def gateway(**flags: Flags) -> None:
 @click.option("--listen-fd", type=int, required=True, help="A bound socket.")
 @click.option("--ready-fd", type=int, required=True, help="Gets a byte once it accepts.")
 def worker_process(worker_id: str, settings_file: Path, listen_fd: int, ready_fd: int) -> None:
-    """A worker of `tollgate up`; it alone calls this."""
+    """Run a worker of `tollgate up`, which alone calls this."""
     from gateway.app import worker
     from gateway.home import Home
 
@@ -342,7 +342,7 @@ def show_once(made: CreatedKey, as_json: bool) -> None:
 
 
 def to_record(key: KeyRow, secret: str) -> str:
-    """A new key as a person reads it."""
+    """Show a new key as a person reads it."""
     fields = {
         "id": key.id,
         "name": key.name,
@@ -418,7 +418,7 @@ def revoke(key_id: str, **flags: Flags) -> None:
 
 
 def fetch_models(settings: Settings, *, weights: bool) -> Settings:
-    """The settings with a folder for every model that is named like one on a hub."""
+    """Return the settings with a folder for every model that is named like one on a hub."""
     from gateway.processes.model_downloads import with_folders
 
     return with_folders(settings, weights=weights, say=click.echo)

@@ -1,4 +1,4 @@
-"""`tollgate mcp`: what MCP servers offer, what of it is approved, and which calls wait.
+"""`tollgate mcp`: shows what MCP servers offer, what of it is approved, and which calls wait.
 
 A server is one of the settings file; what is approved of it is the organization's of the project
 that is named.
@@ -244,7 +244,7 @@ def rules(file: Path | None, org: str, project: str, **flags: Flags) -> None:
 
 
 class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
-    """As the API takes them, and as they are shown."""
+    """The rules as the API takes them, and as they are shown."""
 
     rules: list[Any]
     version: str | None = None
@@ -296,7 +296,10 @@ def calls(
 
 
 async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
-    """Readable, and what nobody sees in them, too. Raises: ClickException, SecretError."""
+    """Return the arguments in readable form, with what is hidden in them made visible.
+
+    Raises: ClickException, SecretError.
+    """
     from gateway.mcp.approvals import PostgresApprovals
     from gateway.mcp.call_arguments import CallArguments
     from gateway.secret import Secret
@@ -338,7 +341,7 @@ def taints(org: str, project: str, client: str | None, **flags: Flags) -> None:
 
 
 async def org_of(db: AsyncEngine, org: str, project: str) -> str:
-    """Raises: NotFound."""
+    """Find the org. Raises: NotFound."""
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
 
@@ -357,7 +360,7 @@ def server_of(settings: Settings, name: str) -> ServerConfig:
 
 
 def names_for(settings: Settings, org_id: str) -> list[str]:
-    """Of the servers that are there for it."""
+    """Return the servers that exist for this org."""
     from gateway.settings.mcp_servers import to_audience
 
     return [each.name for each in settings.mcp_servers if to_audience(each).has(org_id, None)]
@@ -371,8 +374,10 @@ async def offered(
     redis: Redis,
     on_end: Callable[[LastWords], None] | None = None,
 ) -> Offer:
-    """As the tenant is shown it, with what it shows the server. `on_end`: is told how a process
-    ended that was started for it."""
+    """Ask a server for its listing as the tenant is shown it, with the tenant's credential.
+
+    `on_end`: is told how a process ended that was started for it.
+    """
     from gateway.mcp.service.service import NAME, own_version
     from gateway.mcp.upstreams import open_carriers
     from mcp_bridge.errors import BridgeError
@@ -398,7 +403,10 @@ async def offered(
 async def shown_by(
     settings: Settings, config: ServerConfig, db: AsyncEngine, redis: Redis
 ) -> AsyncIterator[Credentials | None]:
-    """Of a server that is shown nothing no secret is wanted. Raises: SecretError."""
+    """Return what a server is shown; where it is shown nothing, no secret is needed.
+
+    Raises: SecretError.
+    """
     if config.credential == "none":
         yield None
         return
@@ -411,8 +419,8 @@ async def shown_by(
 
 
 def refusal_behind(error: BaseException) -> str:
-    """Why it is none, where it was we who refused what a server is made of: callers are told a
-    word, the operator which place of it."""
+    """Return our own reason if we refused what a server is made of: callers are told a word, the
+    operator which place of it."""
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.upstream.launch_errors import DigestMismatch
 
@@ -432,7 +440,7 @@ async def seen(
     db: AsyncEngine,
     redis: Redis,
 ) -> tuple[list[Change], str | None]:
-    """What waits, or why it cannot be seen."""
+    """Return the listing that waits, or why it cannot be seen."""
     from gateway.mcp.admin.pins_admin import changes_in
 
     try:
@@ -443,7 +451,7 @@ async def seen(
 
 
 def show(found: Iterable[tuple[Change, tuple[Finding, ...]]]) -> None:
-    """For terminals: what would be hidden there is made visible."""
+    """Show text on a terminal, with hidden characters made visible."""
     from mcp_bridge.pinning import differences
     from mcp_bridge.text_safety.hidden_text import visible
 

@@ -1,4 +1,5 @@
-"""What `tollgate mcp add` and `approve --launch` pin of a process: what its command is now.
+"""Pins the command of an MCP server that is a process, for `tollgate mcp add` and `approve
+--launch`.
 
 The digests stand in the settings file, where the gateway compares them before each start, and are
 part of what an organization approves.
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 def launched(
     name: str, executable: str, arguments: Sequence[str], *, may_drift: bool
 ) -> dict[str, Any]:
-    """The keys of a server's table. Raises: click.ClickException, for what is not there, or would
-    be another one tomorrow without anybody's yes and `may_drift` does not allow it."""
+    """Return the keys of a server's table.
+
+    Raises: click.ClickException if the command is not there, or could be another one tomorrow
+    without anybody's approval and `may_drift` does not allow it.
+    """
     from mcp_bridge.upstream.stdio.package_refs import unpinned
 
     command = shutil.which(executable)
@@ -44,7 +48,7 @@ def launched(
 def now(
     name: str, command: str, arguments: Sequence[str], kept: Sequence[Digest]
 ) -> list[dict[str, str]]:
-    """Raises: click.ClickException."""
+    """Return what the command is now. Raises: click.ClickException."""
     from mcp_bridge.upstream.launch_errors import StdioError
     from mcp_bridge.upstream.stdio.launch_digests import measured
 

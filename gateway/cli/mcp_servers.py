@@ -1,4 +1,5 @@
-"""`tollgate mcp add`, `doctor` and `call`: a server more, whether each answers, and a call of it.
+"""`tollgate mcp add`, `doctor` and `call`: adds a server, asks whether each answers, and calls a
+tool.
 
 A server is a table of the settings file; a call goes to the running gateway, as a client's does,
 with all that stands in its way.
@@ -96,7 +97,7 @@ def add(
 def audience_of(
     settings: Settings, orgs: tuple[str, ...], projects: tuple[str, ...]
 ) -> dict[str, list[str]]:
-    """The keys of a server's table, by the names of whom it is for."""
+    """Return the keys of a server's table, by the names of whom it is for."""
     from gateway.cli import administration
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
@@ -132,8 +133,10 @@ def remove(name: str, **flags: Flags) -> None:
 
 
 def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:
-    """A document's place as the settings file says it, and where its API is. A file is read: what
-    no tools can be made of is refused."""
+    """Return a document's place as the settings file writes it, and where its API is.
+
+    A file is read: one from which no tools can be made is refused.
+    """
     if openapi.startswith(("http://", "https://")):
         if url is None:
             raise click.UsageError("--url: where the API is, of which only its document has a URL")
@@ -158,7 +161,7 @@ def described(name: str, openapi: str, url: str | None) -> tuple[str, str]:
 
 
 def first_server(root: dict[str, Any]) -> str | None:
-    """None: there is none that says by itself where it is."""
+    """Return the first address that the document names; None: it names none."""
     servers = root.get("servers")
     first = servers[0] if isinstance(servers, list) and servers else None
     url = first.get("url") if isinstance(first, dict) else None
@@ -192,8 +195,10 @@ def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
 async def examined(
     settings: Settings, db: Any, redis: Any, org_id: str, name: str
 ) -> dict[str, Any]:
-    """`problem`: why it cannot be asked; `ended` and `stderr` of its process then, if there was
-    one."""
+    """Ask a server.
+
+    `problem`: why it cannot be asked; `ended` and `stderr`: of its process then, if there was one.
+    """
     from gateway.cli.mcp import server_of
     from gateway.mcp.admin.pins_admin import changes_in, of_others
     from gateway.mcp.pins import read_pins
@@ -225,7 +230,7 @@ async def examined(
 
 
 def in_words(said: dict[str, Any]) -> str:
-    """For terminals."""
+    """Show a report on a terminal."""
     from mcp_bridge.text_safety.hidden_text import visible
 
     drifts = [f"       not pinned: {each}" for each in said.get("unpinned", ())]
@@ -286,7 +291,7 @@ def call_tool(
 
 
 async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
-    """The answer, whatever it is."""
+    """Send the request and return the answer, whatever it is."""
     import httpx
 
     from foundation import sse

@@ -1,4 +1,4 @@
-"""`tollgate prices`: prices as others publish them, as drafts; seen, then applied.
+"""`tollgate prices`: takes prices that others publish as drafts, shown first and then applied.
 
 It needs no database: a price book is files. What is applied lies in HOME/price_books; `tollgate
 migrate` brings it to Postgres, and gateways price by it once they have been reloaded.
@@ -56,7 +56,7 @@ def prices() -> None:
 
 
 def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """What a command may raise by contract becomes one line."""
+    """Turn the errors that a command may raise by contract into one line."""
 
     @wraps(command)
     def guarded(**flags: Any) -> None:
@@ -117,7 +117,7 @@ def import_(
 @click.argument("draft", type=FILE)
 @in_one_line
 def diff(draft: Path, **flags: Flags) -> None:
-    """What DRAFT would change, and the digest by which to apply it."""
+    """Show what DRAFT would change, and the digest to apply it by."""
     book = book_of(load(flags))
     content = draft.read_bytes()
     show(content, *changed_by(content, draft, book))
@@ -189,7 +189,7 @@ def check(
 def sides_of(
     book: PriceBook, files: Mapping[Source, Path], wanted: Mapping[str, str], at: datetime
 ) -> dict[str, dict[str, Prices]]:
-    """By who says it, then by our name of the model."""
+    """Group by who publishes a price, then by our name of the model."""
     from billing.pricing.drafts import ours
 
     mine = {model: ours(book, model, at.timestamp()) for model in wanted}
@@ -217,7 +217,7 @@ def book_of(settings: Settings) -> PriceBook:
 
 
 def named(models: Sequence[str], settings: Settings) -> dict[str, str]:
-    """What the source calls each, by our name."""
+    """Return the source's name of each model, by our name."""
     if models:
         pairs = (model.partition("=") for model in models)
         return {ours: theirs or ours for ours, _, theirs in pairs}
@@ -230,7 +230,7 @@ def named(models: Sequence[str], settings: Settings) -> dict[str, str]:
 def published_of(
     source: Source, file: Path, wanted: Mapping[str, str], on: datetime
 ) -> Iterator[tuple[str, Published]]:
-    """By our name, of those that it knows."""
+    """Return the published prices of the models that the source knows, by our name."""
     from billing.errors import PriceBookError
     from billing.pricing.sources import MAX_SOURCE_BYTES, PriceSource
 
@@ -248,7 +248,10 @@ def published_of(
 
 
 def changed_by(content: bytes, draft: Path, book: PriceBook) -> tuple[list[Difference], str]:
-    """What a draft changes, and the digest of both. Raises: PriceBookError, where it cannot be."""
+    """Return the changes that a draft makes, and the digest of both.
+
+    Raises: PriceBookError, where it cannot be applied.
+    """
     from billing.pricing.drafts import changes_of, digest_of
     from billing.pricing.price_book import PriceBook
 
@@ -266,7 +269,7 @@ def show(content: bytes, changes: Sequence[Difference], digest: str) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write the file whole or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("wb") as file:

@@ -1,4 +1,4 @@
-"""`tollgate reconcile`: do engines, spools, ledger, rollups and invoices say the same?"""
+"""`tollgate reconcile`: checks that engines, spools, ledger, rollups and invoices agree."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ async def all_projects(conn: AsyncConnection, org: Org) -> AsyncIterator[Project
 
 
 def chosen(plan: str | None, no_plan: bool) -> str | None:
-    """Raises: click.UsageError unless exactly one of the two was given."""
+    """Return the one of the two that was given. Raises: click.UsageError unless exactly one was."""
     if (plan is None) != no_plan:
         raise click.UsageError("give either --plan NAME or --no-plan")
     return plan

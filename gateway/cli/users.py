@@ -141,7 +141,7 @@ def list_users(org: str, as_json: bool, **flags: Flags) -> None:
 
 
 def read_password(email: str) -> str:
-    """One line. Ends the command where it is too weak."""
+    """Read one line; end the command if the password is too weak."""
     from gateway.auth.login.passwords import WeakPassword, check_strength
 
     if sys.stdin.isatty():

@@ -1,4 +1,5 @@
-"""`tollgate vault rewrap`: an older secret can leave its file."""
+"""`tollgate vault rewrap`: wraps credentials under the current secret, so that an older one can
+leave its file."""
 
 from __future__ import annotations
 

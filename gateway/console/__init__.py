@@ -1,1 +1,1 @@
-"""The web pages: rendered here, no build step, no script in a page."""
+"""The pages of sign-in and consent, rendered on the server: no build step, no script in a page."""

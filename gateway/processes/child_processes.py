@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive their parent.
+"""Runs child processes that cannot outlive their parent.
 
 Knows processes and signals, not what they serve. Two nets, because one has a hole: every child asks
 the kernel for a signal when its parent dies (PR_SET_PDEATHSIG, prctl(2)), and before that it writes
@@ -34,7 +34,7 @@ file.
 
 
 class Child:
-    """One running child process. Reaped by `poll`, `wait` or `stop`."""
+    """One running child process, reaped by `poll`, `wait` or `stop`."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Child:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """The exit status (negative: the signal that killed it), or None while it runs."""
+        """Return the exit status (negative: the signal that killed it), or None while it runs."""
         status = self._process.poll()
         if status is not None:
             self._pid_file.unlink(missing_ok=True)
         return status
 
     def send_signal(self, number: int) -> None:
-        """A child that is gone is left alone."""
+        """Send a signal; a child that is gone is left alone."""
         self._process.send_signal(number)
 
     async def wait(self) -> int:
@@ -175,9 +175,8 @@ def end_leftovers(run: Path) -> list[str]:
 
 
 def _open_registered(line: str) -> int | None:
-    """A pidfd of the process that wrote `line`, if it lives; signals through it can reach nobody
-    else.
-    """
+    """Return a pidfd of the process that wrote `line`, if it lives; signals through it can reach
+    nobody else."""
     boot, _, stat = line.partition(" ")
     if boot != BOOT_ID.read_text().strip():
         return None
@@ -197,13 +196,14 @@ def _open_registered(line: str) -> int | None:
 
 
 def _identity(stat: str) -> tuple[int, int]:
-    """(pid, start time in clock ticks since boot): fields 1 and 22 of proc_pid_stat(5)."""
+    """Return (pid, start time in clock ticks since boot): fields 1 and 22 of proc_pid_stat(5)."""
     pid, _, rest = stat.partition(" ")
     return int(pid), int(rest.rpartition(")")[2].split()[19])
 
 
 def _runs(pidfd: int) -> bool:
-    """A pidfd becomes readable when its process exits (pidfd_open(2)), reaped or not."""
+    """Return whether the process still runs: a pidfd becomes readable when it exits
+    (pidfd_open(2)), reaped or not."""
     return not select.select([pidfd], [], [], 0)[0]
 
 

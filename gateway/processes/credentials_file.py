@@ -1,4 +1,4 @@
-"""HOME/credentials.json, and the examples that `tollgate up` prints with it.
+"""Reads and writes HOME/credentials.json, and makes the examples that `tollgate up` prints with it.
 
 The keys in it were made by `processes.bootstrap` at the first start and are kept nowhere else; the
 address follows each start.
@@ -16,7 +16,7 @@ from gateway.secret import sync_folder
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person needs to call this gateway. `base_url` is the official SDK's."""
+    """The data that a person needs to call this gateway. `base_url` is the official SDK's."""
 
     base_url: str
     api_key: str
@@ -27,7 +27,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(path: Path) -> Credentials | None:
-    """None where there is no such file. Raises: OSError, msgspec.DecodeError."""
+    """Read the file; None if there is none. Raises: OSError, msgspec.DecodeError."""
     if not path.exists():
         return None
     return msgspec.json.decode(path.read_bytes(), type=Credentials)
@@ -47,8 +47,10 @@ def write(path: Path, credentials: Credentials) -> None:
 
 
 def examples(base_url: str, model: str, path: Path, api_key: str | None) -> str:
-    """A curl and a Python call, ready to paste. With `api_key` None they read the file at `path`
-    themselves, for an output that is kept (a log) and must not hold a key.
+    """Return a curl and a Python call, ready to paste.
+
+    With `api_key` None they read the file at `path` themselves, for an output that is kept (a log)
+    and must not hold a key.
     """
     if api_key is None:
         sed = r"""$(sed -n 's/.*"api_key": *"\([^"]*\)".*/\1/p' '""" + f"{path}')"

@@ -1,4 +1,4 @@
-"""Bring Postgres to what this version needs: the schema, the plans, the first keys.
+"""Brings Postgres to what this version needs: the schema, the plans, the first keys.
 
 Idempotent, and safe when several gateways do it at once. Knows no process.
 """
@@ -35,7 +35,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
-    """In the operator's audit log."""
+    """Record the price books in the operator's audit log."""
     operator = await find_operator(conn)
     if operator is not None:
         await record(
@@ -89,8 +89,10 @@ async def prepare(
 
 
 async def price_what_waited(db: AsyncEngine, redis_url: str, prices: PriceBook) -> None:
-    """Usage that had no price, where it has one by now. Counters of spending have to hear of it, so
-    without Redis it waits for the next start."""
+    """Price usage that had no price, where it has one by now.
+
+    Counters of spending have to hear of it, so without Redis it waits for the next start.
+    """
     redis = Redis.from_url(
         redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
     )

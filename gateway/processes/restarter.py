@@ -1,4 +1,4 @@
-"""Keeps one child process running: starts it again when it dies, replaces it without a gap.
+"""Keeps one child process running: starts it again when it dies, and replaces it without a gap.
 
 Knows neither what the child serves nor when it is ready: its `start` says so by returning.
 """
@@ -41,16 +41,16 @@ class Keeper:
 
     @property
     def child(self) -> Child | None:
-        """Who fills it now; None while the next one is awaited."""
+        """Return the running child; None while the next one is awaited."""
         return self._child
 
     async def begin(self) -> None:
-        """The first start, whose errors are the caller's; from then on it is kept running."""
+        """Start the first child, whose errors are the caller's; from then on it is kept running."""
         self._child = await self._start()
         self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
     async def replace(self, timeout_s: float) -> None:
-        """A new child first, then the old one has `timeout_s` to leave.
+        """Start a new child first; then the old one has `timeout_s` to leave.
 
         If the new one does not start, its error is raised and the old one stays.
         """
@@ -72,7 +72,7 @@ class Keeper:
         await asyncio.gather(*(self._dismiss(child, timeout_s) for child in list(self._leaving)))
 
     def kill(self) -> None:
-        """At once, and not to be started again; `stop` then has nothing to wait for."""
+        """Kill the child at once and do not start it again; `stop` then has nothing to wait for."""
         if self._task is not None:
             self._task.cancel()
         for child in (self._child, *self._leaving):
@@ -80,7 +80,7 @@ class Keeper:
                 child.send_signal(signal.SIGKILL)
 
     async def _dismiss(self, child: Child, timeout_s: float) -> None:
-        """If this is cancelled, `stop` takes it up again."""
+        """Stop a child; if this is cancelled, `stop` takes it up again."""
         self._leaving.add(child)
         await child.stop(timeout_s)
         self._leaving.discard(child)

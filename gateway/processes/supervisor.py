@@ -1,4 +1,4 @@
-"""`tollgate up`: the whole process tree from one command, and its orderly end.
+"""`tollgate up`: starts the whole process tree from one command, and ends it in order.
 
     supervisor -- postgres, redis (unless URLs are configured)
                -- one engine per model with a path (unless its engine runs elsewhere)
@@ -69,7 +69,7 @@ HOUSEKEEPING_S = 60.0
 
 
 class StartError(Exception):
-    """Something the gateway needs did not start; one line that names it."""
+    """An error of something the gateway needs that did not start; one line that names it."""
 
 
 class Supervisor:
@@ -150,7 +150,7 @@ class Supervisor:
         )
 
     async def _start(self, listener: socket.socket) -> Credentials | None:
-        """Everything at once that can be; returns when it is ready."""
+        """Start everything at once that can be; return when it is ready."""
         for position, model in enumerate(self.settings.models):
             if model.starts_engine:
                 start = partial(self._start_engine, position, model)
@@ -173,8 +173,11 @@ class Supervisor:
         return found
 
     def _is_vain(self, status: int) -> bool:
-        """Whether an engine that left so ends the start. Later in life it is tried again and again:
-        what it lacks, a mounted folder say, may come back, and other models are being served."""
+        """Return whether an engine that left so ends the start.
+
+        Later in life it is tried again and again: what it lacks, a mounted folder say, may come
+        back, and other models are being served.
+        """
         return status == ENGINE_CANNOT_START and not self._started
 
     async def _end_a_vain_start(self) -> None:
@@ -194,7 +197,8 @@ class Supervisor:
         ]
 
     async def _start_databases(self, address: str) -> Credentials | None:
-        """The embedded servers that are wanted, and in Postgres what this version needs."""
+        """Start the embedded servers that are wanted, and bring Postgres to what this version
+        needs."""
         settings = self.settings
         if settings.database_url is None:
             self._databases.append(Keeper("postgres", partial(start_postgres, self.home)))
@@ -287,7 +291,7 @@ class Supervisor:
             await asyncio.sleep(READY_POLL_S)
 
     async def _capacities(self) -> list[str]:
-        """A line for each engine started here: what its KV cache came to hold, as it says."""
+        """Print a line for each engine started here: the size of its KV cache, as it reports it."""
         lines = []
         for model in self.settings.models:
             if model.starts_engine:
@@ -345,7 +349,8 @@ class Supervisor:
         return self.settings.drain_timeout_s + WORKER_SHUTDOWN_S
 
     async def _stop_everything(self) -> None:
-        """Workers, engines, databases: each still has what it leans on until it is gone."""
+        """Stop workers, then engines, then databases: each still has what it leans on until it is
+        gone."""
         for keepers, timeout_s in (
             (self._workers, self._drain_s),
             (self._engines, ENGINE_STOP_S),
@@ -359,8 +364,10 @@ class Supervisor:
 
 
 async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Results in order. The first failure cancels the others, and is raised once they have ended:
-    a start that is cancelled cleans up after itself.
+    """Return the results in order.
+
+    The first failure cancels the others, and is raised once they have ended: a start that is
+    cancelled cleans up after itself.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -371,7 +378,7 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def _read_byte(descriptor: int) -> bytes:
-    """What the other end of a pipe wrote; empty if it was closed without a word."""
+    """Return the byte that the other end of a pipe wrote; empty if it was closed without one."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(descriptor, readable.set)
@@ -383,7 +390,7 @@ async def _read_byte(descriptor: int) -> bytes:
 
 
 async def _probe(host: str, port: int) -> str:
-    """What /health/ready misses, in words; empty when it is ready."""
+    """Return what /health/ready misses, in words; empty when it is ready."""
     request = f"GET /health/ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     answer = b""
     try:

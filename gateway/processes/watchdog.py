@@ -1,4 +1,4 @@
-"""Kills an engine that lives and does not work, so that its keeper starts it again.
+"""Kills an engine that lives but does not work, so that its restarter starts it again.
 
 Knows no request: the gateways give a hung engine up by themselves, and long before.
 """
@@ -39,7 +39,7 @@ class Watchdog:
         self._away_s = 0.0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         self._client.start()
         try:
             while True:
@@ -67,7 +67,8 @@ class Watchdog:
             self._away_s = 0.0
 
     def _patience_s(self) -> float:
-        """How long the client may be without it: what it waited itself is over by then."""
+        """Return how long the client may be without the engine: what it waited itself is over
+        by then."""
         if not self._heard:
             return self._load_timeout_s
         return (KILL_AFTER_TIMEOUTS - 1) * self._client.status.step_timeout_s

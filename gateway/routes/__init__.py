@@ -1,1 +1,1 @@
-"""Thin HTTP handlers, one file per resource."""
+"""The HTTP handlers: thin, one folder for each API surface, one file for each resource."""

@@ -1,4 +1,4 @@
-"""Every route there is.
+"""Lists every route.
 
 A module that is new is named twice here, and nowhere else.
 """

@@ -1,1 +1,1 @@
-"""admin."""
+"""The handlers of Tollgate's own admin API, `/v1/admin`."""

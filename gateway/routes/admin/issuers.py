@@ -85,7 +85,8 @@ def to_view(request: AuthenticatedRequest, issuer: Issuer) -> IssuerView:
 def unless_changed(
     request: AuthenticatedRequest, precondition: Precondition
 ) -> Callable[[Issuer], None]:
-    """Another client secret, which nobody is shown, is a change too."""
+    """Return a check that includes the client secret: another one, which nobody is shown, is a
+    change too."""
 
     def check(current: Issuer) -> None:
         precondition.check(to_view(request, current), current.client_secret_digest)
@@ -121,7 +122,7 @@ async def read(request: AuthenticatedRequest) -> tuple[Rules, str | None]:
 def announced(
     request: AuthenticatedRequest, subject: str
 ) -> AbstractAsyncContextManager[AsyncConnection]:
-    """A transaction of the caller's org, of which every worker hears."""
+    """Open a transaction of the caller's org, of which every worker hears."""
     found = services(request)
     return changing(found.db, found.redis, subject, org_id=request.user.org_id)
 

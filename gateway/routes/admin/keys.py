@@ -239,7 +239,8 @@ async def revoke(request: AuthenticatedRequest, key_id: FromPath[str]) -> Respon
     operation_class=describes(body=LeakReport, status=204),
 )
 async def report(request: Request[Any, Any, Any]) -> None:
-    """Needs no credential but the key itself, and tells nobody whether there was such a key."""
+    """Take a leaked key: needs no credential but the key itself, and tells nobody whether there was
+    such a key."""
     wanted = decode_kept(report_decoder, await plain_body(request))
     if KEY_FORM.fullmatch(wanted.key) is None:
         raise InvalidField("key", "it has not the form of an API key")
@@ -256,7 +257,8 @@ async def report(request: Request[Any, Any, Any]) -> None:
 
 
 def check_given(principal: Principal, scopes: list[str]) -> None:
-    """Who makes a key gives away no right of administration that he has not. Raises: MissingScope.
+    """Check that whoever makes a key gives away no admin right that they lack. Raises:
+    MissingScope.
 
     What a key is for otherwise, inference and tools, may be given by whoever administers keys.
     """
@@ -266,7 +268,8 @@ def check_given(principal: Principal, scopes: list[str]) -> None:
 
 
 def allowed(principal: Principal, precondition: Precondition) -> Check:
-    """Nobody takes over a key that may do more than he: its new secret would be his."""
+    """Check that nobody takes over a key that may do more than they may: its new secret would be
+    theirs."""
 
     def check(row: KeyRow) -> None:
         precondition.check(configured(to_wire(row)))

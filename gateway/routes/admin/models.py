@@ -32,7 +32,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheContractView(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the prompt tokens that the engine reused is billed as read from the cache: from
+    """The prompt tokens that the engine reused and that are billed as read from the cache: from
     `min_tokens` on, in steps of `step`. `explicit`: and up to a breakpoint."""
 
     name: str

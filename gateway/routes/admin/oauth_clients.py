@@ -108,7 +108,8 @@ def to_grant(grant: Grant) -> OAuthGrant:
 
 
 def unless_changed(precondition: Precondition) -> Check:
-    """The version tells of a new secret, which is shown to nobody."""
+    """Return a check that includes the version, which tells of a new secret that is shown to
+    nobody."""
     return lambda client: precondition.check(to_wire(client), client.version)
 
 
@@ -117,7 +118,8 @@ def shown(request: AuthenticatedRequest, client: Client) -> Response[bytes]:
 
 
 def shown_once(made: CreatedClient, *, status: int = 200) -> Response[bytes]:
-    """With the tag of the client without its secret: what a later If-Match is compared with."""
+    """Answer with the tag of the client without its secret: what a later If-Match is compared
+    with."""
     once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
     tag = tag_of(to_wire(made.client), made.client.version)
     return tagged(once, tag, status=status, headers=NO_STORE)
@@ -156,7 +158,10 @@ def check_scopes(principal: Principal, wanted: Sequence[str] | None) -> list[str
 async def check_account(
     conn: AsyncConnection, principal: Principal, service_account_id: str | None
 ) -> None:
-    """Whoever lets a client act for somebody could appoint them. Raises: MissingScope."""
+    """Check that the caller may appoint the service account that a client is to act for.
+
+    Raises: MissingScope.
+    """
     if service_account_id is None:
         return
     found = sa.select(service_accounts.c.role).where(service_accounts.c.id == service_account_id)

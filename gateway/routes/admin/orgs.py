@@ -194,7 +194,7 @@ async def update(request: AuthenticatedRequest, org_id: FromPath[str]) -> Respon
     operation_class=describes(answer=OrgView, idempotent=True, conditional=True),
 )
 async def archive(request: AuthenticatedRequest, org_id: FromPath[str]) -> Response[bytes]:
-    """An operator cannot archive where he stands."""
+    """Archive an org; an operator cannot archive their own."""
     if org_id == request.user.org_id:
         raise ReadOnly("org", "the organization of this credential cannot archive itself")
     found = services(request)

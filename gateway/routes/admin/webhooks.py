@@ -85,7 +85,8 @@ def to_delivery(delivery: Delivery) -> WebhookDelivery:
 
 
 def unless_changed(precondition: Precondition) -> Check:
-    """The version tells of a new secret, which is shown to nobody."""
+    """Return a check that includes the version, which tells of a new secret that is shown to
+    nobody."""
     return lambda endpoint: precondition.check(to_wire(endpoint), endpoint.version)
 
 
@@ -94,7 +95,8 @@ def shown(request: AuthenticatedRequest, endpoint: Endpoint) -> Response[bytes]:
 
 
 def shown_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
-    """With the tag of the endpoint without its secret: what a later If-Match is compared with."""
+    """Answer with the tag of the endpoint without its secret: what a later If-Match is compared
+    with."""
     once = WebhookEndpointOnce(**_fields(made.endpoint), secret=made.secret)
     tag = tag_of(to_wire(made.endpoint), made.endpoint.version)
     return tagged(once, tag, status=status, headers=NO_STORE)

@@ -1,1 +1,1 @@
-"""anthropic."""
+"""The handlers of Anthropic's API: messages, message batches and reports."""

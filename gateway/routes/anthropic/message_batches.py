@@ -124,7 +124,7 @@ def max_body_bytes(request: AuthenticatedRequest) -> int:
 
 
 async def begin(request: AuthenticatedRequest) -> Upload:
-    """With all the room that such a body may take: a line is no longer than what it came in.
+    """Begin with the most room that such a body may need: a line is no longer than what it came in.
     Raises: RequestEntityTooLarge, InvalidField."""
     files, principal = services(request).files, request.user
     most, length = max_body_bytes(request), request.content_length
@@ -140,8 +140,10 @@ async def begin(request: AuthenticatedRequest) -> Upload:
 async def take(
     pieces: AsyncIterator[bytes], reader: BodyReader, upload: Upload, most_bytes: int
 ) -> bytes:
-    """Returns a SHA-256 of all. Raises: BadField, RequestEntityTooLarge, and what a store of files
-    raises."""
+    """Read the body into the file and return a SHA-256 of all.
+
+    Raises: BadField, RequestEntityTooLarge, and what a file store raises.
+    """
     size_bytes, digest = 0, hashlib.sha256()
     async for piece in pieces:
         size_bytes += len(piece)

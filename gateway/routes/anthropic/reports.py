@@ -97,7 +97,7 @@ async def cost_report(request: AuthenticatedRequest) -> Response[bytes]:
 
 @contextmanager
 def their_names() -> Iterator[None]:
-    """What is refused is named as it was written. Raises: ReportQueryError."""
+    """Name a refused field as the caller wrote it. Raises: ReportQueryError."""
     try:
         yield
     except ReportQueryError as error:

@@ -1,1 +1,1 @@
-"""asgi."""
+"""The ASGI layers around Litestar, which know no route."""

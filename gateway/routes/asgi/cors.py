@@ -1,4 +1,4 @@
-"""Which web pages may call, and read what is answered (the Fetch standard's CORS protocol).
+"""Decides which web pages may call, and read the answers (the Fetch standard's CORS protocol).
 
 An ASGI layer inside `envelope`, around Litestar. Origins are exact and each tenant's own. A
 preflight carries no credential, so it is answered for an origin that any tenant lists; what a page
@@ -107,7 +107,8 @@ class Cors:
         await self.app(scope, receive, send_shared)
 
     async def call_open(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whether a page asks or not: so a cache that keeps an answer keeps it for all."""
+        """Answer for every origin, whether a page asks or not: so a cache that keeps an answer
+        keeps it for all."""
         if allowed := preflight(scope, ANY_ORIGIN):
             await send_preflight(send, allowed)
             return
@@ -134,8 +135,8 @@ async def send_preflight(send: Send, allowed: list[Header]) -> None:
 
 
 def preflight(scope: Scope, origin: bytes) -> list[Header]:
-    """The answer's headers; none where the request is no preflight, or asks for what is no list of
-    header names."""
+    """Return the answer's headers; none where the request is no preflight, or asks for something
+    that is no list of header names."""
     if scope.get("method") != "OPTIONS" or single(scope, b"access-control-request-method") is None:
         return []
     headers = [
@@ -153,6 +154,6 @@ def preflight(scope: Scope, origin: bytes) -> list[Header]:
 
 
 def single(scope: Scope, name: bytes) -> bytes | None:
-    """The value of a header that stands there once."""
+    """Return the value of a header that stands there once."""
     found = [value for each, value in scope["headers"] if each == name]
     return found[0] if len(found) == 1 else None

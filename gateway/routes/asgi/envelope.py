@@ -1,5 +1,5 @@
-"""What every response carries, whatever made it: `x-request-id`, which Anthropic's clients read as
-`request-id`, `openai-version` and `openai-processing-ms`.
+"""Adds the headers of every response, whoever made it: `x-request-id`, which Anthropic's clients
+read as `request-id`, `openai-version` and `openai-processing-ms`.
 
 The outermost ASGI layer: it names the request, and times it until the first byte of the answer. The
 id is the server's own; a client's `X-Client-Request-Id` goes to the log beside it, never instead of

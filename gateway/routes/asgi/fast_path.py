@@ -1,4 +1,4 @@
-"""A hot route's requests go straight to its handler.
+"""Calls the handler of a hot route directly.
 
 An ASGI layer between `envelope` and all others. What it passes by is layers that would do nothing
 for such a request, and the framework's routing, which would find the same handler, build the same
@@ -50,7 +50,7 @@ class Straight:
             self._fixed[method, path] = handler, path
 
     def _way(self, method: str, path: str) -> Way | None:
-        """What the framework would find, of a path that is written as plainly as can be."""
+        """Return what the framework would find for a path that is written as plainly as can be."""
         way = self._fixed.get((method, path))
         if way is None and PLAIN_PATH.fullmatch(path) is not None:
             first, *parts = path.removeprefix("/").split("/")

@@ -1,4 +1,4 @@
-"""HEAD wherever there is a GET (RFC 9110, 9.3.2): the same answer without its body.
+"""Answers HEAD wherever there is a GET (RFC 9110, 9.3.2): the same answer without its body.
 
 The innermost ASGI layer, around Litestar, which knows HEAD only where a handler says so. What a
 proof of possession is compared with stays what was asked (`asked_method`).
@@ -45,7 +45,7 @@ class Head:
 
 
 def with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """`Allow` says it, too."""
+    """Add HEAD to `Allow`."""
     methods = {each.strip() for each in value.split(b",")}
     if name.lower() != ALLOW or b"GET" not in methods:
         return name, value

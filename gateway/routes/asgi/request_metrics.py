@@ -1,4 +1,4 @@
-"""Every HTTP answer is counted once, whoever gave it: a handler, a guard, or the router itself.
+"""Counts every HTTP answer once, whoever gave it: a handler, a guard, or the router itself.
 
 The outermost ASGI layer. It knows no route: a handler that knows a model says so in the request's
 state, and a response that knows better than its first line how it ended (the client left, the

@@ -1,1 +1,1 @@
-"""mcp."""
+"""The handlers of the MCP endpoint and of its administration."""

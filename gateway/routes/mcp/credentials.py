@@ -72,7 +72,8 @@ def user_of(request: AuthenticatedRequest) -> str:
 
 
 def project_of(request: AuthenticatedRequest, user_id: str | None) -> str | None:
-    """Of whose own credential it is; who sees to the tenant's sees to all of its projects."""
+    """Return the project of a user's own credential; whoever manages the tenant's manages those of
+    all its projects."""
     return None if user_id is None else request.user.project_id
 
 

@@ -49,7 +49,7 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What of a JSON-RPC 2.0 message decides how it is answered."""
+    """The fields of a JSON-RPC 2.0 message that decide how it is answered."""
 
     jsonrpc: str
     method: str | None = None
@@ -70,8 +70,8 @@ class RpcAnswer(msgspec.Struct, frozen=True, kw_only=True):
 async def check_audience(
     connection: ASGIConnection[Any, Principal, Any, Any], _handler: BaseRouteHandler
 ) -> None:
-    """An API key is for all that is its org's; a token is for what it names. Raises:
-    InvalidToken."""
+    """Check what a credential is for: an API key is for all of its org, a token for what it names.
+    Raises: InvalidToken."""
     principal = connection.user
     base, (org_id, project_id, _) = public_url(connection), parts_of(connection)
     good = {f"{base}/mcp/{principal.org_id}"} | ({base} if org_id is None else set())
@@ -85,14 +85,14 @@ async def check_audience(
 def parts_of(
     connection: ASGIConnection[Any, Any, Any, Any],
 ) -> tuple[str | None, str | None, str | None]:
-    """Of the path: org, project and namespace."""
+    """Return the org, the project and the namespace of the path."""
     found = connection.scope["path"].removesuffix("/").removeprefix(ROOT).split("/")[1:]
     org_id, project_id, namespace = [*found, None, None, None][:3]
     return org_id, project_id, namespace
 
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """As everywhere, with the challenge on each 401 and 403."""
+    """Refuse as everywhere, with the challenge on each 401 and 403."""
     face = to_face(error)
     headers = dict(face.headers)
     if face.status in (401, 403):
@@ -128,7 +128,7 @@ async def call(request: AuthenticatedRequest) -> ASGIApp:
 
 
 async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
-    """An answer that takes its own time, and says itself what it is."""
+    """Pass on an answer that takes its own time, and says itself what it is."""
     principal, (_, _, namespace) = request.user, parts_of(request)
     principal.check_served()
     origin = request.headers.get("origin")
@@ -145,7 +145,7 @@ async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
 
 
 async def refuse_method(request: AuthenticatedRequest) -> Response[bytes]:
-    """Of an installation that has no servers to ask."""
+    """Refuse a method, in an installation that has no servers to ask."""
     try:
         message = msgspec.json.decode(await plain_body(request), type=Call)
     except msgspec.ValidationError:

@@ -86,7 +86,7 @@ def to_health(found: Sequence[UpstreamHealth]) -> McpServerHealth | None:
 
 
 def to_offer(seen: ServerOffer) -> McpServerOffer:
-    """Compares each change to the byte: for a thread."""
+    """Compare each change to the byte; runs in a thread."""
     state = "waiting" if seen.waits else "approved"
     if seen.config.trust == "all":
         state = "trusted"

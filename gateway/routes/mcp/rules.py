@@ -219,7 +219,7 @@ async def replace(request: AuthenticatedRequest) -> Response[bytes]:
 
 
 def to_rules(rules: Any) -> McpRules:
-    """Of `mcp_bridge.trust.call_records.Rules`."""
+    """Return `mcp_bridge.trust.call_records.Rules` as clients see them."""
     written = msgspec.convert(msgspec.to_builtins(rules.rules), list[McpRule])
     return McpRules(version=rules.version, rules=written)
 

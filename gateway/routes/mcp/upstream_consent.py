@@ -62,7 +62,7 @@ def check_may(person: Session, server: str, *, for_tenant: bool) -> None:
 
 
 def to_login(server: str, wanted: str | None) -> Response[bytes]:
-    """From where whoever signs in comes back."""
+    """Send the person to the sign-in page, from where they come back."""
     query = f"upstream={server}" + ("&for=tenant" if wanted == "tenant" else "")
     if UPSTREAM.fullmatch(query) is None:
         return refused(SignInRefused(server, "nobody is signed in"), 401)
@@ -71,7 +71,10 @@ def to_login(server: str, wanted: str | None) -> Response[bytes]:
 
 @get(START, opt=PUBLIC, include_in_schema=False)
 async def start(request: Request[Any, Any, Any], server: FromPath[str]) -> Response[bytes]:
-    """`?for=tenant`: for all who have no credential of their own there."""
+    """Send the person to the issuer.
+
+    `?for=tenant`: for all who have no credential of their own there.
+    """
     browser = await open_browser(request)
     if browser.session is None:
         return to_login(server, request.query_params.get("for"))
@@ -129,7 +132,7 @@ async def callback(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get(DOCUMENT, opt=PUBLIC, include_in_schema=False)
 async def show_document(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """For the whole world, as an issuer reads it that has never met us."""
+    """Show our client document to everybody, as an issuer reads it that has never met us."""
     from gateway.mcp.sign_ins import own_document
 
     found = None if services(request).mcp is None else own_document(public_url(request))

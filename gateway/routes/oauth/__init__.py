@@ -1,1 +1,1 @@
-"""oauth."""
+"""The handlers of the authorization server: endpoints for clients, pages for people."""

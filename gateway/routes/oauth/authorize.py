@@ -87,7 +87,7 @@ async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRe
 
 
 def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
-    """To the client, if it is known that it is the client; else to the person."""
+    """Tell the client, if it is known that it is the client; else the person."""
     if refused.redirect_uri is None:
         status = 503 if refused.error == "temporarily_unavailable" else 400
         return page("error", status=status, error=refused.error, description=refused.description)
@@ -171,14 +171,14 @@ def raw_query(request: Request[Any, Any, Any]) -> str:
 
 
 def consent_purpose(query: str) -> str:
-    """A token of the page for one request is worth nothing for another."""
+    """Bind the page's token to one request: it is worth nothing for another."""
     return f"consent {query}"
 
 
 def signed_in_for(
     desk: Authorization, asked: AuthorizationRequest, parameters: Parameters, browser: Browser
 ) -> tuple[Session | None, str]:
-    """The session, if it is good enough for this request; else None and where to sign in.
+    """Return the session, if it is good enough for this request; else None and where to sign in.
 
     Raises: Refused, where nobody may be asked.
     """

@@ -172,7 +172,7 @@ async def jwks(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 async def authenticated(request: Request[Any, Any, Any]) -> Exchange:
-    """The form and whose it is. Raises: OAuthError."""
+    """Return the form and its client. Raises: OAuthError."""
     authority = services(request).authority
     credentials = request.headers.getall("authorization", [])
     if len(credentials) > 1:
@@ -194,7 +194,7 @@ def client_actor(
 
 
 async def proven(request: Request[Any, Any, Any], authority: Authority) -> str | None:
-    """The thumbprint of the key whose proof came along (RFC 9449, 5). Raises: OAuthError."""
+    """Return the thumbprint of the key whose proof came along (RFC 9449, 5). Raises: OAuthError."""
     proofs = request.headers.getall("dpop", [])
     if not proofs:
         return None
@@ -215,7 +215,7 @@ async def proven(request: Request[Any, Any, Any], authority: Authority) -> str |
 
 
 def refused(error: OAuthError) -> Response[bytes]:
-    """RFC 6749, 5.2."""
+    """Make an error response (RFC 6749, 5.2)."""
     log.info("refused: %s", error)
     headers = dict(UNCACHED)
     if error.status == 401:

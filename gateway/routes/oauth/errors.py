@@ -1,5 +1,5 @@
-"""What nobody below `/oauth/` has answered, told in the shape of who asks there: OAuth's JSON (RFC
-6749, 5.2; RFC 6750, 3.1) to clients, a page to people.
+"""Shapes errors of paths below `/oauth/` for whoever asks there: OAuth's JSON (RFC 6749, 5.2; RFC
+6750, 3.1) for clients, a page for people.
 
 Every code is an RFC's, every text constant.
 """

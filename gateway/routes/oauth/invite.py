@@ -39,7 +39,7 @@ PURPOSE = "invite"
 
 
 async def open_invite(conn: AsyncConnection, desk: Authorization, token: str) -> tuple[Invite, str]:
-    """With its org's name. Raises: NotFound."""
+    """Return the invite with its org's name. Raises: NotFound."""
     invite = await find_invite(conn, token, secret=desk.secret, now=desk.clock())
     name: str | None = await conn.scalar(sa.select(orgs.c.name).where(orgs.c.id == invite.org_id))
     assert name is not None, "an open invite is of a live org"

@@ -58,8 +58,8 @@ BUSY = "Too many people sign in at the moment. Try again shortly."
 
 
 class Occasion(msgspec.Struct, frozen=True, kw_only=True):
-    """Why somebody signs in: for a client's request, to let us in elsewhere (`upstream`), or (all
-    of it empty) for themselves."""
+    """The reason why somebody signs in: for a client's request, to let us in elsewhere
+    (`upstream`), or (all of it empty) for themselves."""
 
     query: str = ""
     upstream: str | None = None
@@ -74,7 +74,7 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def location(self) -> str:
-        """Where it goes on."""
+        """Return where it goes on."""
         if self.upstream is not None:
             return self.upstream
         return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
@@ -209,7 +209,10 @@ async def account_page(
     status: int = 400,
     headers: dict[str, str] | None = None,
 ) -> Response[bytes]:
-    """`status`: where there is a problem. `admin_key`: one that was just made, shown this once."""
+    """Show the account page.
+
+    `status`: where there is a problem. `admin_key`: one that was just made, shown this once.
+    """
     return page(
         "account",
         status=200 if problem is None else status,
@@ -232,7 +235,7 @@ def may_make_admin_key(session: Session) -> bool:
 async def read_account_form(
     request: Request[Any, Any, Any],
 ) -> tuple[Browser, Session, dict[str, str]]:
-    """Of somebody who is signed in. Raises: BadForm."""
+    """Read a form of somebody who is signed in. Raises: BadForm."""
     form, browser = await read_sent(request, ACCOUNT_PURPOSE)
     if browser.session is None:
         raise BadForm

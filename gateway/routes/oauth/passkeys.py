@@ -1,4 +1,4 @@
-"""Passkeys by JSON, for the one script of the pages: /oauth/passkeys/...
+"""Registers and uses passkeys by JSON, for the one script of the pages: /oauth/passkeys/...
 
 A request carries the token of the form on whose page the script runs; JSON from another site would
 need a preflight that nobody answers here.
@@ -136,7 +136,7 @@ async def register(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @FormRoute("/oauth/passkeys/remove", status_code=200)
 async def remove(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """A plain form, which works without the script."""
+    """Remove a passkey by a plain form, which works without the script."""
     try:
         browser, session, form = await read_account_form(request)
         actor = browser.where.actor(session.user_id)

@@ -1,5 +1,5 @@
-"""Another password for whoever asks: POST /oauth/account/password of somebody who is signed in and
-shows the old one, and /passwords/reset, where the link of an administrator leads.
+"""Sets another password: POST /oauth/account/password by somebody who is signed in and shows the
+old one, and /passwords/reset, where the link of an administrator leads.
 
 The link's token stands in the form, so the page sends no referrer and keeps no copy.
 """

@@ -34,7 +34,7 @@ HEADERS = {"cache-control": "public, max-age=3600"}
 
 
 def public_url(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """How clients reach the gateway, without a slash at its end."""
+    """Return how clients reach the gateway, without a slash at its end."""
     found: str = connection.app.state.public_url
     return found
 
@@ -42,8 +42,8 @@ def public_url(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 def challenged(
     request: ASGIConnection[Any, Any, Any, Any], error: Exception, scope: str | None = None
 ) -> dict[str, str]:
-    """The header of a 401, and of a 403 for want of a scope (RFC 6750, section 3), on whatever
-    path. `scope`: what is wanted there, where it is one thing."""
+    """Return the header of a 401, and of a 403 for lack of a scope (RFC 6750, section 3), on
+    whatever path. `scope`: the one that is wanted there, where it is one."""
     path = request.scope["path"].removesuffix("/")
     if path == API_PATH or path.startswith(API_PATH + "/"):
         path = API_PATH
@@ -90,7 +90,7 @@ async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     operation_class=describes(answer=ProtectedResource),
 )
 async def mcp_metadata(request: Request[Any, Any, Any], org_id: FromPath[str]) -> Response[bytes]:
-    """As long as there is such an org: of one that is archived nothing is left to ask for."""
+    """Answer as long as there is such an org: for an archived one nothing is left to ask for."""
     metadata = answer(f"/mcp/{org_id}", request)
     try:
         async with services(request).system_db.connect() as conn:

@@ -108,7 +108,7 @@ async def find_itself(request: Request[Any, Any, Any], client_id: str) -> Client
 
 
 def nobody() -> Response[bytes]:
-    """One answer for an unknown client and a wrong token (RFC 7592, 2.1)."""
+    """Give one answer for an unknown client and a wrong token (RFC 7592, 2.1)."""
     return refusal("invalid_token", 401, {"www-authenticate": 'Bearer error="invalid_token"'})
 
 

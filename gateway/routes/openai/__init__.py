@@ -1,1 +1,1 @@
-"""openai."""
+"""The handlers of OpenAI's API: inference, files and batches."""

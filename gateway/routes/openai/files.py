@@ -98,7 +98,8 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
 
 
 def most_bytes(request: AuthenticatedRequest, files: FileStore) -> int | None:
-    """What a form of that length can hold; None: it does not say. Raises: FileTooLarge."""
+    """Return how many bytes a form of that length can hold; None: it does not say. Raises:
+    FileTooLarge."""
     length = request.content_length
     if length is None:
         return None

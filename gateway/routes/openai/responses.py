@@ -107,8 +107,11 @@ async def create_response(request: AuthenticatedRequest) -> ASGIApp:
 async def in_background(
     request: AuthenticatedRequest, heard: Heard, created: StartableResponse
 ) -> ASGIApp:
-    """What an `Idempotency-Key` keeps is the queued response: a retry names the same one, whatever
-    has become of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises."""
+    """Start a response in the background.
+
+    An `Idempotency-Key` keeps the queued response: a retry names the same one, whatever has become
+    of it. Raises: TooManyAtOnce, NotAccepting, what `claim_once` raises.
+    """
     found = services(request)
     if created.is_streamed:  # or it would be run, and billed, for who hears nothing of it
         found.responses.background.check_followers(request.user.org_id)
@@ -141,8 +144,8 @@ async def shown(
     queued: bytes,
     headers: dict[bytes, bytes] | None = None,
 ) -> ASGIApp:
-    """As it stands, or, where it is to be streamed, as it becomes: who leaves comes back to
-    `GET /v1/responses/{response_id}?stream=true`."""
+    """Answer with a response as it stands or, where it is to be streamed, as it becomes: who leaves
+    comes back to `GET /v1/responses/{response_id}?stream=true`."""
     if not created.is_streamed:
         return ASGIResponse(body=queued, media_type=JSON, status_code=200)
     response_id = msgspec.json.decode(queued, type=Named).id

@@ -80,7 +80,7 @@ async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
 async def admitted(
     request: AuthenticatedRequest, body: bytes
 ) -> AsyncIterator[tuple[Tokenizing, Turn]]:
-    """Its turn is that of a request that writes nothing; within, it counts.
+    """Admit the request like one that writes nothing; within, it counts.
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
     """

@@ -1,1 +1,1 @@
-"""organization."""
+"""The handlers of OpenAI's organization admin API, `/v1/organization`."""

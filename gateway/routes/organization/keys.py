@@ -75,7 +75,7 @@ def to_key(key: OwnedKey) -> wire.ProjectKey:
 
 
 def configured(key: OwnedKey) -> OwnedKey:
-    """That a key was used changes nothing that anybody could overwrite."""
+    """Leave out when a key was used: that changes nothing that anybody could overwrite."""
     return replace(key, last_used_at=None)
 
 

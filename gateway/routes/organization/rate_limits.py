@@ -47,8 +47,8 @@ WIRE_NAMES = {
 
 
 def to_rate_limit(model: str, own: ModelLimits, plans: ModelLimits) -> wire.RateLimit:
-    """What binds: the tighter one of its own and its plans'. No limit is MAX_LIMIT: OpenAI's field
-    is a number."""
+    """Return what binds: the tighter of its own limit and its plans'. No limit is MAX_LIMIT:
+    OpenAI's field is a number."""
 
     def binding(own: int | None, plans: int | None) -> int:
         return min(MAX_LIMIT if n is None else n for n in (own, plans))
@@ -87,8 +87,8 @@ async def list_rate_limits(
 
 
 def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:
-    """The page of sorted `ids` behind `after`, or the one that ends before `before`; and whether
-    there are more that way."""
+    """Return the page of sorted `ids` behind `after`, or the one that ends before `before`; and
+    whether there are more that way."""
     between = [
         each
         for each in ids

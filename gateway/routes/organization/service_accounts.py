@@ -264,7 +264,7 @@ async def create_account_key(
 
 
 def refuse_admin(scopes: tuple[str, ...]) -> None:
-    """A project's key is for its models. Raises: InvalidField."""
+    """Refuse an admin scope: a project's key is for its models. Raises: InvalidField."""
     if prefix_of(scopes) == ADMIN_PREFIX:
         raise InvalidField(
             "scopes", "keys of administration are made at /v1/organization/admin_api_keys"

@@ -83,7 +83,7 @@ async def report_to(
     query: type[msgspec.Struct],
     report: Callable[..., Awaitable[ReportPage[Row]]],
 ) -> ReportPage[Row]:
-    """What `report` says of the org, as the address asks for it."""
+    """Answer with what `report` says of the org, as the address asks for it."""
     options = msgspec.structs.asdict(parse_query(request.url.query, query))
     open_rows = partial(tenant, services(request).db)
     return await report(open_rows, org=request.user.org_id, **options)

@@ -1,4 +1,4 @@
-"""How a route says who may use it, and how a handler reaches what `app` wired."""
+"""Declares who may use a route, and how a handler reaches what `app` wired."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HotRoute(HTTPRouteHandler):
         return self._handlers
 
     async def authorize_connection(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-        """The guards get the handler itself, not a copy of its sixty attributes each: ours read it
+        """Hand the guards the handler itself, not a copy of its sixty attributes each: ours read it
         and change nothing."""
         for guard in self.resolve_guards():
             await guard(connection, self)  # type: ignore[misc]
@@ -56,13 +56,13 @@ def needs(scope: str) -> dict[str, Any]:
 
 
 def needs_in_project(scope: str) -> dict[str, Any]:
-    """Of a route below one project, which its owners may use."""
+    """Declare the scope of a route below one project, which its owners may use."""
     assert scope in PROJECT_OWNER, f"{scope}: owning a project does not confer it"
     return {SCOPE: scope, IN_PROJECT: "project_id"}
 
 
 def address_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Address | None:
-    """Where the request came from; None where nobody who is trusted says so."""
+    """Return where the request came from; None where no trusted proxy says so."""
     scope = connection.scope
     peer = scope["client"][0] if scope["client"] else None
     return client_address(peer, scope["headers"], services(connection).trusted_proxies)
@@ -73,7 +73,7 @@ def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
 
 
 def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
-    """Who asks, for the audit log: the credential, and whom it acts for."""
+    """Return who asks, for the audit log: the credential, and whom it acts for."""
     principal, state = request.user, request.scope.get("state", {})
     address, claim = address_of(request), state.get(CLAIM)
     return Actor(

@@ -1,4 +1,4 @@
-"""A request's body as it was sent, or the refusal to look at it.
+"""Reads a request's body as it was sent, or refuses to look at it.
 
 Knows no JSON.
 """
@@ -16,13 +16,13 @@ from gateway.routes.shared.access import AuthenticatedRequest
 
 
 async def plain_body(request: AuthenticatedRequest) -> bytes:
-    """Raises EncodedBody."""
+    """Return the body. Raises: EncodedBody."""
     refuse_coded(request.scope["headers"])
     return await request.body()
 
 
 def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises EncodedBody."""
+    """Refuse a content coding. Raises: EncodedBody."""
     for name, value in headers:
         if name == b"content-encoding":
             codings = value.decode("latin-1").lower().split(",")
@@ -31,8 +31,8 @@ def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 async def read_once(request: AuthenticatedRequest) -> bytes:
-    """As `plain_body`, which can be asked again, and for that takes an object of all headers and a
-    generator. Raises: EncodedBody, RequestEntityTooLarge."""
+    """Read the body like `plain_body`, which can be asked again, and for that takes an object of
+    all headers and a generator. Raises: EncodedBody, RequestEntityTooLarge."""
     headers = request.scope["headers"]
     refuse_coded(headers)
     most = request.route_handler.resolve_request_max_body_size() or math.inf

@@ -1,5 +1,5 @@
-"""A person's browser, as the pages of the authorization server see it: its cookies, its session,
-its forms.
+"""Reads a person's browser for the pages of the authorization server: its cookies, its session, its
+forms.
 
 Forms are bounded and read strictly; each carries a token that is bound to the browser and to that
 form, and none from another site is taken.
@@ -48,7 +48,7 @@ FormRoute = partial(
 
 
 class BadForm(Exception):
-    """Not a form of ours, or not sent from it: nothing was done."""
+    """An error: not a form of ours, or not sent from it; nothing was done."""
 
 
 class Browser(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ def _cookie(desk: Authorization, name: str, value: str, max_age: int | None) -> 
 async def read_sent(
     request: Request[Any, Any, Any], purpose: str
 ) -> tuple[dict[str, str], Browser]:
-    """A form that was on a page of ours in this browser. Raises: BadForm."""
+    """Read a form that was on a page of ours in this browser. Raises: BadForm."""
     form = await read_form(request)
     browser = await open_browser(request)
     check_token(desk_of(request), browser, form.get("form_token", ""), purpose)
@@ -134,7 +134,7 @@ async def read_sent(
 
 
 async def read_form(request: Request[Any, Any, Any]) -> dict[str, str]:
-    """Each field once. Raises: BadForm."""
+    """Read each field once. Raises: BadForm."""
     refuse_other_sites(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise BadForm
@@ -162,7 +162,7 @@ def check_token(desk: Authorization, browser: Browser, token: str, purpose: str)
 
 
 def stale_form() -> Response[bytes]:
-    """What a BadForm looks like."""
+    """Show the page for a BadForm."""
     return page(
         "error",
         status=403,

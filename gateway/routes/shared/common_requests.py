@@ -1,5 +1,5 @@
-"""What the routes of an organization have in common: reading ids and bodies, the transaction that
-sees the caller's org alone, answers and their listings.
+"""Shares what the routes of an organization have in common: reading ids and bodies, the transaction
+that sees the caller's org alone, answers and their listings.
 
 Every change runs in one transaction with its audit entry; what workers must know of is announced
 once it is committed.
@@ -36,40 +36,40 @@ ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 
 
 def check_id(field: str, value: str) -> str:
-    """What cannot be an id is one that nobody has. Raises: NotFound."""
+    """Refuse a text that cannot be an id as one that nobody has. Raises: NotFound."""
     if ID_FORM.fullmatch(value) is None:
         raise NotFound(field, "no such id")
     return value
 
 
 async def body_of(request: AuthenticatedRequest, kind: type[B]) -> B:
-    """Raises: BadField, EncodedBody."""
+    """Read the body. Raises: BadField, EncodedBody."""
     return read_body(await plain_body(request), kind)
 
 
 async def expect_nothing(request: AuthenticatedRequest) -> None:
-    """No body, or an empty object. Raises: BadField, EncodedBody."""
+    """Expect no body, or an empty object. Raises: BadField, EncodedBody."""
     content = await plain_body(request)
     if content.strip():
         read_body(content, Nothing)
 
 
 def reading(request: AuthenticatedRequest) -> AbstractAsyncContextManager[AsyncConnection]:
-    """A transaction in the caller's org after which nobody has to be told."""
+    """Open a transaction in the caller's org after which no worker has to be told."""
     return tenant(services(request).db, request.user.org_id)
 
 
 def changing_for(
     request: AuthenticatedRequest, subject: str
 ) -> AbstractAsyncContextManager[AsyncConnection]:
-    """A transaction in the caller's org; then every worker forgets what it knows of `subject`, the
-    id of a key, of whose it is, or of a project."""
+    """Open a transaction in the caller's org; then every worker forgets what it knows of `subject`,
+    the id of a key, of its owner, or of a project."""
     found = services(request)
     return changing(found.db, found.redis, subject, org_id=request.user.org_id)
 
 
 def show_once(request: AuthenticatedRequest, thing: msgspec.Struct) -> Response[bytes]:
-    """What holds a secret: no cache on the way keeps it."""
+    """Answer with something that holds a secret: no cache on the way keeps it."""
     return answer(request, thing, headers={"cache-control": "no-store"})
 
 
@@ -92,7 +92,7 @@ def to_moment(seconds: int | None) -> datetime | None:
 
 
 def require_appoint(principal: Principal, *roles: Role) -> None:
-    """Nobody gives, or takes, more than they have. Raises: NotAllowed."""
+    """Check that nobody gives, or takes, more than they have. Raises: NotAllowed."""
     for role in roles:
         if not may_appoint(principal, role):
             detail = "this credential may not give or take this role"
@@ -101,12 +101,13 @@ def require_appoint(principal: Principal, *roles: Role) -> None:
 
 
 def require_unbound(principal: Principal) -> None:
-    """A place that somebody is given outlasts what a key is bound to. Raises: NotAllowed."""
+    """Refuse a bound key: a place that somebody is given outlasts what the key is bound to. Raises:
+    NotAllowed."""
     if is_bound(principal):
         raise NotAllowed("role", "a key that is bound gives nobody a place")
 
 
 def require_give(principal: Principal, scopes: Sequence[str]) -> None:
-    """Raises: NotAllowed."""
+    """Check that the caller may give these scopes. Raises: NotAllowed."""
     if not may_give(principal, scopes):
         raise NotAllowed("scopes", "this credential may not give all of these scopes")

@@ -1,4 +1,5 @@
-"""ETag and If-Match (RFC 9110, 8.8.3 and 13.1.1): who changes a thing says which one he has seen.
+"""Implements ETag and If-Match (RFC 9110, 8.8.3 and 13.1.1): who changes a thing says which state
+they have seen.
 
 A tag is a digest of what clients see and of what they may change without seeing it, so most things
 need no version column.
@@ -42,12 +43,15 @@ TAG_LENGTH = 32
 
 
 def etag_of(representation: bytes) -> str:
-    """A strong tag."""
+    """Return a strong tag."""
     return f'"{hashlib.sha256(representation).hexdigest()[:TAG_LENGTH]}"'
 
 
 def tag_of(thing: msgspec.Struct, *unseen: Any) -> str:
-    """`unseen`: what changes with the thing, and clients are not shown."""
+    """Return the tag of a thing.
+
+    `unseen`: what changes with the thing, and clients are not shown.
+    """
     return etag_of(msgspec.json.encode((thing, unseen) if unseen else thing))
 
 
@@ -57,8 +61,8 @@ class Precondition(msgspec.Struct, frozen=True):
     tags: frozenset[str] | None = None
 
     def check(self, current: msgspec.Struct, *unseen: Any) -> None:
-        """`current`: the thing as clients see it; `unseen`: as in its `tag_of`. Weak tags never
-        match (RFC 9110, 13.1.1).
+        """Compare with `current`, the thing as clients see it; `unseen`: as in its `tag_of`. Weak
+        tags never match (RFC 9110, 13.1.1).
 
         Raises: PreconditionFailed.
         """
@@ -67,7 +71,7 @@ class Precondition(msgspec.Struct, frozen=True):
 
 
 def if_match(request: Request[Any, Any, Any]) -> Precondition:
-    """Raises: BadField."""
+    """Read If-Match. Raises: BadField."""
     header = ", ".join(request.headers.getall(IF_MATCH, [])).strip()
     if header in ("", "*"):
         return Precondition()
@@ -75,7 +79,7 @@ def if_match(request: Request[Any, Any, Any]) -> Precondition:
 
 
 def parse_tags(header: str, name: str) -> frozenset[str]:
-    """A list of entity tags. Raises: BadField."""
+    """Parse a list of entity tags. Raises: BadField."""
     tags = ENTITY_TAG.findall(header) if len(header) <= MAX_HEADER_LENGTH else []
     left = ENTITY_TAG.sub("", header)
     if not tags or left.strip(", \t"):
@@ -92,7 +96,7 @@ def answer(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> Response[bytes]:
-    """`thing` as JSON with its ETag; 304 without it, to a GET that knows it already."""
+    """Answer with `thing` as JSON and its ETag; 304 without it, to a GET that knows it already."""
     tag = tag_of(thing, *unseen)
     known = request.headers.get("if-none-match", "") if request.method == "GET" else ""
     if known == "*" or tag in ENTITY_TAG.findall(known.replace("W/", "")[:MAX_HEADER_LENGTH]):
@@ -103,8 +107,8 @@ def answer(
 def tagged(
     thing: msgspec.Struct, tag: str, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response[bytes]:
-    """`thing` as JSON under a tag that leaves out some of it: when it was used, or a secret that
-    stands in this answer alone."""
+    """Answer with `thing` as JSON under a tag that leaves out some of it: when it was used, or a
+    secret that stands in this answer alone."""
     return Response(
         msgspec.json.encode(thing),
         status_code=status,

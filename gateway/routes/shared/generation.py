@@ -1,6 +1,5 @@
-"""What all routes have in common that answer with generated tokens: read, start the generation,
-answer with what it delivers.
-"""
+"""Serves all routes that answer with generated tokens: reads the request, starts the generation,
+answers with what it delivers."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def hear(request: AuthenticatedRequest) -> Heard:
-    """Raises: BadField, UnknownModel, EncodedBody."""
+    """Read the request. Raises: BadField, UnknownModel, EncodedBody."""
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
     deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
@@ -99,8 +98,11 @@ async def hear(request: AuthenticatedRequest) -> Heard:
 async def generation(
     request: AuthenticatedRequest, surface: Surface, heard: Heard | None = None
 ) -> ASGIApp:
-    """Raises: BadField, UnknownModel, EncodedBody, RequestConflict; what fails later the answer
-    says."""
+    """Start the generation.
+
+    Raises: BadField, UnknownModel, EncodedBody, RequestConflict; later failures are told in the
+    answer.
+    """
     heard, desk = heard or await hear(request), services(request).desk
     call = to_call(desk, surface, heard.asker, surface.read(heard.body, heard.route.kind))
 

@@ -1,4 +1,4 @@
-"""The guard of every route: who is calling, and may they? Runs before the body is read.
+"""Guards every route: who is calling, and may they? Runs before the body is read.
 
 Each route declares in its `opt` the scope it needs (`routes.access`); one that declares nothing
 lets nobody in. Errors are `auth.errors`; `gateway.http_errors` makes them HTTP.
@@ -76,7 +76,7 @@ async def authenticate(
 async def authenticate_bound(
     connection: ASGIConnection[Any, Any, Any, Any], token: str
 ) -> Principal:
-    """`Authorization: DPoP` with its proof (RFC 9449, section 7.1). Raises: AuthError,
+    """Authenticate `Authorization: DPoP` with its proof (RFC 9449, section 7.1). Raises: AuthError,
     AuthUnavailable."""
     proofs = connection.headers.getall("dpop", [])
     if len(proofs) != 1:
@@ -94,7 +94,8 @@ async def authenticate_bound(
 
 
 def sent_path(scope: Scope) -> str:
-    """As it was written on the wire, which is how a client states it; `path` is decoded."""
+    """Return the path as it was written on the wire, which is how a client states it; `path` is
+    decoded."""
     raw = scope.get("raw_path")
     return quote(scope["path"]) if raw is None else raw.decode("latin-1")
 
@@ -109,8 +110,8 @@ def is_addressed(
     route_handler: BaseRouteHandler,
     principal: Principal,
 ) -> bool:
-    """Whether the token is for this route (RFC 9068, section 4): for what the route's `opt` names,
-    by itself for the API."""
+    """Return whether the token is for this route (RFC 9068, section 4): for what the route's `opt`
+    names, by itself for the API."""
     named = route_handler.opt.get(AUDIENCE)
     if named == ANY_AUDIENCE:
         return True
@@ -121,7 +122,7 @@ def is_addressed(
 
 
 def allowed(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
-    """The value of `Allow` (RFC 9110, 10.2.1) for the route that was found."""
+    """Return the value of `Allow` (RFC 9110, 10.2.1) for the route that was found."""
     template = connection.scope["path_template"]
     methods = {
         str(method)
@@ -133,7 +134,7 @@ def allowed(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 
 
 def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """From ASGI's own list: an object of all headers costs more than everything else here.
+    """Read ASGI's own list: an object of all headers costs more than everything else here.
 
     Raises: InvalidKey where there are two; who shall say which one a proxy has checked?
     """
@@ -147,7 +148,7 @@ def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def read_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """`x-api-key: K`, as Anthropic's clients write it, is `Authorization: Bearer K`.
+    """Read `x-api-key: K`, as Anthropic's clients write it, as `Authorization: Bearer K`.
 
     Raises: InvalidKey.
     """
@@ -158,8 +159,8 @@ def read_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def read_bearer(header: str) -> str:
-    """The token of `Authorization: Bearer <token>` (RFC 6750, section 2.1); the scheme in any case
-    (RFC 9110, 11.1).
+    """Return the token of `Authorization: Bearer <token>` (RFC 6750, section 2.1); the scheme in
+    any case (RFC 9110, 11.1).
 
     Raises: MissingCredential.
     """

@@ -1,4 +1,4 @@
-"""`Idempotency-Key` on every POST of administration: repeated, it is carried out once.
+"""Carries out a repeated POST of administration once (`Idempotency-Key`).
 
 Authors of routes have nothing to do: each POST below `/v1/organization` and `/v1/admin` honours the
 header, provided that its change and its audit entry stand in one transaction (`audit.log.record`
@@ -53,7 +53,7 @@ CHANGED_PER_REQUEST = (b"content-length", b"date")
 
 
 def concerns(scope: Scope) -> bool:
-    """Only such a request can have a claim."""
+    """Return whether the request can have a claim."""
     return (
         scope["type"] == ScopeType.HTTP
         and scope["method"] == "POST"
@@ -63,7 +63,7 @@ def concerns(scope: Scope) -> bool:
 
 
 async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
-    """Before a handler: the answer that is known already; None: let it run.
+    """Return the answer that is known already, before the handler; None: let it run.
 
     Raises: BadField, EncodedBody, RequestInFlight, OtherRequest, AnswerLost, ChangeNotAnnounced.
     """
@@ -101,7 +101,7 @@ def principal_of(principal: Principal) -> str:
 
 
 def digest_of(request: Request[Any, Any, Any], body: bytes) -> bytes:
-    """Method and path hold no line feed, and the query is percent-encoded."""
+    """Digest the request: method and path hold no line feed, and the query is percent-encoded."""
     scope = request.scope
     line = f"{request.method}\n{scope['path']}\n".encode() + scope["query_string"] + b"\n"
     return hashlib.sha256(line + hashlib.sha256(body).digest()).digest()
@@ -135,7 +135,10 @@ class Idempotent:
             await send(message)
 
     async def settle(self, scope: Scope, claim: Claim, held: list[Message]) -> None:
-        """A failure costs the replay, not the answer: the audit log knows that it was done."""
+        """Keep the answer.
+
+        A failure costs the replay, not the answer: the audit log knows that it was done.
+        """
         answer = to_answer(held)
         keys = cast(Services, scope["litestar_app"].state.services).idempotency_keys
         try:

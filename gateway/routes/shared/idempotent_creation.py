@@ -1,5 +1,5 @@
-"""`Idempotency-Key` on what makes one thing that stays: a file, a batch, a conversation. Repeated,
-it is made once.
+"""Makes one thing that stays (a file, a batch, a conversation) once, also where the request is
+repeated (`Idempotency-Key`).
 
 The answers are those of `kept_reply`'s table. What is made and what is answered stand in one
 transaction, so there is no answer to lose; a claim whose worker died made nothing, and is taken
@@ -38,13 +38,17 @@ class MadeOnce(msgspec.Struct, frozen=True):
 
 
 def check_may_stay(principal: Principal, param: str) -> None:
-    """Nothing that is asked stays in a project with `zero_retention`. Raises: BadField."""
+    """Refuse in a project with `zero_retention`, where nothing that is asked stays.
+
+    Raises: BadField.
+    """
     if principal.zero_retention:
         raise unsupported(param, NOTHING_KEPT)
 
 
 async def made_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> MadeOnce:
-    """`asked`: a digest of all that a repetition has in common with the first.
+    """Make it, or return what an earlier request made. `asked`: a digest of all that a repetition
+    has in common with the first.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown, BadField, and what `make` raises.
     """
@@ -74,5 +78,5 @@ def shown(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]
 
 
 def digest_of_parts(*parts: bytes) -> bytes:
-    """SHA-256 of all, each of which stays one."""
+    """Return a SHA-256 of all parts, each of which stays one."""
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

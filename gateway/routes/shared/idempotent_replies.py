@@ -1,4 +1,4 @@
-"""`Idempotency-Key` on generation: repeated, it is answered as before, and billed once.
+"""Answers a repeated generation as before, billed once (`Idempotency-Key`).
 
 Without the header nothing of this is there.
 
@@ -65,7 +65,7 @@ HEADER_NAME = HEADER.lower().encode()
 
 
 def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """From ASGI's headers. Raises: BadField."""
+    """Read the key from ASGI's headers. Raises: BadField."""
     given = [value for name, value in headers if name == HEADER_NAME]
     if not given:
         return None
@@ -80,7 +80,7 @@ def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 async def once(
     request: AuthenticatedRequest, key: str, body: bytes, begin: Callable[[], Reply]
 ) -> ASGIApp:
-    """What it was answered before, or what it is answered now.
+    """Return the answer that was given before, or the one that is given now.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
@@ -94,7 +94,8 @@ async def once(
 async def claim_once(
     request: AuthenticatedRequest, key: str, body: bytes, *, generates: bool = True
 ) -> tuple[Claim, Answer | None]:
-    """And what it was answered before, if it was. `body`: or a digest of what it says.
+    """Return the claim, and the answer that was given before, if there was one. `body`: or a digest
+    of what it says.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
@@ -133,8 +134,8 @@ class Replayed:
 
 
 class KeptReply:
-    """An ASGI application for one response that is kept, if it is no longer than `most_bytes`;
-    of one that is, that it was billed."""
+    """An ASGI application for one response that is kept if it is no longer than `most_bytes`; of a
+    longer one it is kept that it was billed."""
 
     def __init__(self, reply: Reply, claim: Claim, keys: IdempotencyKeys, most_bytes: int) -> None:
         self.reply, self.claim, self.keys = reply, claim, keys
@@ -161,7 +162,7 @@ class KeptReply:
                 await self.settle(is_whole=False)
 
     def note(self, message: Message) -> None:
-        """As long as it can be kept."""
+        """Hold a message as long as the answer can be kept."""
         if message["type"] == "http.response.body":
             self.num_bytes += len(message["body"])
         if self.num_bytes > self.most_bytes:
@@ -170,8 +171,11 @@ class KeptReply:
             self.held.append(copy(message))  # the layers above change their own
 
     async def settle(self, *, is_whole: bool) -> None:
-        """A failure costs the replay, not the answer: until its claim is over it is in flight, and
-        then generated anew."""
+        """Keep the answer.
+
+        A failure costs the replay, not the answer: until its claim is over it is in flight, and
+        then generated anew.
+        """
         self.is_kept = True
         try:
             if is_whole and await self.has_cost_nothing():
@@ -186,8 +190,9 @@ class KeptReply:
             log.error("an answer could not be kept for its key (%s)", type(error).__name__)
 
     async def has_cost_nothing(self) -> bool:
-        """It failed, and is on no bill, nor comes to one: what ran out of time or was cut off is
-        billed once it is aborted, after its reader has heard of it. Raises: TimeoutError."""
+        """Return whether it failed, and is on no bill, nor comes to one: what ran out of time or
+        was cut off is billed once it is aborted, after its reader has heard of it. Raises:
+        TimeoutError."""
         delivery = self.reply.delivery
         if delivery.failure is None:
             return False
@@ -203,10 +208,10 @@ class KeptReply:
 
 
 async def stays() -> Any:
-    """In the place of `receive`: whoever left may come back for the answer."""
+    """Wait forever, in the place of `receive`: whoever left may come back for the answer."""
     await asyncio.Event().wait()
 
 
 def _without(extensions: Any) -> dict[str, Any]:
-    """Nobody is told that the client leaves."""
+    """Leave out the extension that tells of the client's leaving."""
     return {name: value for name, value in (extensions or {}).items() if name != ON_LEAVE}

@@ -70,7 +70,7 @@ RETRY_AFTER = OpenAPIHeader(
 
 
 def add_refusals(app: Litestar) -> None:
-    """To each operation of the document of `app`."""
+    """Add the refusals to each operation of the document of `app`."""
     paths = app.openapi_schema.paths or {}
     for route in app.routes:
         if isinstance(route, HTTPRoute) and route.path_format in paths:
@@ -168,8 +168,8 @@ def bodies() -> dict[str, Schema]:
 
 
 def complete(app: Litestar) -> None:
-    """With the components, which Litestar writes from what it has seen itself, over those that were
-    configured; and with what is refused."""
+    """Add the components, which Litestar writes from what it has seen itself, over those that were
+    configured; and the refusals."""
     components = app.openapi_schema.components
     components.schemas = {**(components.schemas or {}), **bodies()}
     add_refusals(app)

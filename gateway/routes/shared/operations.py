@@ -1,5 +1,5 @@
-"""What a route of administration says of itself in the OpenAPI document: its query, its body, its
-answer and its errors, as the structs that read and write them.
+"""Describes a route of administration in the OpenAPI document: its query, its body, its answer and
+its errors, as the structs that read and write them.
 
     @post(..., operation_class=describes(body=NewPlan, answer=PlanView, status=201))
 
@@ -58,19 +58,19 @@ _described: list[Any] = [ErrorEnvelope, Problem, AnthropicError]
 
 
 def described() -> tuple[Any, ...]:
-    """Every type that some route names: they are components of the document."""
+    """Return every type that some route names: they are components of the document."""
     return tuple(dict.fromkeys(_described))
 
 
 @cache
 def refers_to(kind: Any) -> Reference | JsonSchema:
-    """The name of a component is msgspec's, which knows generic structs too."""
+    """Refer to a component by msgspec's name, which knows generic structs too."""
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=TEMPLATE)
     return Reference(ref=schema["$ref"]) if "$ref" in schema else JsonSchema(content=schema)
 
 
 def content(kind: Any, media_type: str = JSON) -> dict[str, OpenAPIMediaType]:
-    """`kind`: a type, or several of which it is one."""
+    """Describe a content. `kind`: a type, or several of which it is one."""
     if not isinstance(kind, tuple):
         return {media_type: OpenAPIMediaType(schema=refers_to(kind))}
     schemas = [refers_to(each).to_schema() for each in kind]
@@ -104,7 +104,7 @@ def parameters(query: type[msgspec.Struct]) -> Iterator[Parameter]:
 
 
 def without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that is not given is null to us; nobody can write that in a query."""
+    """Drop null: a parameter that is not given is null to us; nobody can write that in a query."""
     kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
     kept = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     if len(kinds) == 1:
@@ -130,9 +130,12 @@ def describes(
     headers: Sequence[Parameter] = (),
     said: Said | None = None,
 ) -> type[Operation]:
-    """`answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
+    """Describe an operation.
+
+    `answer` None: none. `idempotent`: a POST, which honours Idempotency-Key. `conditional`: it
     honours If-Match. `headers`: what it reads beside these. `said`: all that it answers besides,
-    but for what `statuses` knows by its path, its scope and what it takes."""
+    but for what `openapi` knows by its path, its scope and what it takes.
+    """
     answers: Said = {status: {} if answer is None else {JSON: answer}, **(said or {})}
     kinds = [one for by in answers.values() for each in by.values() for one in each_of(each)]
     _described.extend(each for each in (*kinds, body, form) if each is not None)

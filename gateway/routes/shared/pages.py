@@ -1,4 +1,4 @@
-"""Keyset pagination, the one way in which administration lists.
+"""Lists by keyset pagination, the one way in which administration lists.
 
 A page starts behind the id that `after` names, never at an offset: rows that come and go meanwhile
 are neither shown twice nor left out. Ids are UUIDv7 behind a prefix, so their order is that of
@@ -41,12 +41,12 @@ class Listing(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 def keyset(
     statement: sa.Select[Any], column: sa.ColumnElement[str], query: PageQuery
 ) -> sa.Select[Any]:
-    """The rows of the page, and one more where there is one. `column` is unique."""
+    """Select the rows of the page, and one more where there is one. `column` is unique."""
     return pages.keyset(statement, column, after=query.after, limit=query.limit, order=query.order)
 
 
 def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:
-    """The same for what stands in memory."""
+    """Select the page of ids that stand in memory, and one more where there is one."""
     backwards = query.order == "desc"
     wanted = [
         each
@@ -59,7 +59,7 @@ def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:
 def to_listing(
     items: Sequence[T], query: PageQuery, id_of: Callable[[T], str] = attrgetter("id")
 ) -> Listing[T]:
-    """`items`: what `keyset` found, as clients see it."""
+    """Make a listing. `items`: what `keyset` found, as clients see it."""
     data = items[: query.limit]
     return Listing(
         data=data,

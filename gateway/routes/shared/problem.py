@@ -1,6 +1,6 @@
-"""RFC 9457 problem details, which our own `/v1/admin/...` speaks; `/v1/organizations/...` and
-`/v1/messages` speak Anthropic's shape, `/v1/models` that too where its version is named, all others
-OpenAI's.
+"""Writes errors in the shape that the path speaks: our own `/v1/admin/...` speaks RFC 9457 problem
+details; `/v1/organizations/...` and `/v1/messages` speak Anthropic's shape, `/v1/models` that too
+where its version is named, all others OpenAI's.
 
 A handler has nothing to do: it raises what `gateway.http_errors` knows.
 
@@ -59,7 +59,7 @@ def speaks_both(path: str) -> bool:
 
 
 def asked_as(path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The path whose shape a refusal has."""
+    """Return the path whose shape a refusal has."""
     if speaks_both(path) and any(name == VERSION_HEADER for name, _ in headers):
         return MESSAGES
     return path
@@ -80,14 +80,15 @@ def to_problem(face: Face, request_id: str | None) -> Problem:
 
 
 def spoken(face: Face, path: str) -> Face:
-    """With the status that the vendor whose shape `path` speaks has for it."""
+    """Return the error with the status that the vendor whose shape `path` speaks has for it."""
     if not speaks_anthropic(path):
         return face
     return msgspec.structs.replace(face, status=to_status(face.status, face.body.code))
 
 
 def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, str]:
-    """The body and its media type of a `spoken` one, in the shape that `path` speaks."""
+    """Return the body and its media type, in the shape that `path` speaks, of an error with that
+    vendor's status."""
     if speaks_problems(path):
         return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
     if speaks_anthropic(path):
@@ -97,6 +98,6 @@ def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, s
 
 
 def encode_face_event(face: Face, path: str, request_id: str | None) -> bytes:
-    """The same as a server-sent event, after the headers are gone."""
+    """Return an error as a server-sent event, for a stream whose headers are gone."""
     body, _ = encode_face(face, path, request_id)
     return sse.encode(body, ERROR_EVENT) if speaks_anthropic(path) else sse.encode(body)

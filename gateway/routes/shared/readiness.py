@@ -1,4 +1,4 @@
-"""Whether this worker should be sent work."""
+"""Decides whether this worker should be sent work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.fleet.router import Fleet
 
 
 class Readiness:
-    """One per process; `begin_drain` turns it red for good."""
+    """The readiness of one process; `begin_drain` turns it red for good."""
 
     def __init__(self, *, fleet: Fleet, redis: Redis, spool: Spool) -> None:
         self._fleet, self._redis, self._spool = fleet, redis, spool
@@ -57,7 +57,7 @@ class Readiness:
         return found
 
     async def has_seen_redis(self) -> bool:
-        """Since the start, or now."""
+        """Return whether Redis answers now, or has since the start."""
         if not self._redis_seen:
             try:
                 self._redis_seen = bool(await self._redis.ping())

@@ -1,5 +1,5 @@
-"""From a `Delivery` to an HTTP response: plain ASGI, so that a client's leaving is seen and never
-cancels a settle.
+"""Turns a `Delivery` into an HTTP response: plain ASGI, so that a client's leaving is seen and
+never cancels a settle.
 
 Headers go out with the first bytes, so that whatever fails before them has its proper status; what
 fails after them is an error event of the stream, in the shape that its path speaks.
@@ -52,7 +52,7 @@ def request_id_of(scope: Scope) -> str | None:
 
 
 def within(patience: Patience, send: Send) -> Send:
-    """`send`, which waits while the connection's buffer is full."""
+    """Bound how long `send` waits while the connection's buffer is full."""
 
     async def bounded(message: Message) -> None:
         patience.begin()
@@ -73,7 +73,10 @@ class Reply:
         to_face: ToFace = to_face,
         fail: Callable[[Face], bytes] | None = None,
     ) -> None:
-        """`fail`: how its stream ends where it fails; None: with an event as its path speaks."""
+        """Answer with a delivery.
+
+        `fail`: how its stream ends where it fails; None: with an event as its path speaks.
+        """
         self.delivery = delivery
         self.stream = stream
         self.to_face = to_face
@@ -108,8 +111,10 @@ class Reply:
         self.delivery.abandon()
 
     async def watch(self, receive: Receive) -> None:
-        """Where nobody tells of it. The body is read already: the next thing to be received is the
-        client's leaving."""
+        """Watch for the client's leaving, where the server does not tell of it.
+
+        The body is read already: the next thing to be received is the client's leaving.
+        """
         while (await receive())["type"] != "http.disconnect":
             continue
         self.leave()

@@ -96,7 +96,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
 
     async def observe_forever(self) -> None:
-        """Runs in every worker until it is cancelled."""
+        """Observe in every worker until cancelled."""
         unforeseen = LogAndContinue(log, "not observed")
         while True:
             with unforeseen:

@@ -1,1 +1,1 @@
-"""usage."""
+"""The handlers that report usage, the prompt cache and the health of a worker."""

@@ -1,5 +1,5 @@
-"""Is this process alive, should it be sent work, and what has it measured? Open: nothing here names
-a tenant.
+"""Tells whether this process is alive, whether it should be sent work, and what it has measured.
+Open: nothing here names a tenant.
 
 `/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take,
 run, limit and bill a request, and otherwise says what is missing. `/metrics` speaks for all

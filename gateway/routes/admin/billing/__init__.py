@@ -1,1 +1,1 @@
-"""billing."""
+"""The handlers of the admin API for invoices, credits, spend caps and prices."""

@@ -1,5 +1,5 @@
 """How an org is billed, what currencies are worth, and what follows an invoice: payments and credit
-notes. An operator's alone to say: nobody says of their own invoice that it was paid.
+notes. Only an operator may say so: nobody says of their own invoice that it was paid.
 
 Each change and its entry stand in one transaction, in the logs of the org that it is about and of
 the operator's.
@@ -89,7 +89,7 @@ async def noted(
     target: str,
     after: Any,
 ) -> None:
-    """In both logs."""
+    """Record the change in both logs: the org's and the operator's."""
     await record_for_both(
         conn,
         org_id=org_id,

@@ -46,7 +46,7 @@ class OfInvoiceQuery(InvoicesQuery):
 
 
 async def currencies(conn: AsyncConnection, org_id: str, ids: set[str]) -> dict[str, str]:
-    """By invoice."""
+    """Return the currency of each invoice."""
     own = invoices.c
     found = sa.select(own.id, own.currency).where(own.org_id == org_id, own.id.in_(ids))
     return {row.id: row.currency for row in await conn.execute(found)}

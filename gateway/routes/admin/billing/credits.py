@@ -65,7 +65,7 @@ def to_view(credit: Credit) -> CreditView:
 
 
 def refuse_unknown(models: Sequence[str], desk: Desk) -> None:
-    """A misspelt name would be money that pays for nothing. Raises InvalidField."""
+    """Refuse a misspelt name: it would be money that pays for nothing. Raises: InvalidField."""
     served = {route.model for route in desk.fleet.routes}
     for index, model in enumerate(models):
         if model not in served and not desk.price_book.at(model, time.time()):
@@ -73,7 +73,7 @@ def refuse_unknown(models: Sequence[str], desk: Desk) -> None:
 
 
 def tell(request: AuthenticatedRequest, org_id: str) -> None:
-    """Its credit has changed: so may what it is leased."""
+    """Announce that an org's credit has changed, and so what it may be leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
     services(request).desk.limiter.funds.has_changed((org_id, counter))
 

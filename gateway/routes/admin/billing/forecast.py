@@ -26,7 +26,7 @@ class ForecastQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BacktestView(msgspec.Struct, frozen=True, kw_only=True):
-    """The same forecast, made of the past on earlier days for as many days ahead."""
+    """The forecast as it would have been made on an earlier day for as many days ahead."""
 
     horizon_days: int
     num_backtests: int
@@ -35,8 +35,10 @@ class BacktestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the calendar month in UTC. Low and high are what the errors of the backtests span; null:
-    there are too few."""
+    """The forecast of the calendar month in UTC.
+
+    Low and high are what the errors of the backtests span; null: there are too few.
+    """
 
     object: str = "forecast"
     project_id: str | None

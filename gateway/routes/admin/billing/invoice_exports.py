@@ -100,7 +100,8 @@ async def exported(
 
 
 async def journal(db: AsyncEngine, *, org_id: str, format: Ledgers) -> Response[Any]:
-    """Of long invoices one at a time is held, and of each no more than its entries."""
+    """Write the journal of all invoices: one at a time is held, and of each no more than its
+    entries."""
     loop = asyncio.get_running_loop()
     async with db.connect() as conn:
         found = [of_advance(each) for each in await read_advances(conn, org_id=org_id)]

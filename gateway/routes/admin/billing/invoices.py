@@ -154,7 +154,10 @@ async def rows_behind(
     line_id: str,
     rows_of: Callable[[Invoice, Line], sa.Select[Any]],
 ) -> list[sa.Row[Any]]:
-    """A page of them; none behind a line that no request made. Raises: NoInvoice."""
+    """Return a page of the requests behind a line; none behind a line that no request made.
+
+    Raises: NoInvoice.
+    """
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
         invoice, line = await found_line(conn, org_id, invoice_id, line_id)

@@ -137,14 +137,14 @@ def to_list_view(book: PriceBook, price_list: str) -> PriceListView:
 
 
 def lists_of(principal: Principal, book: PriceBook) -> set[str]:
-    """Those that they may see."""
+    """Return the price lists that the caller may see."""
     if principal.is_operator:
         return book.lists.names
     return {DEFAULT_LIST, principal.price_list}
 
 
 def check_list(request: AuthenticatedRequest, price_list: str) -> PriceBook:
-    """The book that it stands in. Raises: NotFound."""
+    """Return the price book that has the list. Raises: NotFound."""
     book = services(request).desk.price_book
     if price_list not in lists_of(request.user, book):
         raise NotFound("price_list", f"no price list {price_list!r}")

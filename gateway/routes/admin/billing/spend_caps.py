@@ -59,8 +59,10 @@ def unless_changed(precondition: Precondition) -> Check:
 
 
 def org_of(request: AuthenticatedRequest, asked: str | None) -> tuple[str, str | None]:
-    """Whose caps these are, and the operator's org where an operator sets them. Raises:
-    NotAllowed."""
+    """Return the org whose caps these are, and the operator's org where an operator sets them.
+
+    Raises: NotAllowed.
+    """
     principal = request.user
     if asked is None:
         return principal.org_id, principal.org_id if principal.is_operator else None

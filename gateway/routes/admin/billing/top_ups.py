@@ -152,7 +152,7 @@ async def fail(request: AuthenticatedRequest, top_up_id: FromPath[str]) -> Respo
 async def ended(
     request: AuthenticatedRequest, top_up_id: str, end: Callable[..., Awaitable[TopUp]]
 ) -> TopUp:
-    """By whoever asks, if it is still what they have seen. `end`: a verb that says how."""
+    """End a top-up, if it is still what the caller has seen. `end`: the function that ends it."""
     org_id, _ = in_org(request)
     precondition = if_match(request)
     return await end(
