@@ -7,10 +7,10 @@ from litestar import Response, get
 from gateway.audit.errors import UnknownAuditEntry
 from gateway.db import tenant
 from gateway.request_errors import BadField
-from gateway.routes.organization.audit_pages import list_entries
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
+from gateway.tenancy.audit_pages import list_entries
 from gateway.wire.organization.audit import AuditLogsQuery, EventList, to_list
 from gateway.wire.organization.usage import parse_query
 

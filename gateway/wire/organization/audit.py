@@ -7,13 +7,12 @@ stands in the chain, and what was there before and after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from gateway.tenancy.audit_pages import AuditEvent
 from gateway.wire.organization.usage import Filter, Number
 
 DEFAULT_LIMIT = 20
@@ -40,29 +39,6 @@ class AuditLogsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effective_until: Number | None = msgspec.field(default=None, name="effective_at[lte]")
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the log with the names that stand beside its ids."""
-
-    org_id: str
-    sequence: int
-    id: str
-    occurred_at: datetime
-    action: str
-    target: str
-    project_id: str | None
-    actor_kind: str
-    actor_id: str
-    on_behalf_of: str | None
-    ip: str | None
-    request_id: str | None
-    before: str | None
-    after: str | None
-    hash: bytes
-    project_name: str | None
-    emails: Mapping[str, str]
-    """By user id, of whoever the entry names as actor."""
-
-
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
     """The SDK's `AuditLogListResponse`, a page of them, the newest first."""
 
@@ -73,7 +49,7 @@ class EventList(msgspec.Struct, frozen=True, kw_only=True):
     has_more: bool
 
 
-def to_list(events: list[Event], *, has_more: bool) -> EventList:
+def to_list(events: list[AuditEvent], *, has_more: bool) -> EventList:
     return EventList(
         data=[to_openai_event(each) for each in events],
         first_id=events[0].id if events else None,
@@ -82,7 +58,7 @@ def to_list(events: list[Event], *, has_more: bool) -> EventList:
     )
 
 
-def to_openai_event(event: Event) -> dict[str, Any]:
+def to_openai_event(event: AuditEvent) -> dict[str, Any]:
     before, after = _state(event.before), _state(event.after)
     shown: dict[str, Any] = {
         "id": event.id,
@@ -111,7 +87,7 @@ def to_openai_event(event: Event) -> dict[str, Any]:
     return shown
 
 
-def to_actor(event: Event) -> dict[str, Any]:
+def to_actor(event: AuditEvent) -> dict[str, Any]:
     """OpenAI knows sessions and API keys; an OAuth client stands where a key would."""
     if event.actor_kind in ("user", "system"):
         user = to_user(event, event.actor_id) if event.actor_kind == "user" else None
@@ -125,11 +101,11 @@ def to_actor(event: Event) -> dict[str, Any]:
     return {"type": "api_key", "api_key": key}
 
 
-def to_user(event: Event, user_id: str) -> dict[str, Any]:
+def to_user(event: AuditEvent, user_id: str) -> dict[str, Any]:
     return {"id": user_id, "email": event.emails.get(user_id)}
 
 
-def to_details(event: Event, after: dict[str, Any]) -> dict[str, Any]:
+def to_details(event: AuditEvent, after: dict[str, Any]) -> dict[str, Any]:
     """`data` where something was made, `changes_requested` where it was changed, else its id."""
     verb = event.action.rpartition(".")[2]
     if event.action.startswith(("login.", "logout.")):

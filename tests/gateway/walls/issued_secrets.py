@@ -28,15 +28,15 @@ MAKERS = {"random_secret", "new_secret", "generate_key"}
 """And whatever is called of the module `secrets`, but for comparing."""
 NO_SECRETS = {
     "auth.encrypted_at_rest.seal": "a nonce, which stands beside what it encrypts",
-    "auth.external_login.start": "of one login elsewhere: sealed into its state, stored nowhere",
+    "auth.federation.external_login.start": "of one login elsewhere: sealed into its state",
     "auth.peppers.random_secret": "draws for its callers",
-    "auth.sessions.challenge": "a passkey signs it in public; it is good once",
-    "cli.gateway": "names a spool",
-    "mcp.wiring.open_approvals": "tells two askings apart; who decides proves it by a credential",
-    "idempotency_keys._seal": "a nonce, which stands beside what it encrypts",
+    "auth.login.sessions.challenge": "a passkey signs it in public; it is good once",
+    "cli.main.gateway": "names a spool",
+    "mcp.service.wiring.open_approvals": "tells two requests apart; deciding takes a credential",
+    "tenancy.idempotency_keys._seal": "a nonce, which stands beside what it encrypts",
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
-    "supervisor._start_worker": "names a process",
-    "tenancy.keys.new_secret": "draws for its callers",
+    "processes.supervisor._start_worker": "names a process",
+    "tenancy.keys.keys.new_secret": "draws for its callers",
     "vault.envelope.seal": "a key that stands wrapped beside what it encrypts, and a nonce",
     "vault.oauth.start": "of one sign-in elsewhere: sealed into its state, stored nowhere",
     "webhooks.standard_webhooks.new_secret": "draws for its callers",
@@ -108,7 +108,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Witness:
         key = generated(*args, **options)
         # In a thread of its own, where nobody who asked can be seen.
         exponent = str(key.as_dict(private=True)["d"])
-        witness.drawn.setdefault("auth.signing_keys._add", []).append(exponent)
+        witness.drawn.setdefault("auth.oauth.tokens.signing_keys._add", []).append(exponent)
         return key
 
     generated = RSAKey.generate_key

@@ -6,10 +6,11 @@ entries are numbered, so that is where it stands, whatever the filters are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,14 +18,67 @@ from gateway.audit.errors import UnknownAuditEntry
 from gateway.audit.tables import entries
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import projects
-from gateway.wire.organization.audit import AuditLogsQuery, Event
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class AuditFilter(Protocol):
+    """Selects the entries of a page, as the wire's query does; moments are in Unix seconds."""
+
+    @property
+    def after(self) -> str | None: ...
+    @property
+    def before(self) -> str | None: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def actor_emails(self) -> Sequence[str]: ...
+    @property
+    def actor_ids(self) -> Sequence[str]: ...
+    @property
+    def event_types(self) -> Sequence[str]: ...
+    @property
+    def project_ids(self) -> Sequence[str]: ...
+    @property
+    def resource_ids(self) -> Sequence[str]: ...
+    @property
+    def tenant_only(self) -> bool: ...
+    @property
+    def effective_after(self) -> int | None: ...
+    @property
+    def effective_from(self) -> int | None: ...
+    @property
+    def effective_before(self) -> int | None: ...
+    @property
+    def effective_until(self) -> int | None: ...
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the log with the names that stand beside its ids."""
+
+    org_id: str
+    sequence: int
+    id: str
+    occurred_at: datetime
+    action: str
+    target: str
+    project_id: str | None
+    actor_kind: str
+    actor_id: str
+    on_behalf_of: str | None
+    ip: str | None
+    request_id: str | None
+    before: str | None
+    after: str | None
+    hash: bytes
+    project_name: str | None
+    emails: Mapping[str, str]
+    """By user id, of each actor that the entry names."""
+
+
 async def list_entries(
-    conn: AsyncConnection, org_id: str, query: AuditLogsQuery
-) -> tuple[list[Event], bool]:
+    conn: AsyncConnection, org_id: str, query: AuditFilter
+) -> tuple[list[AuditEvent], bool]:
     """The page, and whether there is more in the direction it was asked for.
 
     Raises: UnknownAuditEntry (after, before).
@@ -55,7 +109,7 @@ async def _sequence_of(conn: AsyncConnection, org_id: str, entry_id: str, param:
     return int(sequence)
 
 
-def _conditions(org_id: str, query: AuditLogsQuery) -> Iterator[sa.ColumnElement[bool]]:
+def _conditions(org_id: str, query: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
     if query.event_types:
         yield entries.c.action.in_(query.event_types)
     if query.resource_ids:
@@ -93,7 +147,7 @@ def _second(unix_time: int) -> datetime:
         return datetime.max.replace(tzinfo=UTC)
 
 
-async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[Event]:
+async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[AuditEvent]:
     """With the emails and project names as they are now."""
     actors = {row.actor_id for row in rows} | {row.on_behalf_of for row in rows}
     people = sa.select(users.c.id, users.c.email).where(users.c.org_id == org_id)
@@ -107,6 +161,6 @@ async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[Ev
     return [to_event(row, names, emails) for row in rows]
 
 
-def to_event(row: Any, names: dict[str, str], emails: dict[str, str]) -> Event:
+def to_event(row: Any, names: dict[str, str], emails: dict[str, str]) -> AuditEvent:
     fields = {name: value for name, value in row._mapping.items() if name != "previous"}
-    return Event(**fields, project_name=names.get(row.project_id or ""), emails=emails)
+    return AuditEvent(**fields, project_name=names.get(row.project_id or ""), emails=emails)
