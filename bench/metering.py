@@ -40,8 +40,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from bench.record import record
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
-from billing.invoices.lines.accounts import Terms, set_account
 from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
 from billing.reports.usage import usage_completions

@@ -6,7 +6,9 @@ and floats drift, hence this unit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
+from statistics import median_high, median_low
 
 from billing.errors import MoneyError
 
@@ -94,3 +96,8 @@ def _shifted(amount: str | int | Decimal, digits: int) -> int:
         if rest:
             raise MoneyError(f"{amount} is not a whole number of pico-USD")
     return -whole if sign else whole
+
+
+def median(amounts: Sequence[Pico]) -> Pico:
+    """Return the median in whole pico-USD: a float has too few digits."""
+    return (median_low(amounts) + median_high(amounts)) // 2

@@ -408,3 +408,11 @@ superseded_requests = sa.Table(
     _moment("superseded_at"),
 )
 """Of the gateway: requests that were made once more, what they were billed is taken back."""
+
+
+def new_id_sql(prefix: str, later_ms: str = "0") -> str:
+    """Return the SQL of a new UUIDv7 (RFC 9562) behind its prefix."""
+    return f"""
+    '{prefix}' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        + {later_ms}), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
+    """

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import Attempt
 from billing.ledger.spend_totals import hold_books
-from billing.tables import AMOUNTS, EPOCH, alerts, to_moment
+from billing.ledger.tags import TagSpend
+from billing.tables import AMOUNTS, EPOCH, alerts, new_id_sql, to_moment
 
 THRESHOLDS = (50, 80, 100)
 """Percent."""
@@ -42,16 +43,8 @@ FORGET_HOURS_S = 90 * 86_400
 SWEEP_BATCH = 1000
 
 
-def new_id(prefix: str, later_ms: str = "0") -> str:
-    """SQL of a UUIDv7 (RFC 9562) behind its prefix."""
-    return f"""
-    '{prefix}' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
-        + {later_ms}), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)
-    """
-
-
 # In the order of the thresholds of one statement.
-NEW_ID = new_id("alert_", "array_position(CAST(:thresholds AS smallint[]), threshold)")
+NEW_ID = new_id_sql("alert_", "array_position(CAST(:thresholds AS smallint[]), threshold)")
 _ADD = f"""
     INSERT INTO alerts
         (id, org_id, scope, scope_id, measure, cap_id, period, period_start, threshold, ceiling,
@@ -176,15 +169,6 @@ def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
         day = (to_moment(attempt.admitted_at) - EPOCH).days
         amounts[attempt.org, attempt.project, attempt.key, attempt.model, day] += amount_pico
     return [Spend(*of, amount_pico) for of, amount_pico in amounts.items()]
-
-
-class TagSpend(msgspec.Struct, frozen=True):
-    """What was booked of a tag (`key=value`) in one day (UTC) of admission."""
-
-    org: str
-    tag: str
-    day: int
-    amount_pico: int
 
 
 # What each (scope, period) of what was booked has spent by now. The sum of its past is read once,

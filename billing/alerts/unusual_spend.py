@@ -15,8 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import RAISE, SPENT, UNUSUAL, WHOLE
-from billing.money import PICO_PER_USD, Pico
-from billing.reports.forecast import middle
+from billing.money import PICO_PER_USD, Pico, median
 from billing.tables import AMOUNTS
 
 WEEKS = 8
@@ -37,7 +36,7 @@ def bound_pico(past: Sequence[Pico]) -> Pico | None:
     are too few."""
     if len(past) < MIN_WEEKS:
         return None
-    usual = middle(sorted(past))
+    usual = median(sorted(past))
     deviation = median_high(abs(amount - usual) for amount in past)
     excess = DEVIATIONS * deviation * DEVIATION_PER_10_000 // 10_000
     return usual + max(excess, usual, LEAST_EXCESS_PICO)

@@ -18,9 +18,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.alerts.alerts import new_id
 from billing.money import Pico
-from billing.tables import top_ups
+from billing.tables import new_id_sql, top_ups
 
 TopUpState = Literal["requested", "granted", "failed", "expired"]
 STATES: tuple[TopUpState, ...] = get_args(TopUpState)
@@ -81,7 +80,7 @@ async def ask_for_top_up(
     if (await conn.scalar(late) or 0) >= max_per_day:
         return None
     added = insert(top_ups).values(
-        id=sa.text(new_id("topup_")),
+        id=sa.text(new_id_sql("topup_")),
         org_id=org_id,
         amount_pico=amount_pico,
         left_pico=left_pico,

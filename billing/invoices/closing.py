@@ -23,11 +23,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing import calendar
+from billing.calendar import Period
 from billing.currency import round_half_up
 from billing.errors import InvoicingConflict
-from billing.invoices import calendar
+from billing.invoices.accounts import Account, Rate, account_of, rate_at
 from billing.invoices.balance import take_from_balance
-from billing.invoices.calendar import Period
 from billing.invoices.invoice import (
     Invoice,
     get_invoice,
@@ -35,7 +36,6 @@ from billing.invoices.invoice import (
     note,
     settle,
 )
-from billing.invoices.lines.accounts import Account, Rate, account_of, rate_at
 from billing.invoices.lines.charges import Charge, Window, charges_of, take_cutoff
 from billing.invoices.lines.terms import with_terms
 from billing.invoices.numbers import next_number

@@ -14,8 +14,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.calendar import Period
 from billing.errors import NoInvoice
-from billing.invoices.calendar import Period
 from billing.invoices.lines.charges import Kind
 from billing.invoices.states import DRAFT, Amounts, State, settled_state
 from billing.invoices.tables import (

@@ -16,10 +16,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import InvoicingConflict
+from billing.invoices.accounts import account_of, orgs_with_account
 from billing.invoices.closing import close, finalize, ripe
 from billing.invoices.collection import dun
 from billing.invoices.invoice import latest_invoice
-from billing.invoices.lines.accounts import account_of, orgs_with_account
 from billing.invoices.states import DRAFT
 from billing.invoices.suspension import has_changed
 from billing.tables import to_moment

@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from msgspec import UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.alerts.alerts import TagSpend
 from billing.events import COMPONENTS, Attempt, Quantities, Tags, UsageEvent
 from billing.money import Pico
 from billing.pricing.rating import rate
@@ -46,6 +45,15 @@ def to_tag(text: str) -> tuple[str, str] | None:
 
 def tags_of(attempt: Attempt) -> Tags:
     return {} if isinstance(attempt.tags, UnsetType) else attempt.tags
+
+
+class TagSpend(msgspec.Struct, frozen=True):
+    """What was booked of a tag (`key=value`) in one day (UTC) of admission."""
+
+    org: str
+    tag: str
+    day: int
+    amount_pico: int
 
 
 class Tagged(msgspec.Struct, frozen=True, kw_only=True):

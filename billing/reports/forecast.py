@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from statistics import fmean, median_high, median_low
+from statistics import fmean
 
 import msgspec
 
-from billing.money import Pico
+from billing.money import Pico, median
 
 WEEK = 7
 WEEKS = 4
@@ -68,13 +68,8 @@ def expected(past: Sequence[Pico], days: int) -> list[Pico]:
     if len(past) < WEEK:
         mean = sum(past) // len(past) if past else 0
         return [mean] * days
-    by_name = [middle(past[-WEEK * WEEKS :][::-1][back::WEEK]) for back in range(WEEK)]
+    by_name = [median(past[-WEEK * WEEKS :][::-1][back::WEEK]) for back in range(WEEK)]
     return [by_name[WEEK - 1 - ahead % WEEK] for ahead in range(days)]
-
-
-def middle(amounts: Sequence[Pico]) -> Pico:
-    """The median; no float has as many digits."""
-    return (median_low(amounts) + median_high(amounts)) // 2
 
 
 def backtest(past: Sequence[Pico], days: int) -> tuple[list[Fraction], list[float]]:

@@ -30,8 +30,8 @@ from billing.ingestion import shipper as worker
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import settle_late
 from billing.ingestion.shipper import Alarms, OnBooked, Shipper
+from billing.invoices.accounts import Terms
 from billing.invoices.invoicer import Invoicer
-from billing.invoices.lines.accounts import Terms
 from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home

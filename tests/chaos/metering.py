@@ -31,8 +31,8 @@ from billing.currency import USD
 from billing.events import COMPONENTS, Quantities
 from billing.ingestion.shipper import Alarms, adopt
 from billing.invoices import proof
+from billing.invoices.accounts import add_rate, set_account
 from billing.invoices.invoicer import Invoicer
-from billing.invoices.lines.accounts import add_rate, set_account
 from billing.ledger import accounts as ledger
 from billing.pricing.rating import rate
 from billing.tables import AMOUNTS, EPOCH, to_moment

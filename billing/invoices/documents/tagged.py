@@ -15,9 +15,9 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.invoices.documents.document import Bill, moment, read_pages
+from billing.invoices.documents.drilldown import behind, tags_of
 from billing.invoices.documents.tables import inert, write_csv
 from billing.invoices.invoice import Line
-from billing.invoices.lines.drilldown import behind, tags_of
 from billing.money import Pico, format_usd
 
 PAGE_SETS = 1000

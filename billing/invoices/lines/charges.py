@@ -28,9 +28,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from billing.calendar import Period
 from billing.errors import InvoicingConflict
 from billing.events import COMPONENTS, Band, PriceSet
-from billing.invoices.calendar import Period
 from billing.invoices.lines.rerated import PARTS
 from billing.ledger.accounts import USES
 from billing.ledger.spend_totals import hold_books

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.invoices.calendar import Period
+from billing.calendar import Period
 from billing.invoices.lines.charges import Charge, Subject, Window
 from billing.invoices.lines.usage_order import lines_in_order
 from billing.pricing.adjustments import Adjustment, PeriodTerms, UsageLine, adjustments

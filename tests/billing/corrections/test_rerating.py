@@ -20,8 +20,8 @@ from billing.credits.grants_admin import find_credit, grant_credit
 from billing.credits.lines import sweep, top_up
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Attempt, Price, PriceSet
+from billing.invoices.documents.drilldown import hours_of, requests_of
 from billing.invoices.invoice import Invoice, Line
-from billing.invoices.lines.drilldown import hours_of, requests_of
 from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook, PriceEntry
 from billing.reconciliation import credit_proof

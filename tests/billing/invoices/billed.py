@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.invoices import proof
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
+from billing.invoices.documents.drilldown import behind, hours_of, requests_of, tags_of
 from billing.invoices.invoice import Invoice, Line, get_lines
-from billing.invoices.lines.accounts import Terms, set_account
-from billing.invoices.lines.drilldown import behind, hours_of, requests_of, tags_of
 from billing.ledger import accounts as ledger
 from tests.billing.samples import PRICES, an_attempt, an_event
 

@@ -15,9 +15,9 @@ from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.events import Band, Price, PriceSet, Quantities
 from billing.ingestion.settle_late import reprice_suspense
 from billing.invoices import proof
+from billing.invoices.accounts import Terms, account_of, add_rate, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import Invoice
-from billing.invoices.lines.accounts import Terms, account_of, add_rate, set_account
 from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.invoices.billed import (
     DECEMBER,

@@ -23,9 +23,9 @@ from billing.credits.grants_admin import find_credit, grant_credit
 from billing.credits.lines import settle
 from billing.events import Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
+from billing.invoices.accounts import Terms
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.invoices.invoicer import Invoicer
-from billing.invoices.lines.accounts import Terms
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation import credit_proof
 from tests.billing.invoices.billed import assert_books_agree, lines, open_account, receivable

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close
-from billing.invoices.lines.accounts import Terms, set_account
 from gateway.db import create_engine
 from gateway.tenancy.orgs import find_org
 from tests.billing.invoices.billed import DECEMBER, NOVEMBER, at, book, tokens

@@ -17,10 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.currency import to_coins
 from billing.errors import BadInvoicing, MoneyError, NoInvoice
-from billing.invoices.closing import finalize
-from billing.invoices.collection import issue_credit_note, record_payment
-from billing.invoices.invoice import Invoice, get_invoice
-from billing.invoices.lines.accounts import (
+from billing.invoices.accounts import (
     Terms,
     account_of,
     add_rate,
@@ -28,6 +25,9 @@ from billing.invoices.lines.accounts import (
     set_account,
     to_rate,
 )
+from billing.invoices.closing import finalize
+from billing.invoices.collection import issue_credit_note, record_payment
+from billing.invoices.invoice import Invoice, get_invoice
 from billing.invoices.states import SUSPENDING
 from billing.tables import to_moment
 from gateway.audit.log import record_for_both

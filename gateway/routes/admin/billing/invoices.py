@@ -17,6 +17,7 @@ from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.invoices.documents.drilldown import behind, hours_of, requests_of, tags_of
 from billing.invoices.invoice import (
     Invoice,
     Line,
@@ -28,7 +29,6 @@ from billing.invoices.invoice import (
     to_invoice,
     to_line,
 )
-from billing.invoices.lines.drilldown import behind, hours_of, requests_of, tags_of
 from billing.invoices.states import DRAFT
 from billing.invoices.tables import invoice_lines, invoices
 from billing.money import format_usd

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from billing.invoices.lines.accounts import Account
-from billing.invoices.lines.accounts import Rate as KnownRate
+from billing.invoices.accounts import Account
+from billing.invoices.accounts import Rate as KnownRate
 from billing.money import format_usd
 
 Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?\Z")]

@@ -13,9 +13,9 @@ import msgspec
 import sqlalchemy as sa
 
 from billing.credits.top_ups import ask_for_top_up
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
-from billing.invoices.lines.accounts import Terms, set_account
 from billing.invoices.states import DRAFT
 from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE

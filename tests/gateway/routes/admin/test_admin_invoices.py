@@ -11,8 +11,8 @@ from beancount import loader
 from billing.credits.grants_admin import grant_credit, revoke_credit
 from billing.credits.lines import settle, sweep
 from billing.events import Quantities
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoicer import Invoicer
-from billing.invoices.lines.accounts import Terms, set_account
 from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
 from tests.billing.samples import an_attempt, an_event

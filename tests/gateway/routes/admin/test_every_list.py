@@ -18,9 +18,9 @@ from billing.alerts.alerts import CeilingUse, note_ceilings
 from billing.corrections.cache_leases import Lease, grant
 from billing.currency import USD
 from billing.ingestion.ingest import ingest
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import latest_invoice
-from billing.invoices.lines.accounts import Terms, set_account
 from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.oauth.tokens.token_tables import signing_keys
 from gateway.routes.shared.idempotency import PREFIXES

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.invoicer import Invoicer
-from billing.invoices.lines.accounts import Terms, set_account
 from gateway.tenancy.money.suspension import tell_workers
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, tokens
 from tests.gateway.routes.admin.changing import ADMIN

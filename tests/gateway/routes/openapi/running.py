@@ -25,9 +25,9 @@ from litestar import Litestar
 
 from billing.credits.top_ups import ask_for_top_up
 from billing.ingestion.ingest import ingest
+from billing.invoices.accounts import Terms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
-from billing.invoices.lines.accounts import Terms, set_account
 from billing.money import PICO_PER_USD
 from engine.fake.engine import FakeCore
 from engine.transport.server import EngineServer

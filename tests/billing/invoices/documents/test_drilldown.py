@@ -23,9 +23,9 @@ from billing.corrections.rerating import Span, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
 from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
+from billing.invoices.documents.drilldown import requests_of
 from billing.invoices.documents.tagged import read_tagged, write_tagged
 from billing.invoices.invoice import Invoice
-from billing.invoices.lines.drilldown import requests_of
 from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.invoices.billed import (
     NOVEMBER,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.invoices.calendar import (
+from billing.calendar import (
     Period,
     day_begins,
     due_at,

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.calendar import timezones
 from billing.currency import USD, coin_of, exponent_of, usd_coin
 from billing.errors import BadInvoicing, InvoicingConflict, MoneyError
-from billing.invoices.calendar import timezones
 from billing.invoices.tables import billing_accounts, fx_rates
 from billing.money import PICO_PER_USD, Pico
 
