@@ -83,7 +83,7 @@ def digest_of(name: str) -> str:
     return "".join(BASE32[(bits >> (5 * place)) & 31] for place in range(DIGEST_CHARS))
 
 
-class Shortened:
+class ShortenedNames:
     """Names of one server that clients cannot take, by what was made of them. Two of which the same
     was made are both refused, by name: which of them a call would reach is the server's choice."""
 

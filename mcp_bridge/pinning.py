@@ -56,7 +56,7 @@ class Pin(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body)
 
 
-class Unpinnable(msgspec.Struct, frozen=True):
+class UnpinnableThing(msgspec.Struct, frozen=True):
     """Something offered that stays hidden whatever is approved, and why."""
 
     kind: Kind
@@ -69,10 +69,10 @@ class Offer(msgspec.Struct, frozen=True):
     """Everything a server offers at one time."""
 
     pins: Mapping[Key, Pin]
-    unpinnable: tuple[Unpinnable, ...] = ()
+    unpinnable: tuple[UnpinnableThing, ...] = ()
 
 
-class Approved(msgspec.Struct, frozen=True):
+class ApprovedPins(msgspec.Struct, frozen=True):
     """The pins that were approved of one server."""
 
     pins: Mapping[Key, Pin] = {}
@@ -139,18 +139,20 @@ def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
     """Pins of everything offered. What is offered twice under one name is not pinned at all:
     which of the two a call would reach is the server's choice."""
     pins: list[Pin] = []
-    unpinnable: list[Unpinnable] = []
+    unpinnable: list[UnpinnableThing] = []
     for count, (kind, value) in enumerate(things):
         if count == MAX_OFFERED:
             raise NotPinnable("", f"more than {MAX_OFFERED} things from one server")
         try:
             pins.append(pin_of(kind, value))
         except (NotPinnable, NotCanonical) as error:
-            unpinnable.append(Unpinnable(kind, shown_name(kind, value), error.path, error.message))
+            unpinnable.append(
+                UnpinnableThing(kind, shown_name(kind, value), error.path, error.message)
+            )
     counts = Counter(pin.key for pin in pins)
     for (kind, name), times in counts.items():
         if times > 1:
-            unpinnable.append(Unpinnable(kind, name, "", f"offered {times} times"))
+            unpinnable.append(UnpinnableThing(kind, name, "", f"offered {times} times"))
     return Offer({pin.key: pin for pin in pins if counts[pin.key] == 1}, tuple(unpinnable))
 
 
@@ -159,7 +161,7 @@ def shown_name(kind: Kind, value: object) -> str:
     return visible(name[:MAX_SHOWN_CHARS]) if isinstance(name, str) else ""
 
 
-def compare(approved: Approved, offer: Offer) -> tuple[Change, ...]:
+def compare(approved: ApprovedPins, offer: Offer) -> tuple[Change, ...]:
     """Return every approved and every offered thing once, by kind and name.
 
     What went under one name and came under another, otherwise the same, is one change: renamed.
@@ -192,7 +194,7 @@ def nameless_digest(pin: Pin) -> str:
     return digest_of_bytes(canonical_bytes(value))
 
 
-def listing(approved: Approved, offer: Offer | None, launch: Pin) -> Listing:
+def listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> Listing:
     """Return what clients may see: approved pins that the server still offers unchanged.
 
     `offer` None is a server that does not answer: its approved catalogue is listed, marked. With
@@ -212,7 +214,7 @@ def listing(approved: Approved, offer: Offer | None, launch: Pin) -> Listing:
     )
 
 
-def approve(approved: Approved, changes: Iterable[Change]) -> Approved:
+def approve(approved: ApprovedPins, changes: Iterable[Change]) -> ApprovedPins:
     """Return what is approved once a person has approved these changes, as they were shown."""
     pins = dict(approved.pins)
     for change in changes:
@@ -220,7 +222,7 @@ def approve(approved: Approved, changes: Iterable[Change]) -> Approved:
             pins.pop(change.was.key, None)
         if change.now is not None:
             pins[change.now.key] = change.now
-    return Approved(pins)
+    return ApprovedPins(pins)
 
 
 def differences(old: object, new: object) -> tuple[Difference, ...]:

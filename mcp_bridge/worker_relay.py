@@ -61,7 +61,7 @@ class OwnerGone(RpcError):
         )
 
 
-class Answers:
+class RelayAnswers:
     """The answers of late, by the number of their question."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[str, asyncio.Queue[Payload]] = {}
         self._serving: dict[str, asyncio.Task[Any]] = {}
-        self._answers = Answers()
+        self._answers = RelayAnswers()
         self._heard = asyncio.Event()
 
     async def start(self) -> None:

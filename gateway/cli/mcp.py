@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from mcp_bridge.pinning import Approved, Change, Offer, Pin
+    from mcp_bridge.pinning import ApprovedPins, Change, Offer, Pin
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.credentials import Credentials
     from mcp_bridge.upstream.stdio.stderr_tail import LastWords
@@ -382,7 +382,7 @@ async def offered(
     from gateway.mcp.upstreams import open_carriers
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.protocol.rpc import RpcError
-    from mcp_bridge.routing.offer_reader import look
+    from mcp_bridge.routing.offer_reader import read_offer
     from mcp_bridge.text_safety.hidden_text import visible
 
     if not config.audience.has(org_id, None):
@@ -391,7 +391,9 @@ async def offered(
         async with AsyncExitStack() as stack:
             credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
             carriers = stack.enter_context(open_carriers(settings, credentials, on_end))
-            return await look(config, {"name": NAME, "version": own_version()}, carriers, org_id)
+            return await read_offer(
+                config, {"name": NAME, "version": own_version()}, carriers, org_id
+            )
     except RpcError as error:
         said = f"{config.name}: {error.message}: {error.data}"
         raise click.ClickException(visible(f"{said}{refusal_behind(error)}")) from None
@@ -436,7 +438,7 @@ async def seen(
     settings: Settings,
     config: ServerConfig,
     org_id: str,
-    approved: Approved,
+    approved: ApprovedPins,
     db: AsyncEngine,
     redis: Redis,
 ) -> tuple[list[Change], str | None]:

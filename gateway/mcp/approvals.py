@@ -14,7 +14,7 @@ from gateway.audit.log import Actor, record
 from gateway.db import tenant
 from gateway.mcp.call_arguments import FORGOTTEN, CallArguments
 from gateway.mcp.tables import approvals as table
-from mcp_bridge.trust.approvals import Approval, ApprovalEvent, Decider, Moved
+from mcp_bridge.trust.approvals import Approval, ApprovalEvent, ApprovalTransition, Decider
 
 OPEN = ("pending", "approved")
 _ONE_AT_A_TIME = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
@@ -33,7 +33,12 @@ class PostgresApprovals:
         self._db, self._decider, self._shown = db, decider, shown
 
     async def insert(
-        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+        self,
+        org_id: str,
+        new: ApprovalTransition,
+        *,
+        max_pending: int,
+        arguments: bytes | None = None,
     ) -> Approval | None:
         """Add a call that waits; None: too many do. A few more than `max_pending` can wait if they
         are added at the same time."""
@@ -82,7 +87,7 @@ class PostgresApprovals:
             body = await conn.scalar(_waiting(org_id, key, now_s))
         return None if body is None else to_approval(body)
 
-    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+    async def replace(self, org_id: str, before: Approval, after: ApprovalTransition) -> bool:
         decided = {} if after.approval.state == "pending" else FORGOTTEN
         changed = (
             sa.update(table)

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from gateway.limits.spending import PICO_PER_NANO, to_nano
 from mcp_bridge.caller import Caller
-from mcp_bridge.trust.call_records import Taken
+from mcp_bridge.trust.call_records import CountOutcome
 from mcp_bridge.trust.policy import CallState, ToolRule
 
 TAINT_S = 3600
@@ -86,12 +86,12 @@ class RedisCalls:
 
     async def take(
         self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
-    ) -> Taken:
+    ) -> CountOutcome:
         bound = list(rules)
         rated = [(rule.id, rule.rate) for rule in bound if rule.rate is not None]
         spent = [(rule.id, rule.budget) for rule in bound if rule.budget is not None]
         if not rated and not spent:
-            return Taken()
+            return CountOutcome()
         now = self._now_s()
         keys = [f"mcp:{{{org_id}}}:rate:{rule_id}" for rule_id, _ in rated]
         keys += [spent_key(org_id, rule_id) for rule_id, _ in spent]
@@ -102,15 +102,15 @@ class RedisCalls:
             given += [budget.window_s, budget.amount_pico // PICO_PER_NANO]
         full = await self._take(keys=keys, args=given)
         if not full:
-            return Taken(at_s=now)
+            return CountOutcome(at_s=now)
         found = {place - 1: count for place, count in zip(full[::2], full[1::2], strict=True)}
         calls = {rated[at][0]: count for at, count in found.items() if at < len(rated)}
         gone = [spent[at - len(rated)] for at in found if at >= len(rated)]
         sums = {rule_id: budget.amount_pico for rule_id, budget in gone}
-        return Taken(at_s=now, full=CallState(calls, sums))
+        return CountOutcome(at_s=now, full=CallState(calls, sums))
 
     async def give_back(
-        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: CountOutcome
     ) -> None:
         budgets = [(rule.id, rule.budget) for rule in rules if rule.budget is not None]
         if not budgets or not cost_pico:

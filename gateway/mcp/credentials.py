@@ -25,7 +25,7 @@ from gateway.vault.credentials import OpenCredential, open_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import VaultError
 from gateway.vault.oauth import UpstreamToken, UpstreamTokens
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.transport import NotSent
 
 KNOWN_S = 5.0
@@ -43,15 +43,15 @@ class Challenges:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def put(self, whose: Whose, server: str, challenge: Challenge) -> None:
+    async def put(self, whose: UpstreamOwner, server: str, challenge: Challenge) -> None:
         key = self._key(whose, server)
         await self._redis.set(key, msgspec.json.encode(challenge), ex=CHALLENGE_S)
 
-    async def get(self, whose: Whose, server: str) -> Challenge:
+    async def get(self, whose: UpstreamOwner, server: str) -> Challenge:
         found = await self._redis.get(self._key(whose, server))
         return Challenge() if found is None else msgspec.json.decode(found, type=Challenge)
 
-    def _key(self, whose: Whose, server: str) -> str:
+    def _key(self, whose: UpstreamOwner, server: str) -> str:
         return f"mcp:{{{whose.org_id}}}:challenge:{server}:{whose.user_id or ''}"
 
 
@@ -66,14 +66,14 @@ class VaultCredentials:
         vault: Vault,
         tokens: UpstreamTokens,
         challenges: Challenges,
-        sign_in_url: Callable[[Whose, str], str | None] = lambda _whose, _server: None,
+        sign_in_url: Callable[[UpstreamOwner, str], str | None] = lambda _whose, _server: None,
         exchanges: Exchanges | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._vault, self._tokens = db, vault, tokens
         self._challenges, self._clock = challenges, clock
         self._sign_in_url, self._exchanges = sign_in_url, exchanges
-        self._known: Lru[tuple[Whose, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
+        self._known: Lru[tuple[UpstreamOwner, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
 
     def forget(self, org_id: str) -> None:
         """Forget credentials that somebody changed. EVERYTHING: of all orgs."""
@@ -81,7 +81,9 @@ class VaultCredentials:
             if org_id in (EVERYTHING, key[0].org_id):
                 self._known.drop(key)
 
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         """Raises: NotSent."""
         key = (whose, server)
         known = self._known.get(key)
@@ -98,7 +100,9 @@ class VaultCredentials:
             self._known.put(key, (found, self._clock() + KNOWN_S))
         return found
 
-    async def _find(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
+    async def _find(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None
+    ) -> CredentialSet:
         exchanges = self._exchanges
         if exchanges is not None and whose.user_id is not None and exchanges.has(server):
             if refused is not None and (refused.status != 401 or refused.is_last):
@@ -123,7 +127,9 @@ class VaultCredentials:
             await self._refuse(whose, server, refused, reason_of(found, refused))
         return await self._token(whose, server, refused)
 
-    async def _token(self, whose: Whose, server: str, refused: Refusal | None) -> CredentialSet:
+    async def _token(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None
+    ) -> CredentialSet:
         token = await self._tokens.access_token(
             org_id=whose.org_id,
             upstream=server,
@@ -132,15 +138,17 @@ class VaultCredentials:
         )
         return bearer(token)
 
-    async def _refuse(self, whose: Whose, server: str, refused: Refusal, reason: str) -> NoReturn:
+    async def _refuse(
+        self, whose: UpstreamOwner, server: str, refused: Refusal, reason: str
+    ) -> NoReturn:
         await self._keep(whose, server, read_challenge(refused.challenge))
         raise self._not_sent(reason, whose, server)
 
-    def _not_sent(self, reason: str, whose: Whose, server: str) -> NotSent:
+    def _not_sent(self, reason: str, whose: UpstreamOwner, server: str) -> NotSent:
         is_for_people = reason == CONSENT_NEEDED
         return NotSent(reason, self._sign_in_url(whose, server) if is_for_people else None)
 
-    async def _keep(self, whose: Whose, server: str, challenge: Challenge) -> None:
+    async def _keep(self, whose: UpstreamOwner, server: str, challenge: Challenge) -> None:
         try:
             await self._challenges.put(whose, server, challenge)
         except RedisError as error:

@@ -19,7 +19,7 @@ from gateway.mcp.pins import read_pins
 from gateway.mcp.rules import read_rules
 from gateway.tenancy.changes import ANNOUNCE_TIMEOUT_S, EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
-from mcp_bridge.pinning import Approved
+from mcp_bridge.pinning import ApprovedPins
 from mcp_bridge.trust.call_records import Rules
 
 CHANNEL = "tollgate:mcp"
@@ -102,16 +102,16 @@ class CachedTrust:
 
     def __init__(self, db: AsyncEngine, feed: ChangeFeed) -> None:
         self._db = db
-        self._pins: OrgCache[Approved] = OrgCache(feed, self._read_pins, time.monotonic)
+        self._pins: OrgCache[ApprovedPins] = OrgCache(feed, self._read_pins, time.monotonic)
         self._rules: OrgCache[Rules] = OrgCache(feed, self._read_rules, time.monotonic)
 
-    async def approved(self, org_id: str, server: str) -> Approved:
+    async def approved(self, org_id: str, server: str) -> ApprovedPins:
         return await self._pins.get(org_id, server)
 
     async def rules(self, org_id: str) -> Rules:
         return await self._rules.get(org_id)
 
-    async def _read_pins(self, org_id: str, server: str) -> Approved:
+    async def _read_pins(self, org_id: str, server: str) -> ApprovedPins:
         async with tenant(self._db, org_id) as conn:
             return await read_pins(conn, org_id=org_id, server=server)
 

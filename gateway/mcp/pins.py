@@ -14,7 +14,7 @@ from gateway.audit.log import Actor, record
 from gateway.credential_forms import CREDENTIAL
 from gateway.mcp.tables import pins
 from gateway.tenancy.errors import InvalidField, NotFound
-from mcp_bridge.pinning import Approved, Change, Key, Pin
+from mcp_bridge.pinning import ApprovedPins, Change, Key, Pin
 
 MAX_PINS = 50_000
 """Of one org."""
@@ -22,12 +22,12 @@ MAX_RECORDED = 500
 """Names in one entry of the audit log."""
 
 
-async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> Approved:
+async def read_pins(conn: AsyncConnection, *, org_id: str, server: str) -> ApprovedPins:
     asked = sa.select(pins).where(pins.c.org_id == org_id, pins.c.server == server)
     found = [
         Pin(row.kind, row.name, row.digest, bytes(row.body)) for row in await conn.execute(asked)
     ]
-    return Approved({pin.key: pin for pin in found})
+    return ApprovedPins({pin.key: pin for pin in found})
 
 
 async def approve_changes(

@@ -29,7 +29,7 @@ from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import UpstreamClient
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
-from mcp_bridge.upstream.credentials import CredentialOf, Whose
+from mcp_bridge.upstream.credentials import CredentialOf, UpstreamOwner
 
 ROOT = "/oauth/upstream"
 CALLBACK = ROOT + "/callback"
@@ -72,7 +72,7 @@ class SignIns:
         self._servers = {each.name: each for each in servers}
         self._turns = asyncio.Semaphore(MAX_DISCOVERING)
 
-    def url(self, whose: Whose, server: str) -> str | None:
+    def url(self, whose: UpstreamOwner, server: str) -> str | None:
         """Return the URL of the page where a sign-in begins; None: nobody signs in there."""
         at = self._servers.get(server)
         return None if at is None else start_url(self._issuer, server, at.credential, whose)
@@ -88,7 +88,7 @@ class SignIns:
         """Return where to send the browser in which `user_id` is signed in. Raises: NotFound,
         SignInRefused, IssuerUnavailable, CannotOpen."""
         at = self._at(org_id, server)
-        whose = Whose(org_id, None if for_tenant else user_id)
+        whose = UpstreamOwner(org_id, None if for_tenant else user_id)
         begun: dict[str, Any] = {
             "org_id": org_id,
             "user_id": whose.user_id,
@@ -126,7 +126,9 @@ class SignIns:
             raise NotFound("server", "nobody signs in at a server of that name")
         return found
 
-    async def _before(self, server: str, whose: Whose) -> tuple[UpstreamClient | None, bool]:
+    async def _before(
+        self, server: str, whose: UpstreamOwner
+    ) -> tuple[UpstreamClient | None, bool]:
         """Return our client there when this very credential was given."""
         async with tenant(self._db, whose.org_id) as conn:
             found = await open_credential(
@@ -139,16 +141,16 @@ class SignIns:
         is_refused = found.credential.refused_at is not None
         return UpstreamClient.from_values(found.values), is_refused
 
-    async def _challenge(self, server: str, whose: Whose, user_id: str) -> Challenge:
+    async def _challenge(self, server: str, whose: UpstreamOwner, user_id: str) -> Challenge:
         """Return what the server said to them; for who begins for all, what it said to
         themselves."""
         found = await self._challenges.get(whose, server)
         if found == Challenge() and whose.user_id is None:
-            return await self._challenges.get(Whose(whose.org_id, user_id), server)
+            return await self._challenges.get(UpstreamOwner(whose.org_id, user_id), server)
         return found
 
 
-def start_url(issuer: str, server: str, credential: CredentialOf, whose: Whose) -> str:
+def start_url(issuer: str, server: str, credential: CredentialOf, whose: UpstreamOwner) -> str:
     is_plain = credential == TENANTS or whose.user_id is not None
     return f"{issuer}{ROOT}/{server}/start" + ("" if is_plain else f"?for={TENANTS}")
 

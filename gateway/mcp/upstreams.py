@@ -12,7 +12,7 @@ from mcp_bridge.upstream.credentials import Credentials
 from mcp_bridge.upstream.stdio.isolation import OwnUid, chosen
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.factory import Transports
 
 
 @contextmanager
@@ -20,11 +20,11 @@ def open_carriers(
     settings: Settings,
     credentials: Credentials | None = None,
     on_end: Callable[[LastWords], None] | None = None,
-) -> Iterator[Carriers]:
+) -> Iterator[Transports]:
     """Open the transports. `on_end`: is told how each process of a server ended."""
     with ExitStack() as stack:
         networks = open_networks(stack, allow_loopback=settings.egress_to_loopback)
-        yield Carriers(
+        yield Transports(
             network_of=networks.of,
             trust=networks.trust,
             credentials=credentials,

@@ -89,13 +89,13 @@ def check_param_headers(
     schema: Any, arguments: dict[str, Any], headers: Iterable[tuple[str, str]]
 ) -> None:
     """Check that a call's `Mcp-Param-*` headers say what its arguments are. Raises: RpcError."""
-    folded = Folded(headers)
+    folded = FoldedHeaders(headers)
     found = validate_mcp_param_headers(schema, arguments, folded)
     if found is not None:
         raise RpcError(found.code, found.message, found.data)
 
 
-class Folded(Mapping[str, str]):
+class FoldedHeaders(Mapping[str, str]):
     """Headers with those that came twice, which a dict would hide."""
 
     def __init__(self, headers: Iterable[tuple[str, str]]) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from mcp_bridge.errors import NotPinnable
 from mcp_bridge.pinning import (
-    Approved,
+    ApprovedPins,
     Change,
     Key,
     Kind,
@@ -55,7 +55,7 @@ KIND_OF: Mapping[str, Kind] = {
 """The methods that are about what is pinned."""
 
 
-class Fetched(msgspec.Struct, frozen=True):
+class FetchedOffer(msgspec.Struct, frozen=True):
     """Everything of a server that is pinned, as it offers it now. `generation`: the server's
     (`Upstream.generation`) when it was asked. `digest`: SHA-256; of other things it is another."""
 
@@ -64,7 +64,7 @@ class Fetched(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-class Shown:
+class VisibleList:
     """A list as clients see it: `pins`, ordered by the server's own names.
 
     `stale`: the server does not answer, and what was approved of it stands in. Never changes:
@@ -73,7 +73,7 @@ class Shown:
 
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
-        self.views: dict[tuple[str, ...], Shown] = {}
+        self.views: dict[tuple[str, ...], VisibleList] = {}
         """Of it what somebody is shown (`views`)."""
         self._digest: bytes | None = None
         self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
@@ -86,9 +86,9 @@ class Shown:
             self._digest = hashlib.sha256(said.encode()).digest()
         return self._digest
 
-    def without_others(self, pins: tuple[Pin, ...]) -> Shown:
+    def without_others(self, pins: tuple[Pin, ...]) -> VisibleList:
         """Return a subset of these pins that shares what is written of them."""
-        found = Shown(pins, stale=self.stale)
+        found = VisibleList(pins, stale=self.stale)
         found._written = self._written
         return found
 
@@ -116,30 +116,30 @@ def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:
     return msgspec.Raw(msgspec.json.encode({**value, "name": alias}))
 
 
-Fetch = Callable[[Upstream], Awaitable[Fetched]]
+Fetch = Callable[[Upstream], Awaitable[FetchedOffer]]
 """Asks a server for all that it offers. Raises: RpcError."""
 
 
 class PinStore(Protocol):
-    async def approved(self, org_id: str, server: str) -> Approved:
+    async def approved(self, org_id: str, server: str) -> ApprovedPins:
         """Return the approved pins: the same object for as long as nothing changed."""
         ...
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ServerListing(msgspec.Struct, frozen=True):
     """A server's lists as clients see them. `pins` and `shown` have only what is approved. It is
     made anew whenever the offer or what is approved of it changes, and never changes itself."""
 
     listing: Listing
     pins: Mapping[Key, Pin]
-    shown: Mapping[Kind, Shown]
+    shown: Mapping[Kind, VisibleList]
 
     @property
     def stale(self) -> bool:
         return self.listing.stale
 
 
-class Entry:
+class CatalogEntry:
     """The known offer of one server, as one tenant reaches it."""
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ class Entry:
         self.offer: Offer | None = None
         self.digest: bytes | None = None
         """Of the offer as it came, so that the same one is not read twice."""
-        self.approved: Approved | None = None
-        self.seen: Seen | None = None
-        self.last: Seen | None = None
+        self.approved: ApprovedPins | None = None
+        self.seen: ServerListing | None = None
+        self.last: ServerListing | None = None
         """The one before, while there is no other."""
 
 
@@ -168,7 +168,7 @@ class Catalog:
         self._pins, self._fresh_s, self._now_s = pins, fresh_s, now_s
         self.noticed: list[Callable[[str, Upstream], None]] = []
         """Told of an org's server of which other things are shown, since it offers others."""
-        self._entries: WeakKeyDictionary[Upstream, Entry] = WeakKeyDictionary()
+        self._entries: WeakKeyDictionary[Upstream, CatalogEntry] = WeakKeyDictionary()
 
     async def opens(self, org_id: str, config: ServerConfig) -> bool:
         if config.trust == "all":
@@ -182,12 +182,12 @@ class Catalog:
 
     async def current(
         self, org_id: str, upstream: Upstream, fetch: Fetch, *, passes_on: bool = True
-    ) -> Seen:
+    ) -> ServerListing:
         """Return what clients of an org see of a server now. `fetch` asks the server for its
         offer, where what is known is too old. `passes_on`: tell `noticed` of another offer; False
         for who was told already, or two would tell each other forever of a server that never
         offers the same twice."""
-        entry = self._entries.setdefault(upstream, Entry())
+        entry = self._entries.setdefault(upstream, CatalogEntry())
         async with entry.turn:
             if not self._is_fresh(entry, upstream):
                 await self._refresh(entry, upstream, fetch)
@@ -195,20 +195,20 @@ class Catalog:
             if entry.seen is None or entry.approved is not approved:
                 before = entry.last if entry.seen is None else None
                 entry.approved = approved
-                entry.seen = entry.last = seen_of(upstream.config, approved, entry.offer)
+                entry.seen = entry.last = server_listing(upstream.config, approved, entry.offer)
                 self._log_hidden(upstream, entry.seen)
                 if before is not None and passes_on and differs(before, entry.seen):
                     for noticed in self.noticed:
                         noticed(org_id, upstream)
             return entry.seen
 
-    def _is_fresh(self, entry: Entry, upstream: Upstream) -> bool:
+    def _is_fresh(self, entry: CatalogEntry, upstream: Upstream) -> bool:
         return (
             entry.generation == upstream.generation
             and self._now_s() < entry.checked_at + self._fresh_s
         )
 
-    async def _refresh(self, entry: Entry, upstream: Upstream, fetch: Fetch) -> None:
+    async def _refresh(self, entry: CatalogEntry, upstream: Upstream, fetch: Fetch) -> None:
         generation = upstream.generation
         try:
             fetched = await fetch(upstream)
@@ -222,17 +222,19 @@ class Catalog:
             entry.offer = entry.digest = entry.seen = None
         entry.generation, entry.checked_at = generation, self._now_s()
 
-    def _log_hidden(self, upstream: Upstream, seen: Seen) -> None:
+    def _log_hidden(self, upstream: Upstream, seen: ServerListing) -> None:
         hidden = len(seen.listing.hidden)
         if hidden:
             log.info("mcp: %s: %d things are hidden until approved", upstream.name, hidden)
 
 
-def differs(one: Seen, other: Seen) -> bool:
+def differs(one: ServerListing, other: ServerListing) -> bool:
     return any(one.shown[kind].digest != other.shown[kind].digest for kind in one.shown)
 
 
-def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Seen:
+def server_listing(
+    config: ServerConfig, approved: ApprovedPins, offer: Offer | None
+) -> ServerListing:
     if config.trust != "all":
         found = listing(approved, offer, launch_pin(config))
     elif offer is None:
@@ -240,10 +242,10 @@ def seen_of(config: ServerConfig, approved: Approved, offer: Offer | None) -> Se
     else:
         found = Listing(tuple(sorted(offer.pins.values(), key=lambda pin: pin.key)), stale=False)
     shown = {
-        kind: Shown(tuple(pin for pin in found.pins if pin.kind == kind), stale=found.stale)
+        kind: VisibleList(tuple(pin for pin in found.pins if pin.kind == kind), stale=found.stale)
         for kind in set(KIND_OF.values())
     }
-    return Seen(found, {pin.key: pin for pin in found.pins}, shown)
+    return ServerListing(found, {pin.key: pin for pin in found.pins}, shown)
 
 
 def launch_pin(config: ServerConfig) -> Pin:
@@ -268,7 +270,7 @@ def document_launch_pin(document: str, url: str, *headers: str) -> Pin:
     return pin_of("launch", {**where, "headers": list(headers)})
 
 
-def changes_of(config: ServerConfig, approved: Approved, offer: Offer) -> tuple[Change, ...]:
+def changes_of(config: ServerConfig, approved: ApprovedPins, offer: Offer) -> tuple[Change, ...]:
     """Return all that differs from what was approved, the launch spec among it."""
     launch = launch_pin(config)
     pins = {launch.key: launch, **offer.pins}

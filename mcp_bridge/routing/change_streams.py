@@ -40,14 +40,14 @@ TAKEN_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 
-class TellsNothing(Exception):
+class NoChangeStream(Exception):
     """The server has no stream but those of requests."""
 
 
 Take = Callable[[Message], Awaitable[None]]
 
 
-class Fixed:
+class FixedSession:
     """A session of its own, which is not replaced."""
 
     def __init__(self, session: UpstreamSession) -> None:
@@ -98,7 +98,7 @@ async def legacy_changes(
             taken = [uri for uri in asked if await subscribed(upstream, session, uri)]
             granted["resourceSubscriptions"] = taken
         acknowledged = False
-        async with aclosing(session_changes(upstream, Fixed(session))) as found:
+        async with aclosing(session_changes(upstream, FixedSession(session))) as found:
             async for message in found:
                 if not acknowledged:
                     acknowledged = True
@@ -143,7 +143,7 @@ async def session_changes(
             if answer.status != 409:
                 yield None
                 if answer.status != 200 or not answer.is_stream:
-                    raise TellsNothing
+                    raise NoChangeStream
                 async with aclosing(answer.messages()) as messages:
                     async for found in messages:
                         if found is not None:
@@ -168,7 +168,7 @@ async def follow(
                     if message is not None:
                         await take(message)
                     pause_s = FIRST_PAUSE_S
-        except TellsNothing:
+        except NoChangeStream:
             return
         except (RpcError, SessionEnded) as error:
             log.info("mcp: %s tells nothing for now: %s", upstream.name, error)

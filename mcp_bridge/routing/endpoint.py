@@ -28,7 +28,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.protocol.translation import server_capabilities
-from mcp_bridge.routing.catalog import KIND_OF, Catalog, Fetched, Seen, Shown
+from mcp_bridge.routing.catalog import KIND_OF, Catalog, FetchedOffer, ServerListing, VisibleList
 from mcp_bridge.routing.exchanges import (
     MAX_PAGES,
     Exchange,
@@ -38,13 +38,13 @@ from mcp_bridge.routing.exchanges import (
     result_of,
     without_misnamed,
 )
-from mcp_bridge.routing.guard import Asking, Guard, GuardedExchange, needs_listing
+from mcp_bridge.routing.guard import Guard, GuardedExchange, GuardedRequest, needs_listing
 from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages, read_cursor, write_cursor
 from mcp_bridge.routing.pruning import Pruner, called
 from mcp_bridge.routing.resource_owners import owner_of
 from mcp_bridge.routing.sampling import SampledExchange, taken_up
 from mcp_bridge.routing.search import CALL, MAX_TOOLS, SEARCH
-from mcp_bridge.upstream.upstream import Described, Unreachable, Upstream, as_object
+from mcp_bridge.upstream.upstream import ServerDescription, Unreachable, Upstream, as_object
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         raise RpcError(INVALID_PARAMS, f"Unknown {what}: {name}")
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
+class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     """The context of one client's requests: its caller, endpoint, envelope, sessions and guard."""
 
     caller: Caller
@@ -106,24 +106,24 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     sessions: SessionSource
     guard: Guard
 
-    async def described(self, upstream: Upstream) -> Described:
+    async def described(self, upstream: Upstream) -> ServerDescription:
         """Raises: RpcError, of a server that may not be dialled as of one that gives no answer."""
         if not await self.guard.opens(self.caller, upstream):
             raise Unreachable(upstream.name, "not_approved")
         return await upstream.describe(self.envelope)
 
-    async def _described_or_not(self, upstream: Upstream) -> Described | RpcError:
+    async def _described_or_not(self, upstream: Upstream) -> ServerDescription | RpcError:
         try:
             return await self.described(upstream)
         except RpcError as error:
             return error
 
-    async def describe(self) -> list[tuple[Upstream, Described]]:
+    async def describe(self) -> list[tuple[Upstream, ServerDescription]]:
         """Describe the servers that answer, each asked beside the others: one that hangs is waited
         for once. Raises: RpcError, where none does."""
         upstreams = self.endpoint.upstreams
         answers = await asyncio.gather(*map(self._described_or_not, upstreams))
-        found: list[tuple[Upstream, Described]] = []
+        found: list[tuple[Upstream, ServerDescription]] = []
         lost: RpcError | None = None
         for upstream, answer in zip(upstreams, answers, strict=True):
             if isinstance(answer, RpcError):
@@ -267,7 +267,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         the server says it. Raises: RpcError."""
         if self.guard.catalog is None or method not in KIND_OF:
             return None
-        shown = Shown((), stale=False)
+        shown = VisibleList((), stale=False)
         if await self.guard.opens(self.caller, upstream):
             seen = await self._listing(self.guard.catalog, upstream)
             shown = await self.guard.offered(self.caller, upstream, method, seen)
@@ -303,11 +303,11 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _listing(
         self, catalog: Catalog, upstream: Upstream, *, passes_on: bool = True
-    ) -> Seen:
+    ) -> ServerListing:
         org_id = self.caller.org_id
         return await catalog.current(org_id, upstream, self.fetch, passes_on=passes_on)
 
-    async def fetch(self, upstream: Upstream) -> Fetched:
+    async def fetch(self, upstream: Upstream) -> FetchedOffer:
         """Ask a server for everything that is pinned of it. Raises: RpcError."""
         described = await self.described(upstream)
         if not described.modern:
@@ -337,7 +337,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if described.instructions is not None:
             things.append(("instructions", described.instructions))
         digest.update(msgspec.json.encode(described.instructions))
-        return Fetched(tuple(things), generation, digest.digest())
+        return FetchedOffer(tuple(things), generation, digest.digest())
 
     async def open(
         self,
@@ -364,7 +364,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
         if is_sampled:
             exchange = SampledExchange(exchange, upstream, self.caller, before)
         catalog = self.guard.catalog if needs_listing(method, params) else None
-        asking = Asking(
+        asking = GuardedRequest(
             upstream=upstream,
             alias=alias,
             method=method,
@@ -481,4 +481,4 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-ReachOf = Callable[[Endpoint], Reach]
+ReachOf = Callable[[Endpoint], ClientContext]

@@ -37,7 +37,7 @@ from mcp_bridge.protocol.translation import (
     without_reserved,
 )
 from mcp_bridge.provenance import clean_error
-from mcp_bridge.upstream.transport import Carried, Spent
+from mcp_bridge.upstream.transport import ReadCount, TransportAnswer
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
     SessionEnded,
@@ -63,17 +63,17 @@ CALL_S = 3600.0
 """Of one request, all in all, questions to its client included."""
 
 
-class Noted(msgspec.Struct, frozen=True):
+class NotificationEvent(msgspec.Struct, frozen=True):
     """The event of a notification."""
 
     message: Message
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitEvent(msgspec.Struct, frozen=True):
     """It takes longer: the server has closed its stream and will be asked again."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class QuestionEvent(msgspec.Struct, frozen=True):
     """The event that the server asks the client something, by key.
 
     `state`: what a server of the newer era wants back.
@@ -83,11 +83,11 @@ class Asked(msgspec.Struct, frozen=True):
     state: str | None = None
 
 
-class Done(msgspec.Struct, frozen=True):
+class ResultEvent(msgspec.Struct, frozen=True):
     result: dict[str, Any]
 
 
-Event = Noted | Waiting | Asked | Done
+Event = NotificationEvent | WaitEvent | QuestionEvent | ResultEvent
 Answers = dict[str, Message]
 """By key, `{"result": ...}` or `{"error": ...}`."""
 
@@ -162,7 +162,7 @@ class ModernExchange:
                         continue
                     if rpc.is_notification(found):
                         if is_of(found, params):
-                            yield Noted(found)
+                            yield NotificationEvent(found)
                         continue
                     yield self._ended(found)
                     return
@@ -179,13 +179,13 @@ class ModernExchange:
             raise error
         result = as_object(found.get("result"))
         if result.get("resultType") != "input_required":
-            return Done(result)
+            return ResultEvent(result)
         requests = check_asked(result.get("inputRequests") or {}, self._envelope.capabilities)
         if len(requests) > MAX_ASKED:
             raise Unreachable(self._upstream.name, "too_many_requests")
         state = result.get("requestState")
         self._state = state if isinstance(state, str) else None
-        return Asked(requests, self._state)
+        return QuestionEvent(requests, self._state)
 
     async def answer(self, answers: Answers) -> None:
         given: dict[str, Any] = {}
@@ -228,7 +228,7 @@ class LegacyExchange:
         self._id = upstream.next_id()
         self._asked: dict[str, rpc.RequestId] = {}
         self._count = 0
-        self._spent = Spent()
+        self._spent = ReadCount()
         self.is_out = False
 
     async def events(self) -> AsyncGenerator[Event]:
@@ -278,7 +278,7 @@ class LegacyExchange:
                         if asked is not None:
                             yield asked
                     elif is_of(found, self._params):
-                        yield Noted(found)
+                        yield NotificationEvent(found)
 
     async def _run(self, session: UpstreamSession) -> AsyncGenerator[Event]:
         """Raises: SessionEnded, where it has done nothing."""
@@ -291,12 +291,12 @@ class LegacyExchange:
             async with aclosing(self._read(answer)) as events:
                 async for event in events:
                     yield event
-                    if isinstance(event, Done):
+                    if isinstance(event, ResultEvent):
                         return
             last_id, retry_ms = answer.last_id, answer.retry_ms
         tries = polls = 0
         while last_id is not None and tries < MAX_RECONNECTS:
-            yield Waiting()
+            yield WaitEvent()
             polls += 1
             if polls > MAX_POLLS:
                 raise Unreachable(self._upstream.name, "too_much")
@@ -308,7 +308,7 @@ class LegacyExchange:
                 async with aclosing(self._read(answer)) as events:
                     async for event in events:
                         yield event
-                        if isinstance(event, Done):
+                        if isinstance(event, ResultEvent):
                             return
                 tries = 0 if answer.last_id not in (None, last_id) else tries + 1
                 last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
@@ -317,7 +317,7 @@ class LegacyExchange:
     def _sent(self) -> None:
         self.is_out = True
 
-    async def _read(self, answer: Carried) -> AsyncGenerator[Event]:
+    async def _read(self, answer: TransportAnswer) -> AsyncGenerator[Event]:
         if answer.status >= 500 or (answer.status >= 400 and answer.kind != "application/json"):
             raise Unreachable(self._upstream.name, f"status_{answer.status}")
         async with aclosing(answer.messages(self._spent)) as messages:
@@ -326,7 +326,7 @@ class LegacyExchange:
                     continue
                 if rpc.is_notification(found):
                     if is_of(found, self._params):
-                        yield Noted(found)
+                        yield NotificationEvent(found)
                 elif rpc.is_request(found):
                     asked = await self._ask(found)
                     if asked is not None:
@@ -334,9 +334,9 @@ class LegacyExchange:
                 elif found.get("id") in (self._id, None):
                     if "error" in found:
                         raise clean_error(rpc.from_error(found["error"]))
-                    yield Done(as_object(found.get("result")))
+                    yield ResultEvent(as_object(found.get("result")))
 
-    async def _ask(self, found: Message) -> Asked | None:
+    async def _ask(self, found: Message) -> QuestionEvent | None:
         """Return the question to the client; None: it needed nobody else to answer."""
         if found["method"] == "ping":
             await self._reply(found["id"], {"result": {}})
@@ -352,7 +352,7 @@ class LegacyExchange:
         self._count += 1
         key = f"request-{self._count}"
         self._asked[key] = found["id"]
-        return Asked({key: {"params": {}, **request}})
+        return QuestionEvent({key: {"params": {}, **request}})
 
     async def answer(self, answers: Answers) -> None:
         for key, answered in answers.items():
@@ -426,9 +426,9 @@ async def result_of(exchange: Exchange) -> dict[str, Any]:
     """Return the result of a request during which a server asks nothing. Raises: RpcError."""
     async with aclosing(exchange.events()) as events:
         async for event in events:
-            if isinstance(event, Done):
+            if isinstance(event, ResultEvent):
                 return event.result
-            if isinstance(event, Asked):
+            if isinstance(event, QuestionEvent):
                 refused = RpcError(METHOD_NOT_FOUND, "Nothing can be asked here").to_error()
                 await exchange.answer({key: {"error": refused} for key in event.requests})
     raise AssertionError("an exchange ends with a result or raises")

@@ -1,7 +1,7 @@
 """The guard between clients and servers, as the protocol sees it: it decides which of a server's
 offer is shown, and whether a request goes out.
 
-One object is injected; `LetsAllPass` is that of a bridge without trust, `trust.Trust` the real one.
+One object is injected; `AllowAll` is that of a bridge without trust, `trust.Trust` the real one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ import msgspec
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.provenance import clean_message, clean_requests
-from mcp_bridge.routing.catalog import Catalog, Seen, Shown
-from mcp_bridge.routing.exchanges import Answers, Asked, Done, Event, Exchange, Noted, Waiting
+from mcp_bridge.routing.catalog import Catalog, ServerListing, VisibleList
+from mcp_bridge.routing.exchanges import (
+    Answers,
+    Event,
+    Exchange,
+    NotificationEvent,
+    QuestionEvent,
+    ResultEvent,
+    WaitEvent,
+)
 from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
 
 Outcome = Literal["done", "asked", "failed", "left"]
@@ -24,7 +32,7 @@ Outcome = Literal["done", "asked", "failed", "left"]
 again; `left`: nobody waited for the end."""
 
 
-class Asking(msgspec.Struct, frozen=True, kw_only=True):
+class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it would go out. `alias`: what its tool or prompt is called in front of us.
     `continues`: the client's state says that it went out before, and what proves that. `seen`: the
     server's approved listing, where `needs_listing` and there is a catalogue."""
@@ -34,7 +42,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     params: Mapping[str, Any]
     continues: str | None = None
-    seen: Seen | None = None
+    seen: ServerListing | None = None
 
 
 def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
@@ -44,7 +52,7 @@ def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
     return method in ("tools/call", "prompts/get")
 
 
-class Passage(Protocol):
+class RequestPermit(Protocol):
     """A permit for one request that may go out."""
 
     @property
@@ -61,7 +69,7 @@ class Passage(Protocol):
         ...
 
 
-class Answered(msgspec.Struct, frozen=True):
+class KnownResult(msgspec.Struct, frozen=True):
     """A Passage of a call that does not go out: its result is known."""
 
     answered: dict[str, Any]
@@ -81,7 +89,7 @@ class Guard(Protocol):
         ...
 
     async def list_digests(
-        self, caller: Caller, upstream: Upstream, seen: Seen
+        self, caller: Caller, upstream: Upstream, seen: ServerListing
     ) -> Mapping[str, bytes]:
         """Return a digest of what the caller is shown of each list of a server, by the
         notification that says that the list changed. Raises: RpcError."""
@@ -95,7 +103,9 @@ class Guard(Protocol):
         self, caller: Caller, upstream: Upstream, said: str | None
     ) -> str | None: ...
 
-    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+    async def offered(
+        self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
+    ) -> VisibleList:
         """Return what the caller is shown of the list that `method` asks for. Raises: RpcError."""
         ...
 
@@ -109,7 +119,7 @@ class Guard(Protocol):
         """True if the caller may be told that the resource is there."""
         ...
 
-    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
+    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
         """Check a request before it goes out. None: there is nothing to say of such a request.
         Raises: RpcError, if it is not to go out."""
         ...
@@ -119,11 +129,11 @@ class Guard(Protocol):
         ...
 
 
-class LetsAllPass:
+class AllowAll:
     catalog = None
 
     async def list_digests(
-        self, caller: Caller, upstream: Upstream, seen: Seen
+        self, caller: Caller, upstream: Upstream, seen: ServerListing
     ) -> Mapping[str, bytes]:
         raise AssertionError("there is no catalogue")
 
@@ -135,7 +145,9 @@ class LetsAllPass:
     ) -> str | None:
         return said
 
-    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+    async def offered(
+        self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
+    ) -> VisibleList:
         raise AssertionError("there is no catalogue")
 
     async def screened(
@@ -146,7 +158,7 @@ class LetsAllPass:
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
         return True
 
-    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
+    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
         return None
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
@@ -157,7 +169,9 @@ class GuardedExchange:
     """An exchange that is opened only if the guard lets it, and whose result the guard has seen.
     What is said and asked before the result loses what hides."""
 
-    def __init__(self, inner: Exchange, guard: Guard, caller: Caller, asking: Asking) -> None:
+    def __init__(
+        self, inner: Exchange, guard: Guard, caller: Caller, asking: GuardedRequest
+    ) -> None:
         self._inner, self._guard = inner, guard
         self._caller, self._asking = caller, asking
         self.holds = inner.holds
@@ -170,24 +184,24 @@ class GuardedExchange:
     async def events(self) -> AsyncGenerator[Event]:
         passage = await self._guard.before(self._caller, self._asking)
         if passage is not None and passage.answered is not None:
-            yield Done(passage.answered)
+            yield ResultEvent(passage.answered)
             return
         outcome: Outcome | None = None
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
-                    if not isinstance(found, Waiting):
+                    if not isinstance(found, WaitEvent):
                         await self._heard()
                     event = clean_event(found)
                     if event is None:
                         continue
-                    if passage is not None and isinstance(event, Done):
-                        event = Done(await passage.result(event.result))
+                    if passage is not None and isinstance(event, ResultEvent):
+                        event = ResultEvent(await passage.result(event.result))
                         outcome = "done"
-                    elif isinstance(event, Asked) and not self.holds:
+                    elif isinstance(event, QuestionEvent) and not self.holds:
                         outcome = "asked"
                     yield event
-                    outcome = "done" if isinstance(event, Done) else None
+                    outcome = "done" if isinstance(event, ResultEvent) else None
         except RpcError as error:
             outcome = "failed"
             if not isinstance(error, Unreachable):
@@ -220,9 +234,9 @@ def clean_event(event: Event) -> Event | None:
 
     Raises: RpcError, for a question that cannot be asked.
     """
-    if isinstance(event, Noted):
+    if isinstance(event, NotificationEvent):
         message = clean_message(event.message)
-        return None if message is None else Noted(message)
-    if isinstance(event, Asked):
-        return Asked(clean_requests(event.requests), event.state)
+        return None if message is None else NotificationEvent(message)
+    if isinstance(event, QuestionEvent):
+        return QuestionEvent(clean_requests(event.requests), event.state)
     return event

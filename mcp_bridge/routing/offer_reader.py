@@ -12,10 +12,10 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Offer, offer_of
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.routing.endpoint import Endpoint, Reach
-from mcp_bridge.routing.guard import LetsAllPass
-from mcp_bridge.upstream.credentials import Whose
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
+from mcp_bridge.routing.guard import AllowAll
+from mcp_bridge.upstream.credentials import UpstreamOwner
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig, Upstream, UpstreamSession
 
 NOBODY = Caller(org_id="", project_id="", subject="", client="")
@@ -43,10 +43,10 @@ class OneSession:
         return nullcontext()
 
 
-async def look(
+async def read_offer(
     config: ServerConfig,
     info: dict[str, Any],
-    carriers: Carriers | None = None,
+    carriers: Transports | None = None,
     org_id: str = "",
     *,
     close: bool = True,
@@ -56,17 +56,17 @@ async def look(
     `close`: the carriers, too. Raises: RpcError, where the server gives no usable answer;
     NotPinnable, for too much.
     """
-    carriers = carriers or Carriers()
-    carrier = carriers.open(config, Whose(org_id))
+    carriers = carriers or Transports()
+    carrier = carriers.open(config, UpstreamOwner(org_id))
     upstream = Upstream(config, info, carrier)
     envelope = Envelope(version=MODERN, capabilities={}, info=info)
     sessions = OneSession(envelope)
-    reach = Reach(
+    reach = ClientContext(
         caller=NOBODY,
         endpoint=Endpoint(key="", upstreams=(upstream,), keeps_names=True),
         envelope=envelope,
         sessions=sessions,
-        guard=LetsAllPass(),
+        guard=AllowAll(),
     )
     try:
         fetched = await reach.fetch(upstream)

@@ -24,12 +24,12 @@ from mcp_bridge.routing.search import (
     DESCRIPTORS,
     MAX_TOOLS,
     SEARCH,
-    Listed,
+    ListedTool,
     NotEmbedded,
     ToolIndex,
-    meant,
+    named_call,
 )
-from mcp_bridge.validation.arguments import Compiled, Problem, check, compile_schema
+from mcp_bridge.validation.arguments import CompiledSchema, Problem, check, compile_schema
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ BYTES_PER_TOKEN = 4
 MAX_INDICES = 32
 """That one worker keeps: one for each catalogue that somebody sees."""
 COST_META = "tollgate/catalogue"
-SCHEMAS: dict[str, Compiled] = {
+SCHEMAS: dict[str, CompiledSchema] = {
     str(one["name"]): compile_schema(one["inputSchema"]) for one in DESCRIPTORS
 }
 
 
-class Name(msgspec.Struct):
+class NamedTool(msgspec.Struct):
     name: str
 
 
@@ -97,7 +97,7 @@ class Pruner:
             "structuredContent": msgspec.json.decode(body),
         }
 
-    async def _index(self, tools: list[Listed]) -> ToolIndex:
+    async def _index(self, tools: list[ListedTool]) -> ToolIndex:
         digest = hashlib.sha256()
         for tool in tools:
             digest.update(b"%d " % len(tool.body))
@@ -118,20 +118,20 @@ def called(params: dict[str, Any]) -> dict[str, Any]:
     wrong = check(SCHEMAS[CALL], arguments)
     if not wrong:
         assert isinstance(arguments, dict)
-        found = meant(arguments)
+        found = named_call(arguments)
         if not isinstance(found, Problem):
             return {**params, "name": found[0], "arguments": dict(found[1])}
         wrong = (found,)
     raise RpcError(INVALID_PARAMS, f"{CALL}: arguments{wrong[0].path} {wrong[0].message}")
 
 
-def listed(items: Sequence[Any]) -> list[Listed]:
+def listed(items: Sequence[Any]) -> list[ListedTool]:
     """Return the tools of pages of `tools/list`, as JSON or read of it."""
     bodies = [
         bytes(item) if isinstance(item, msgspec.Raw) else msgspec.json.encode(item)
         for item in items[:MAX_TOOLS]
     ]
-    return [Listed(msgspec.json.decode(body, type=Name).name, body) for body in bodies]
+    return [ListedTool(msgspec.json.decode(body, type=NamedTool).name, body) for body in bodies]
 
 
 def tokens_of(item: Any) -> int:

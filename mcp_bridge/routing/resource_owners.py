@@ -20,7 +20,7 @@ from mcp_bridge.protocol.eras import LISTS
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
 from mcp_bridge.routing.exchanges import MAX_PAGES
 from mcp_bridge.routing.sessions import MAX_URI_LEN
-from mcp_bridge.upstream.resource_claims import Claims, Known
+from mcp_bridge.upstream.resource_claims import Claims, KnownClaims
 from mcp_bridge.upstream.upstream import SETUP_TIMEOUT_S, Unreachable, Upstream
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ async def claims_of(upstream: Upstream, ask: Ask) -> Claims:
                     claims = await listed(upstream, ask)
             except (RpcError, TimeoutError) as error:
                 log.info("mcp: %s: it does not list its resources: %s", upstream.name, error)
-            known = upstream.known = Known(claims, upstream.generation, now)
+            known = upstream.known = KnownClaims(claims, upstream.generation, now)
         return known.claims
 
 

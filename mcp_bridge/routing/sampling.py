@@ -16,7 +16,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.routing.exchanges import Answers, Asked, Event, Exchange
+from mcp_bridge.routing.exchanges import Answers, Event, Exchange, QuestionEvent
 from mcp_bridge.upstream.upstream import Upstream, as_object
 
 SAMPLING = "sampling/createMessage"
@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 """In which a server may sample outside of requests as often as during one."""
 
 
-class Carried(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class SampledState(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The state that we send in the place of a server's own `requestState`.
 
     `sampled`: results by key; `count`: of the whole call.
@@ -71,7 +71,7 @@ class SampledExchange:
     """An exchange whose server's wish for a model is granted here; all else goes to the client."""
 
     def __init__(
-        self, inner: Exchange, upstream: Upstream, caller: Caller, before: Carried | None
+        self, inner: Exchange, upstream: Upstream, caller: Caller, before: SampledState | None
     ) -> None:
         self._inner, self._upstream, self._caller = inner, upstream, caller
         self._count = SampleCount(upstream, 0 if before is None else before.count)
@@ -85,7 +85,7 @@ class SampledExchange:
     async def events(self) -> AsyncGenerator[Event]:
         async with aclosing(self._inner.events()) as events:
             async for event in events:
-                if not isinstance(event, Asked):
+                if not isinstance(event, QuestionEvent):
                     yield event
                     continue
                 ours = {key for key, each in event.requests.items() if is_sampling(each)}
@@ -96,7 +96,7 @@ class SampledExchange:
                     answers = {}
                 if rest:
                     self._kept = answers
-                    yield Asked(rest, None if self.holds else self._carried(event.state))
+                    yield QuestionEvent(rest, None if self.holds else self._carried(event.state))
 
     async def _answer(self, request: Message) -> Message:
         """A server of the older era hears of a refusal; the newer one has no word for it, so there
@@ -110,7 +110,7 @@ class SampledExchange:
 
     def _carried(self, state: str | None) -> str:
         results = {key: as_object(each.get("result")) for key, each in self._kept.items()}
-        return msgspec.json.encode(Carried(state, results, self._count.count)).decode()
+        return msgspec.json.encode(SampledState(state, results, self._count.count)).decode()
 
     async def answer(self, answers: Answers) -> None:
         kept, self._kept = self._kept, {}
@@ -124,10 +124,10 @@ def is_sampling(request: Message) -> bool:
     return request.get("method") == SAMPLING
 
 
-def taken_up(params: dict[str, Any]) -> tuple[dict[str, Any], Carried | None]:
+def taken_up(params: dict[str, Any]) -> tuple[dict[str, Any], SampledState | None]:
     """The parameters as the server's own state and all answers make them."""
     try:
-        before = msgspec.json.decode(str(params.get("requestState")), type=Carried)
+        before = msgspec.json.decode(str(params.get("requestState")), type=SampledState)
     except msgspec.DecodeError:
         return params, None  # given before the model was ours to ask: it is the server's own
     kept = {name: value for name, value in params.items() if name != "requestState"}

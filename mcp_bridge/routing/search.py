@@ -77,20 +77,20 @@ class NotEmbedded(Exception):
     """The meaning of a text cannot be had now; the reason is of whoever embeds."""
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedTool(msgspec.Struct, frozen=True):
     """A tool under its alias. `body`: the whole of it, as JSON."""
 
     alias: str
     body: bytes
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundTool(msgspec.Struct, frozen=True):
     alias: str
     score: float
     body: bytes
 
 
-def meant(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
+def named_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
     """Return (alias, arguments) of a `tools.call` that conforms to its schema.
 
     It calls no other meta-tool: what it does is decided, validated and billed as the tool that it
@@ -107,7 +107,7 @@ def words(text: str) -> list[str]:
     return WORD.findall(INSIDE.sub(" ", text).lower())
 
 
-def text_of(tool: Listed) -> str:
+def text_of(tool: ListedTool) -> str:
     """Return the text that is searched: the names, then every string of the tool, bounded."""
     texts: list[str] = [tool.alias.replace("__", " ")]
     size = 0
@@ -124,13 +124,13 @@ def text_of(tool: Listed) -> str:
 class ToolIndex:
     """The search over one catalogue; built once for each that is pinned."""
 
-    def __init__(self, tools: Sequence[Listed], texts: Sequence[str], ranker: Any) -> None:
+    def __init__(self, tools: Sequence[ListedTool], texts: Sequence[str], ranker: Any) -> None:
         self.tools, self._texts, self.ranker = tools, texts, ranker
         self._vectors: Any = None
         self._learning = asyncio.Lock()
 
     @classmethod
-    async def built(cls, tools: Sequence[Listed]) -> ToolIndex:
+    async def built(cls, tools: Sequence[ListedTool]) -> ToolIndex:
         """Return the index of at most MAX_TOOLS."""
         assert len(tools) <= MAX_TOOLS
         return cls(tools, *await asyncio.to_thread(read, tools))
@@ -149,7 +149,7 @@ class ToolIndex:
         limit: int = DEFAULT_RESULTS,
         visible: Callable[[str], bool] = lambda alias: True,
         embed: Embed | None = None,
-    ) -> tuple[Found, ...]:
+    ) -> tuple[FoundTool, ...]:
         """The best tools of those that are `visible`, best first. `query` up to MAX_QUERY_CHARS
         and `limit` up to MAX_RESULTS count. `embed`: that of `learn`. Raises: NotEmbedded."""
         query = query[:MAX_QUERY_CHARS]
@@ -170,7 +170,9 @@ class ToolIndex:
                 fused[at] = fused.get(at, 0.0) + 1 / (FUSION_OFFSET + place + 1)
         best = sorted(fused, key=lambda at: (-fused[at], self.tools[at].alias))
         chosen = best[: max(1, min(limit, MAX_RESULTS))]
-        return tuple(Found(self.tools[at].alias, fused[at], self.tools[at].body) for at in chosen)
+        return tuple(
+            FoundTool(self.tools[at].alias, fused[at], self.tools[at].body) for at in chosen
+        )
 
 
 def ranked(shown: list[int], scores: Any) -> list[int]:
@@ -178,7 +180,7 @@ def ranked(shown: list[int], scores: Any) -> list[int]:
     return sorted((at for at in shown if scores[at] > 0), key=lambda at: (-scores[at], at))
 
 
-def read(tools: Sequence[Listed]) -> tuple[list[str], Any]:
+def read(tools: Sequence[ListedTool]) -> tuple[list[str], Any]:
     """Return the text that is searched of each tool, and the ranking by words; None if there are no
     tools."""
     texts = [text_of(tool) for tool in tools]

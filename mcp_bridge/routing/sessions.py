@@ -111,7 +111,7 @@ return redis.call('EXISTS', key)
 """All keys are of one org, so of one slot."""
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that stay the same for as long as a session is there."""
 
     principal: str
@@ -122,7 +122,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     keeps_nothing: bool = False
 
 
-class Head(msgspec.Struct, frozen=True):
+class StreamHead(msgspec.Struct, frozen=True):
     """The head of a stream: who writes it, and which request it answers; None: it is the session's
     own."""
 
@@ -135,7 +135,7 @@ class Session(msgspec.Struct, kw_only=True):
 
     id: str
     org_id: str
-    about: About
+    about: SessionFacts
     level: str | None = None
     uris: Mapping[str, str] = {}
     """What it subscribes to, with the name of the server that has each."""
@@ -176,7 +176,7 @@ class Sessions:
         self._swap = redis.register_script(SWAP)
         self._keep = redis.register_script(KEEP)
 
-    async def open(self, caller: Caller, about: About) -> Session:
+    async def open(self, caller: Caller, about: SessionFacts) -> Session:
         """Raises: TooManySessions."""
         id_ = secrets.token_urlsafe(24)
         now = int(time.time())
@@ -286,17 +286,17 @@ class Sessions:
 
     # Events of a stream that a client may read on from.
 
-    async def begin_stream(self, session: Session, stream: str, head: Head) -> None:
+    async def begin_stream(self, session: Session, stream: str, head: StreamHead) -> None:
         await self._add(session, stream, head, FIRST, [])
 
     async def keep(
-        self, session: Session, stream: str, head: Head, number: int, data: bytes
+        self, session: Session, stream: str, head: StreamHead, number: int, data: bytes
     ) -> bool:
         """False: nothing is kept of it any more, so that its tenant's newer streams have room."""
         return await self._add(session, stream, head, number, ["data", data])
 
     async def _add(
-        self, session: Session, stream: str, head: Head, number: int, more: list[Any]
+        self, session: Session, stream: str, head: StreamHead, number: int, more: list[Any]
     ) -> bool:
         # In each of them: the oldest go, where there are many.
         fields = ["owner", head.owner, "request", msgspec.json.encode(head.request_id), *more]
@@ -305,13 +305,13 @@ class Sessions:
         bounds = [EVENTS_TTL_S, MAX_KEPT_BYTES_OF_ORG, size, MAX_EVENTS]
         return bool(await self._keep(keys=keys, args=[*bounds, number, FIRST, *fields]))
 
-    async def head_of(self, session: Session, stream: str) -> Head | None:
+    async def head_of(self, session: Session, stream: str) -> StreamHead | None:
         """Return the head of a stream; None: nothing is kept of such a stream."""
         found: Entries = await self._redis.xrange(events_key(session, stream), count=1)
         if not found:
             return None
         fields = found[0][1]
-        return Head(fields[b"owner"].decode(), msgspec.json.decode(fields[b"request"]))
+        return StreamHead(fields[b"owner"].decode(), msgspec.json.decode(fields[b"request"]))
 
     async def read_on(self, session: Session, stream: str, after: int) -> list[tuple[int, bytes]]:
         found: Entries = await self._redis.xrange(
@@ -328,7 +328,7 @@ def read_session(org_id: str, id_: str, fields: dict[bytes, bytes]) -> Session |
     if b"about" not in fields:
         return None
     session = Session(
-        id=id_, org_id=org_id, about=msgspec.json.decode(fields[b"about"], type=About)
+        id=id_, org_id=org_id, about=msgspec.json.decode(fields[b"about"], type=SessionFacts)
     )
     uris = {}
     for name, value in fields.items():
@@ -362,7 +362,7 @@ def kept_keys(org_id: str) -> tuple[str, str]:
     return f"mcp:{{{org_id}}}:kept:order", f"mcp:{{{org_id}}}:kept:sizes"
 
 
-class OfSession:
+class ClientSessionSource:
     """Our sessions at servers, for one session of a client: each server sees as many clients as
     there are."""
 
@@ -410,7 +410,7 @@ class OfSession:
                 log.info("mcp: %s: %s is not told: %s", upstream.name, method, type(error).__name__)
 
 
-class Shared:
+class PrincipalSessionSource:
     """Our sessions at servers for requests of the newer era, which have none: one for each
     principal, and what it can."""
 

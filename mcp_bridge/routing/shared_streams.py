@@ -25,7 +25,7 @@ from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.transport import Spent
+from mcp_bridge.upstream.transport import ReadCount
 from mcp_bridge.upstream.upstream import (
     MAX_RECONNECTS,
     SessionEnded,
@@ -82,7 +82,7 @@ Key = tuple[str, str, str]
 """Whose session it is, the server, the session there."""
 
 
-class Shared:
+class SharedStream:
     """One stream, in the worker that owns it. `calls`: what each one hears goes there."""
 
     def __init__(self, upstream: Upstream, session: UpstreamSession) -> None:
@@ -97,7 +97,7 @@ class Shared:
         self.was_left = False
         """It ended because nobody heard it any more."""
         self.task: asyncio.Task[None] | None = None
-        self._spent = Spent()
+        self._spent = ReadCount()
         """Since the last call began."""
 
     def is_over(self, now: float) -> bool:
@@ -216,7 +216,7 @@ class SharedStreams:
         self._give_up = redis.register_script(GIVE_UP)
         self._keep = redis.register_script(KEEP)
         self._closing: dict[Key, asyncio.Event] = {}
-        self._open: dict[Key, Shared] = {}
+        self._open: dict[Key, SharedStream] = {}
         self._dropped: dict[str, float] = {}
         self._signing: asyncio.Task[None] | None = None
         relay.servers[KIND] = self._serve
@@ -343,7 +343,9 @@ class SharedStreams:
         mute_s = max(0.0, shared.upstream.mute_until - time.monotonic())
         return {"goes_on": goes_on, "mute_s": mute_s}
 
-    async def _begin(self, key: Key, upstream: Upstream, session: UpstreamSession) -> Shared | None:
+    async def _begin(
+        self, key: Key, upstream: Upstream, session: UpstreamSession
+    ) -> SharedStream | None:
         """Open the stream, or return the open one; None: there are too many, or another worker
         reads it."""
         while True:
@@ -364,7 +366,7 @@ class SharedStreams:
                 await self._disown(key)
                 return None
             await self._close(min(idle, key=lambda each: self._open[each].used_at))
-        shared = self._open[key] = Shared(upstream, session)
+        shared = self._open[key] = SharedStream(upstream, session)
         shared.task = asyncio.create_task(shared.run())
         if self._signing is None:
             self._signing = asyncio.create_task(self._sign_forever())

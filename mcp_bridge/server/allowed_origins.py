@@ -17,7 +17,7 @@ PAGES = frozenset({"http", "https"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+class AllowedOrigins(msgspec.Struct, frozen=True, kw_only=True):
     """The hosts and origins that may call.
 
     `public_url`: how clients reach us; where that is this machine, any of its own names will do.

@@ -21,16 +21,16 @@ from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
 from mcp_bridge.routing.endpoint import Endpoint
-from mcp_bridge.routing.guard import Guard, LetsAllPass
+from mcp_bridge.routing.guard import AllowAll, Guard
 from mcp_bridge.routing.pruning import Pruner
 from mcp_bridge.routing.sessions import Sessions
 from mcp_bridge.routing.shared_streams import SharedStreams
-from mcp_bridge.server.legacy import LegacyFace
+from mcp_bridge.server.legacy import LegacyProtocol
 from mcp_bridge.server.list_watch import Watches
-from mcp_bridge.server.modern import ModernFace
+from mcp_bridge.server.modern import ModernProtocol
 from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
-from mcp_bridge.upstream.credentials import Whose
-from mcp_bridge.upstream.transports.factory import Carriers, whose_of
+from mcp_bridge.upstream.credentials import UpstreamOwner
+from mcp_bridge.upstream.transports.factory import Transports, upstream_owner
 from mcp_bridge.upstream.upstream import Sampler, ServerConfig, Upstream
 from mcp_bridge.worker_relay import Relay
 
@@ -67,7 +67,7 @@ class Bridge:
         *,
         info: dict[str, Any],
         guard: Guard | None = None,
-        carriers: Carriers | None = None,
+        carriers: Transports | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
@@ -75,10 +75,10 @@ class Bridge:
         self._pruner = pruner
         self._servers, self._sampler = check_servers(servers), sampler
         if carriers is None:
-            carriers = Carriers(network_of=None if network is None else lambda _: network)
+            carriers = Transports(network_of=None if network is None else lambda _: network)
         self._carriers = carriers
-        self.info, self._guard = info, guard or LetsAllPass()
-        self._upstreams: OrderedDict[tuple[Whose, str], Upstream] = OrderedDict()
+        self.info, self._guard = info, guard or AllowAll()
+        self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self.relay = Relay(redis)
@@ -87,8 +87,8 @@ class Bridge:
         carriers.share(redis, self.relay)
         self.watches = Watches(self.relay, self._guard)
         sealer, told = Sealer(keys), (info, self._guard, self.watches)
-        self.modern = ModernFace(self.sessions, self.relay, sealer, *told)
-        self.legacy = LegacyFace(self.sessions, self.relay, *told)
+        self.modern = ModernProtocol(self.sessions, self.relay, sealer, *told)
+        self.legacy = LegacyProtocol(self.sessions, self.relay, *told)
 
     async def start(self) -> None:
         await self.relay.start()
@@ -158,7 +158,7 @@ class Bridge:
         ]
 
     def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
-        whose = whose_of(config, org_id, user_id)
+        whose = upstream_owner(config, org_id, user_id)
         key = (whose, config.name)
         upstream = self._upstreams.get(key)
         if upstream is None:

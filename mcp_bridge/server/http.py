@@ -36,12 +36,12 @@ from mcp_bridge.protocol.rpc import (
 from mcp_bridge.routing.endpoint import Endpoint
 from mcp_bridge.routing.sessions import Session
 from mcp_bridge.server import sign_in
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.slots import Places
+from mcp_bridge.server.slots import Slots
 from mcp_bridge.server.streams import (
     RETRY_MS,
-    Place,
+    EventPlace,
     Stream,
     ends,
     event_id,
@@ -82,20 +82,20 @@ SSE_HEADERS = [
 ]
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client left before its request was there, or takes nothing of what it gets."""
 
 
-class Door:
+class HttpEndpoint:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._places = Places(MAX_OPEN, MAX_OPEN_OF_ORG)
+        self._places = Slots(MAX_OPEN, MAX_OPEN_OF_ORG)
 
     async def serve(
         self,
         caller: Caller,
         namespace: str | None,
-        allowed: Allowed,
+        allowed: AllowedOrigins,
         pages: Collection[str],
         scope: Scope,
         receive: Receive,
@@ -110,7 +110,7 @@ class Door:
             caller.org_id, namespace, caller.user_id, project_id=caller.project_id, prunes=True
         )
         endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
-        visit = Visit(self._bridge, caller, endpoint, headers, receive, send)
+        visit = EndpointRequest(self._bridge, caller, endpoint, headers, receive, send)
         has_place = False
         try:
             named = dict(headers)
@@ -122,7 +122,7 @@ class Door:
                 status = 503 if self._places.is_full else 429
                 raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=status)
             await visit.serve(scope["method"])
-        except Gone:
+        except ClientGone:
             return
         except RpcError as error:
             await visit.fail(error)
@@ -134,7 +134,7 @@ class Door:
                 self._places.give_back(caller.org_id)
 
 
-class Visit:
+class EndpointRequest:
     """An HTTP request and its response."""
 
     def __init__(
@@ -194,7 +194,7 @@ class Visit:
                 while True:
                     event = await self._receive()
                     if event["type"] == "http.disconnect":
-                        raise Gone
+                        raise ClientGone
                     body += event.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
                         raise RpcError(INVALID_REQUEST, "The body is too long", status=413)
@@ -448,7 +448,9 @@ class Visit:
         finally:
             await end_tasks(leaving)
 
-    async def _is_answered(self, session: Session, last: Place, request_id: rpc.RequestId) -> bool:
+    async def _is_answered(
+        self, session: Session, last: EventPlace, request_id: rpc.RequestId
+    ) -> bool:
         """True if the client had the answer last: nothing comes after it."""
         events = await self._bridge.sessions.read_on(session, last.stream, last.number - 1)
         return bool(events) and events[0][0] == last.number and ends(events[0][1], request_id)
@@ -480,7 +482,7 @@ class Visit:
             async with asyncio.timeout(STALLED_READER_S):
                 await self._send({"type": "http.response.body", "body": frame, "more_body": more})
         except TimeoutError:
-            raise Gone from None
+            raise ClientGone from None
 
     async def _reply(
         self,

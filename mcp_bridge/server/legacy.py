@@ -39,21 +39,21 @@ from mcp_bridge.protocol.translation import (
     to_legacy_result,
     to_unsubscribed,
 )
-from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
     CALL_S,
     Answers,
-    Asked,
-    Done,
     Exchange,
-    Noted,
-    Waiting,
+    NotificationEvent,
+    QuestionEvent,
+    ResultEvent,
+    WaitEvent,
 )
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.routing.sessions import (
-    About,
-    OfSession,
+    ClientSessionSource,
     Session,
+    SessionFacts,
     Sessions,
     TooManySessions,
 )
@@ -61,7 +61,7 @@ from mcp_bridge.server.elicitation import Questions
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.server.session_streams import SessionStreams
 from mcp_bridge.server.sign_in import to_url_required
-from mcp_bridge.server.slots import Places
+from mcp_bridge.server.slots import Slots
 from mcp_bridge.server.streams import Stream
 from mcp_bridge.server.subscriptions import SUBSCRIBE, UNSUBSCRIBE, subscribe, unsubscribe
 from mcp_bridge.upstream.upstream import MAX_SESSION_ID_LENGTH, SETUP_TIMEOUT_S, Upstream, as_object
@@ -77,7 +77,7 @@ MAX_CALLS_OF_ONE = 128
 CANCEL = "cancel"
 
 
-class LegacyFace:
+class LegacyProtocol:
     def __init__(
         self,
         sessions: Sessions,
@@ -89,7 +89,7 @@ class LegacyFace:
         self._sessions, self._relay = sessions, relay
         self._info, self._guard = info, guard
         self._calls: dict[tuple[str, rpc.RequestId], asyncio.Task[None]] = {}
-        self._places = Places(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
+        self._places = Slots(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.questions = Questions(relay)
         self.streams = SessionStreams(sessions, relay, guard, self.questions, watches, self._reach)
@@ -112,7 +112,7 @@ class LegacyFace:
         check_request("initialize", version, params)
         said = params.get("capabilities"), params.get("clientInfo")
         check_said(*said, named=("capabilities", "clientInfo"))
-        about = About(
+        about = SessionFacts(
             principal=caller.principal,
             endpoint=endpoint.key,
             version=version,
@@ -150,9 +150,9 @@ class LegacyFace:
             if own is not None:
                 self._spawn(upstream.end(own))
 
-    def _reach(self, endpoint: Endpoint, session: Session) -> Reach:
-        sessions = OfSession(self._sessions, session)
-        return Reach(
+    def _reach(self, endpoint: Endpoint, session: Session) -> ClientContext:
+        sessions = ClientSessionSource(self._sessions, session)
+        return ClientContext(
             caller=Caller.of(session.about.principal),
             endpoint=endpoint,
             envelope=session.envelope,
@@ -242,14 +242,14 @@ class LegacyFace:
         try:
             async with aclosing(exchange.events()) as events:
                 async for event in events:
-                    if isinstance(event, Done):
+                    if isinstance(event, ResultEvent):
                         return event.result
-                    if isinstance(event, Noted):
+                    if isinstance(event, NotificationEvent):
                         if is_loud_enough(event.message, session.level):
                             await stream.put(to_unsubscribed(event.message))
-                    elif isinstance(event, Waiting):
+                    elif isinstance(event, WaitEvent):
                         await stream.prime()
-                    elif isinstance(event, Asked):
+                    elif isinstance(event, QuestionEvent):
                         rounds += 1
                         if rounds > MAX_ROUNDS:
                             raise RpcError(INTERNAL_ERROR, "The server asked too often")
@@ -267,7 +267,7 @@ class LegacyFace:
         return dict(zip(requests, answered, strict=True))
 
     async def _set_level(
-        self, reach: Reach, session: Session, params: dict[str, Any]
+        self, reach: ClientContext, session: Session, params: dict[str, Any]
     ) -> dict[str, Any]:
         """Keep the level, for servers that want it with each request and those that give no answer
         now; tell it to those that keep it. Whatever they say: the client hears nothing below it."""
@@ -279,7 +279,7 @@ class LegacyFace:
         await self._sessions.set_level(session, level)
         return {}
 
-    async def _tell_level(self, reach: Reach, upstream: Upstream, level: str) -> None:
+    async def _tell_level(self, reach: ClientContext, upstream: Upstream, level: str) -> None:
         try:
             async with asyncio.timeout(SETUP_TIMEOUT_S):
                 described = await reach.described(upstream)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from redis.exceptions import RedisError
 
 from mcp_bridge.protocol.eras import LIST_CHANGES
-from mcp_bridge.routing.endpoint import Reach
+from mcp_bridge.routing.endpoint import ClientContext
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.upstream.upstream import Upstream
 from mcp_bridge.worker_relay import Payload, Relay
@@ -40,7 +40,7 @@ Tell = Callable[[str], Awaitable[None]]
 class Watch:
     """Watches what one listener is shown of each server. `begin` before `run`."""
 
-    def __init__(self, reach: Reach, turns: asyncio.Semaphore) -> None:
+    def __init__(self, reach: ClientContext, turns: asyncio.Semaphore) -> None:
         self.reach = reach
         self._turns = turns
         self._poked = asyncio.Event()
@@ -134,7 +134,7 @@ class Watches:
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     @asynccontextmanager
-    async def of(self, reach: Reach) -> AsyncIterator[Watch]:
+    async def of(self, reach: ClientContext) -> AsyncIterator[Watch]:
         org_id, watch = reach.caller.org_id, Watch(reach, self._turns)
         self._open.setdefault(org_id, set()).add(watch)
         try:

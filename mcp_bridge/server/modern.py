@@ -44,19 +44,19 @@ from mcp_bridge.protocol.translation import (
     to_modern_result,
     to_unsubscribed,
 )
-from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
     CALL_S,
     Answers,
-    Asked,
-    Done,
     Event,
     Exchange,
-    Noted,
+    NotificationEvent,
+    QuestionEvent,
+    ResultEvent,
     tool_schema,
 )
 from mcp_bridge.routing.guard import Guard
-from mcp_bridge.routing.sessions import Sessions, Shared
+from mcp_bridge.routing.sessions import PrincipalSessionSource, Sessions
 from mcp_bridge.server.list_watch import Watches
 from mcp_bridge.server.subscribe import listen
 from mcp_bridge.upstream.upstream import Upstream, as_object
@@ -75,7 +75,7 @@ GATHER_S = 0.02
 RESUME = "resume"
 
 
-class Asker(msgspec.Struct, frozen=True, kw_only=True):
+class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request: who asks, for what, and how it looks to them."""
 
     caller: Caller
@@ -91,10 +91,10 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
         return request_digest(self.endpoint.key, self.method, self.params)
 
 
-class Held(msgspec.Struct, kw_only=True):
+class HeldCall(msgspec.Struct, kw_only=True):
     """A call that waits for its client, open at a server."""
 
-    asker: Asker
+    asker: ClientRequest
     server: str
     exchange: Exchange
     events: AsyncGenerator[Event]
@@ -105,7 +105,7 @@ class Held(msgspec.Struct, kw_only=True):
     """What it says next, where that is waited for already."""
 
 
-class ModernFace:
+class ModernProtocol:
     def __init__(
         self,
         sessions: Sessions,
@@ -118,7 +118,7 @@ class ModernFace:
         self._watches = watches
         self._sessions, self._relay, self._sealer = sessions, relay, sealer
         self._info, self._guard = info, guard
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldCall] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._drains = asyncio.Event()
         relay.servers[RESUME] = self._resume_for_another
@@ -153,7 +153,7 @@ class ModernFace:
         method, params = message["method"], rpc.params_of(message)
         check_request(method, MODERN, params)
         reach = self.reach(caller, endpoint, envelope)
-        asker = Asker(
+        asker = ClientRequest(
             caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
         )
         try:
@@ -175,9 +175,9 @@ class ModernFace:
         except TimeoutError:
             raise RpcError(INTERNAL_ERROR, "It took too long") from None
 
-    def reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> Reach:
-        sessions = Shared(self._sessions, caller, envelope)
-        return Reach(
+    def reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> ClientContext:
+        sessions = PrincipalSessionSource(self._sessions, caller, envelope)
+        return ClientContext(
             caller=caller,
             endpoint=endpoint,
             envelope=envelope,
@@ -185,7 +185,7 @@ class ModernFace:
             guard=self._guard,
         )
 
-    async def _discover(self, reach: Reach) -> dict[str, Any]:
+    async def _discover(self, reach: ClientContext) -> dict[str, Any]:
         capabilities, instructions = await reach.capabilities(legacy=False)
         found: dict[str, Any] = {"supportedVersions": [MODERN], "capabilities": capabilities}
         if instructions is not None:
@@ -193,7 +193,7 @@ class ModernFace:
         return to_modern_result("server/discover", found, self._info)
 
     async def _forward(
-        self, asker: Asker, reach: Reach, headers: list[tuple[str, str]], emit: Emit
+        self, asker: ClientRequest, reach: ClientContext, headers: list[tuple[str, str]], emit: Emit
     ) -> dict[str, Any]:
         found, asked = await reach.meant(asker.method, asker.params)
         if found is not None:
@@ -220,7 +220,7 @@ class ModernFace:
 
     async def _check_headers(
         self,
-        reach: Reach,
+        reach: ClientContext,
         upstream: Upstream,
         modern: bool,
         params: dict[str, Any],
@@ -242,7 +242,7 @@ class ModernFace:
 
     async def _drive(
         self,
-        asker: Asker,
+        asker: ClientRequest,
         server: str,
         exchange: Exchange,
         events: AsyncGenerator[Event],
@@ -259,18 +259,18 @@ class ModernFace:
             while coming is None or not requests or await is_there(coming, until):
                 event = await (anext(events) if coming is None else coming)
                 coming = None
-                if isinstance(event, Noted):
+                if isinstance(event, NotificationEvent):
                     await self._note(asker.envelope, event.message, emit)
-                elif isinstance(event, Done):
+                elif isinstance(event, ResultEvent):
                     return to_modern_result(asker.method, event.result, self._info)
-                elif isinstance(event, Asked) and not exchange.holds:
+                elif isinstance(event, QuestionEvent) and not exchange.holds:
                     return self._ask(asker, server, exchange, events, event, None)
-                elif isinstance(event, Asked):
+                elif isinstance(event, QuestionEvent):
                     until = until or time.monotonic() + GATHER_S
                     requests |= event.requests
                 if requests:
                     coming = asyncio.create_task(next_of(events))
-            result = self._ask(asker, server, exchange, events, Asked(requests), coming)
+            result = self._ask(asker, server, exchange, events, QuestionEvent(requests), coming)
             rests = True
             return result
         except asyncio.CancelledError:
@@ -307,11 +307,11 @@ class ModernFace:
 
     def _ask(
         self,
-        asker: Asker,
+        asker: ClientRequest,
         server: str,
         exchange: Exchange,
         events: AsyncGenerator[Event],
-        asked: Asked,
+        asked: QuestionEvent,
         coming: asyncio.Task[Event] | None,
     ) -> dict[str, Any]:
         """Raises: RpcError."""
@@ -331,7 +331,7 @@ class ModernFace:
         if not self._has_place_for(asker.caller):
             raise RpcError(INTERNAL_ERROR, "Too many calls wait for answers", status=429)
         return self._hold(
-            Held(
+            HeldCall(
                 asker=asker,
                 server=server,
                 exchange=exchange,
@@ -349,7 +349,7 @@ class ModernFace:
         of_one = sum(each.principal == caller.principal for each in waiting)
         return len(waiting) < MAX_HELD and of_org < MAX_HELD_OF_ORG and of_one < MAX_HELD_OF_ONE
 
-    def _hold(self, held: Held) -> dict[str, Any]:
+    def _hold(self, held: HeldCall) -> dict[str, Any]:
         key = secrets.token_hex(16)
         self._held[key] = held
         wanted = {name: each for name, each in held.requests.items() if name not in held.answers}
@@ -363,7 +363,7 @@ class ModernFace:
         return self._input_required(held.asker, wanted, continuation)
 
     def _input_required(
-        self, asker: Asker, requests: dict[str, Message], continuation: Continuation
+        self, asker: ClientRequest, requests: dict[str, Message], continuation: Continuation
     ) -> dict[str, Any]:
         sealed = self._sealer.seal(continuation, asker.caller.principal, asker.digest)
         found = {
@@ -375,7 +375,9 @@ class ModernFace:
 
     # A call that waits.
 
-    async def _resume(self, asker: Asker, found: Continuation, emit: Emit) -> dict[str, Any]:
+    async def _resume(
+        self, asker: ClientRequest, found: Continuation, emit: Emit
+    ) -> dict[str, Any]:
         assert found.call is not None and found.worker is not None
         given = as_object(asker.params.get("inputResponses"))
         answers: Answers = {key: {"result": given[key]} for key in found.asked if key in given}

@@ -24,7 +24,7 @@ from mcp_bridge.routing.change_streams import (
     session_changes,
     with_uris,
 )
-from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import MAX_ASKED
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.routing.sampling import WINDOW_S, SampleCount, is_sampling, sampled
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 ENDED, CHANGED = "ended", "changed"
 
-ReachOf = Callable[[Endpoint, Session], Reach]
+ContextOf = Callable[[Endpoint, Session], ClientContext]
 
 
-class Followed:
+class FollowedServer:
     """A server that one stream follows. `uris`: those of it that the session subscribes to."""
 
     task: asyncio.Task[None]
@@ -63,7 +63,7 @@ class SessionStreams:
         guard: Guard,
         questions: Questions,
         watches: Watches,
-        reach_of: ReachOf,
+        reach_of: ContextOf,
     ) -> None:
         self._sessions, self._relay, self._guard = sessions, relay, guard
         self._questions, self._watches, self._reach_of = questions, watches, reach_of
@@ -136,7 +136,12 @@ class SessionStreams:
         self.stop(session, stream)
 
     async def _follow_all(
-        self, reach: Reach, session: Session, stream: Stream, changed: asyncio.Event, watch: Watch
+        self,
+        reach: ClientContext,
+        session: Session,
+        stream: Stream,
+        changed: asyncio.Event,
+        watch: Watch,
     ) -> None:
         """Follow each server, also one that gives no answer yet.
 
@@ -147,7 +152,7 @@ class SessionStreams:
             await stream.put(rpc.notification(method))
 
         watching = asyncio.create_task(watch.run(tell))
-        followed: dict[str, Followed] = {}
+        followed: dict[str, FollowedServer] = {}
         try:
             while self._listening.get(session.id, (None,))[0] is stream:
                 changed.clear()
@@ -160,7 +165,7 @@ class SessionStreams:
                         continue
                     if before is not None:
                         await end_tasks(before.task)
-                    found = followed[upstream.name] = Followed(uris)
+                    found = followed[upstream.name] = FollowedServer(uris)
                     work = self._follow_one(reach, session, upstream, found, stream)
                     found.task = asyncio.create_task(work)
                 await changed.wait()
@@ -168,7 +173,12 @@ class SessionStreams:
             await end_tasks(watching, *(each.task for each in followed.values()))
 
     async def _follow_one(
-        self, reach: Reach, session: Session, upstream: Upstream, found: Followed, stream: Stream
+        self,
+        reach: ClientContext,
+        session: Session,
+        upstream: Upstream,
+        found: FollowedServer,
+        stream: Stream,
     ) -> None:
         asked: set[asyncio.Task[None]] = set()
         samples = SampleCount(upstream, window_s=WINDOW_S)
@@ -202,7 +212,7 @@ class SessionStreams:
         await follow(upstream, open_, take)
 
     async def _is_for(
-        self, reach: Reach, session: Session, upstream: Upstream, message: Message
+        self, reach: ClientContext, session: Session, upstream: Upstream, message: Message
     ) -> bool:
         """True if the client is told a notification: what it said may have changed since, at any
         worker, and so may the rules."""
@@ -220,7 +230,7 @@ class SessionStreams:
 
     async def _pass_on(
         self,
-        reach: Reach,
+        reach: ClientContext,
         session: Session,
         upstream: Upstream,
         message: Message,

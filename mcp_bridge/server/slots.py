@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class Places:
+class Slots:
     """Counts the slots in use.
 
     `most`: for all. `of_one`: for one owner of each kind, in the order in which `take` names them:

@@ -18,7 +18,7 @@ from foundation import sse
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import RESUMABLE_FROM
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RequestId, RpcError
-from mcp_bridge.routing.sessions import FIRST, MAX_KEPT_BYTES, Head, Session, Sessions
+from mcp_bridge.routing.sessions import FIRST, MAX_KEPT_BYTES, Session, Sessions, StreamHead
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Stream:
         self.primed = False
         self.ended = False
         self._sessions, self._session = sessions, session
-        self._head = Head(worker, request_id)
+        self._head = StreamHead(worker, request_id)
         self._frames: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._number = FIRST
         self._kept = 0
@@ -121,7 +121,7 @@ class Stream:
         self._has_reader = False
 
 
-class Place(msgspec.Struct, frozen=True):
+class EventPlace(msgspec.Struct, frozen=True):
     """The place of an event."""
 
     stream: str
@@ -132,12 +132,12 @@ def event_id(stream: str, number: int) -> str:
     return f"{stream}_{number}"
 
 
-def read_event_id(value: str) -> Place | None:
+def read_event_id(value: str) -> EventPlace | None:
     """Return the place that an event id names; None: it is none of ours."""
     stream, _, number = value.partition("_")
     if not stream.isalnum() or len(stream) > MAX_STREAM_NAME or not DIGITS.fullmatch(number):
         return None
-    return Place(stream, int(number))
+    return EventPlace(stream, int(number))
 
 
 def ends(data: bytes, request_id: RequestId) -> bool:

@@ -27,7 +27,7 @@ from mcp_bridge.routing.change_streams import (
     modern_changes,
     with_uris,
 )
-from mcp_bridge.routing.endpoint import Reach
+from mcp_bridge.routing.endpoint import ClientContext
 from mcp_bridge.server.list_watch import Watch, Watches
 from mcp_bridge.server.subscriptions import Owned, owned_by
 from mcp_bridge.upstream.upstream import SETUP_TIMEOUT_S, Upstream, as_object
@@ -43,7 +43,7 @@ FLAGS = tuple(LIST_CHANGES.values())
 
 
 async def listen(
-    reach: Reach,
+    reach: ClientContext,
     subscription: rpc.RequestId,
     params: dict[str, Any],
     emit: Emit,
@@ -66,7 +66,9 @@ async def listen(
 class Listener:
     """The listener of one subscription. `wanted`: its filter, checked."""
 
-    def __init__(self, reach: Reach, subscription: rpc.RequestId, wanted: dict[str, Any]) -> None:
+    def __init__(
+        self, reach: ClientContext, subscription: rpc.RequestId, wanted: dict[str, Any]
+    ) -> None:
         self._reach, self._subscription, self._wanted = reach, subscription, wanted
         self._granted: dict[str, Any] = {}
         if reach.guard.catalog is not None:
@@ -147,7 +149,7 @@ async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:
 
 
 async def changes_at(
-    reach: Reach, upstream: Upstream, wanted: dict[str, Any]
+    reach: ClientContext, upstream: Upstream, wanted: dict[str, Any]
 ) -> AsyncGenerator[Message | None]:
     """Yield changes at a server by the era that it is of now. Raises: RpcError."""
     described = await reach.described(upstream)

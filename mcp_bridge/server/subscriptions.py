@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from mcp_bridge.routing.endpoint import Reach
-from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.routing.endpoint import ClientContext
+from mcp_bridge.routing.guard import GuardedRequest, Outcome
 from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN, Session, Sessions
 from mcp_bridge.upstream.upstream import SETUP_TIMEOUT_S, Upstream, as_object
 
@@ -28,7 +28,7 @@ Owned = dict[str, tuple[str, ...]]
 
 
 async def subscribe(
-    reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
+    reach: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
     """Subscribe the stream of the session, once its server has taken it. Raises: RpcError."""
     uri = str(params.get("uri"))
@@ -49,7 +49,7 @@ async def subscribe(
 
 
 async def unsubscribe(
-    reach: Reach, sessions: Sessions, session: Session, params: dict[str, Any]
+    reach: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
     """Unsubscribe, whatever its server says: what is not kept is told to no session that begins
     there."""
@@ -66,7 +66,7 @@ async def unsubscribe(
             log.info("mcp: %s: the end of a subscription is not told: %s", owner, error)
 
 
-async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
+async def owned_by(reach: ClientContext, uris: Iterable[str]) -> Owned:
     """Return the owners of URIs, without what is nobody's, what the rules refuse, and what is not
     found out in time: who listens is told which of them it will hear of."""
     found: Owned = {}
@@ -83,12 +83,14 @@ async def owned_by(reach: Reach, uris: Iterable[str]) -> Owned:
 
 
 @asynccontextmanager
-async def permitted(reach: Reach, owner: Upstream, method: str, uri: str) -> AsyncIterator[None]:
+async def permitted(
+    reach: ClientContext, owner: Upstream, method: str, uri: str
+) -> AsyncIterator[None]:
     """Check a subscription by the rules and the caller's limits, and put it on record.
 
     Raises: RpcError.
     """
-    asking = Asking(upstream=owner, alias=uri, method=method, params={"uri": uri})
+    asking = GuardedRequest(upstream=owner, alias=uri, method=method, params={"uri": uri})
     passage = await reach.guard.before(reach.caller, asking)
     outcome: Outcome = "failed"
     try:

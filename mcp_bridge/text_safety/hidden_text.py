@@ -53,7 +53,7 @@ VIRAMA = 9
 """The combining class of viramas, after which joiners shape Indic letters."""
 
 
-class Hidden(msgspec.Struct, frozen=True):
+class HiddenCharacter(msgspec.Struct, frozen=True):
     """A hidden character: its class, where it stands (in characters), and which one it is."""
 
     hiding: Hiding
@@ -61,7 +61,7 @@ class Hidden(msgspec.Struct, frozen=True):
     code_point: int
 
 
-def hidden(text: str) -> Iterator[Hidden]:
+def hidden(text: str) -> Iterator[HiddenCharacter]:
     """Yield every character of `text` that hides something, in order."""
     if SUSPECT.search(text) is None:
         return
@@ -73,7 +73,7 @@ def hidden(text: str) -> Iterator[Hidden]:
             continue
         if needed(text, index, directed):
             continue
-        yield Hidden(hiding_of(text, index), index, ord(text[index]))
+        yield HiddenCharacter(hiding_of(text, index), index, ord(text[index]))
 
 
 def needed(text: str, index: int, directed: bool) -> bool:

@@ -94,12 +94,12 @@ class ApprovalEvent(msgspec.Struct, frozen=True, kw_only=True):
     call: ApprovedCall
 
 
-class Moved(msgspec.Struct, frozen=True):
+class ApprovalTransition(msgspec.Struct, frozen=True):
     approval: Approval
     event: ApprovalEvent
 
 
-Outcome = Moved | Refused
+Outcome = ApprovalTransition | Refused
 
 
 def arguments_digest(arguments: Mapping[str, object]) -> str:
@@ -131,7 +131,7 @@ def requested(
     now_s: float,
     ttl_s: float,
     tool: str = "",
-) -> Moved:
+) -> ApprovalTransition:
     """Return a new request. ApprovalRefused for a time to live of nothing or more than a day."""
     if not 0 < ttl_s <= MAX_TTL_S:
         raise ApprovalRefused(f"an approval lives up to {MAX_TTL_S} s, not {ttl_s}")
@@ -146,8 +146,8 @@ def requested(
     return moved(approval, "approval.requested", now_s, call.caller)
 
 
-def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> Moved:
-    return Moved(
+def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> ApprovalTransition:
+    return ApprovalTransition(
         approval,
         ApprovalEvent(
             event=event,
@@ -161,7 +161,7 @@ def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> Move
     )
 
 
-def expired(approval: Approval, now_s: float) -> Moved | None:
+def expired(approval: Approval, now_s: float) -> ApprovalTransition | None:
     """The transition that time has made, if it has."""
     if approval.state not in ("pending", "approved") or now_s < approval.expires_at_s:
         return None
@@ -223,7 +223,12 @@ class ApprovalStore(Protocol):
     """Rows by org and id. Each write is one transaction with its audit event."""
 
     async def insert(
-        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+        self,
+        org_id: str,
+        new: ApprovalTransition,
+        *,
+        max_pending: int,
+        arguments: bytes | None = None,
     ) -> Approval | None:
         """The new one, with its arguments for who decides, as far as it keeps such; or the one that
         `waiting` says: of a call there is one at a time, however often it is asked for at once.
@@ -235,7 +240,7 @@ class ApprovalStore(Protocol):
         """The one of a call (`ApprovedCall.key`) that has not expired: approved, else pending, else
         denied by an administrator, whose no lasts as long."""
 
-    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+    async def replace(self, org_id: str, before: Approval, after: ApprovalTransition) -> bool:
         """Writes `after` if the row still is `before`; False when it is not."""
 
 
@@ -318,8 +323,8 @@ class Approvals:
             if before is None:
                 return "unknown"
             outcome = step(before, self.now_s())
-            if not isinstance(outcome, Moved) or outcome.approval == before:
-                return before if isinstance(outcome, Moved) else outcome
+            if not isinstance(outcome, ApprovalTransition) or outcome.approval == before:
+                return before if isinstance(outcome, ApprovalTransition) else outcome
             if await self.store.replace(org_id, before, outcome):
                 return outcome.approval
         raise ApprovalRefused("the approval changes faster than it can be used")

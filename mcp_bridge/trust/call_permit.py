@@ -12,16 +12,16 @@ from foundation.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.protocol.rpc import DENIED, RpcError
-from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.routing.guard import GuardedRequest, Outcome
 from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall, Decider, no_yes
 from mcp_bridge.trust.call_records import (
     CallMemory,
     CallRecord,
+    CountOutcome,
     Denial,
     Meter,
     Records,
     Rules,
-    Taken,
     Ticket,
 )
 from mcp_bridge.trust.policy import CallState, Decision, ToolCall, ToolRule, decide, taint_matters
@@ -40,7 +40,7 @@ class Ports(msgspec.Struct):
     endings: TaskSet
 
 
-class Permit:
+class CallAdmission:
     """Checks one call before it goes out, in this order: its caller's limits, the rules, a person's
     yes where they ask for one, what the rules count; then the yes is spent, and the call is on
     record."""
@@ -48,7 +48,7 @@ class Permit:
     def __init__(
         self,
         ports: Ports,
-        asking: Asking,
+        asking: GuardedRequest,
         call: ToolCall,
         rules: Rules,
         record: CallRecord,
@@ -59,7 +59,7 @@ class Permit:
         self._call, self._rules, self.record = call, rules, record
         self._by: list[ToolRule] = []
         self._ticket: Ticket | None = None
-        self._taken: Taken | None = None
+        self._taken: CountOutcome | None = None
 
     @property
     def holds(self) -> bool:
@@ -129,10 +129,10 @@ class Permit:
             if self._taken is not None and not paid:
                 await self._untake(self._taken)
 
-    async def _take(self) -> Taken:
+    async def _take(self) -> CountOutcome:
         """Count the call by the rules; who leaves meanwhile has it given back."""
         if not any(rule.rate is not None or rule.budget is not None for rule in self._by):
-            return Taken()
+            return CountOutcome()
         memory, cost_pico = self._ports.memory, self._cost_pico
         taking = asyncio.ensure_future(
             memory.take(self._call.org_id, self._by, self.record.id, cost_pico)
@@ -143,12 +143,12 @@ class Permit:
             self._ports.endings.spawn(self._untake_late(taking))
             raise
 
-    async def _untake_late(self, taking: Awaitable[Taken]) -> None:
+    async def _untake_late(self, taking: Awaitable[CountOutcome]) -> None:
         taken = await taking
         if taken.full is None:
             await self._untake(taken)
 
-    async def _untake(self, taken: Taken) -> None:
+    async def _untake(self, taken: CountOutcome) -> None:
         memory = self._ports.memory
         await memory.give_back(self._call.org_id, self._by, self._cost_pico, taken)
 
@@ -210,7 +210,7 @@ class Permit:
             raise no_yes(found, self._asking.alias)
 
 
-def denial_of(caller: Caller, asking: Asking, name: str, reason: str) -> Denial:
+def denial_of(caller: Caller, asking: GuardedRequest, name: str, reason: str) -> Denial:
     server = asking.upstream.name
     return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)
 

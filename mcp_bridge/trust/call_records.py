@@ -41,7 +41,7 @@ class RuleSource(Protocol):
     async def rules(self, org_id: str) -> Rules: ...
 
 
-class Taken(msgspec.Struct, frozen=True):
+class CountOutcome(msgspec.Struct, frozen=True):
     """The result of counting a call.
 
     `full`: it was not counted, and why. `at_s`: seconds since the epoch.
@@ -61,12 +61,12 @@ class CallMemory(Protocol):
 
     async def take(
         self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
-    ) -> Taken:
+    ) -> CountOutcome:
         """Counts a call under every rule that has a rate or a budget, or under none."""
         ...
 
     async def give_back(
-        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: CountOutcome
     ) -> None:
         """The money of a call that costs nothing after all; it was a call all the same."""
         ...

@@ -77,7 +77,7 @@ def compiled(condition: str) -> Any:
     return ENVIRONMENT.compile(condition)
 
 
-class Looked:
+class ConditionArguments:
     """The arguments of one call, looked at once for however many conditions."""
 
     def __init__(self, args: Mapping[str, object]) -> None:
@@ -107,7 +107,7 @@ class Looked:
 def holds(
     condition: str,
     *,
-    looked: Looked,
+    looked: ConditionArguments,
     tool: str,
     server: str,
     annotations: Mapping[str, bool],

@@ -25,7 +25,7 @@ import msgspec
 from mcp_bridge.canonical_json import digest
 from mcp_bridge.errors import PolicyRefused
 from mcp_bridge.trust.approvals import Decider
-from mcp_bridge.trust.conditions import Looked, holds, problem_of
+from mcp_bridge.trust.conditions import ConditionArguments, holds, problem_of
 
 Effect = Literal["allow", "ask", "deny"]
 Level = Literal["org", "project", "key"]
@@ -171,7 +171,7 @@ def policy_version(rules: Iterable[ToolRule]) -> str:
 def decide(call: ToolCall, rules: Sequence[ToolRule], state: CallState) -> Decision:
     """Return the answer to one call by `checked_rules`."""
     mine = [rule for rule in rules if concerns(rule, call)]
-    looked = Looked(call.arguments)
+    looked = ConditionArguments(call.arguments)
     matches = {rule.id: matching(rule, call, looked) for rule in mine}
     denied = [rule.id for rule in mine if rule.effect == "deny" and matches[rule.id] is not False]
     if denied:
@@ -208,7 +208,7 @@ def concerns(rule: ToolRule, call: ToolCall) -> bool:
     return rule.of == {"org": "", "project": call.project_id, "key": call.key_id}[rule.level]
 
 
-def matching(rule: ToolRule, call: ToolCall, looked: Looked) -> bool | None:
+def matching(rule: ToolRule, call: ToolCall, looked: ConditionArguments) -> bool | None:
     """Return whether the rule matches; None where its condition cannot be evaluated."""
     if not names(rule, call):
         return False

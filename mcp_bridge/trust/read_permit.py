@@ -20,7 +20,7 @@ from mcp_bridge.names import SEPARATOR, alias_of
 from mcp_bridge.pinning import Kind
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
-from mcp_bridge.routing.guard import Asking, Outcome
+from mcp_bridge.routing.guard import GuardedRequest, Outcome
 from mcp_bridge.trust.call_permit import Ports, record_denial, record_limit
 from mcp_bridge.trust.call_records import Denial, ReadRecord, Rules
 from mcp_bridge.trust.policy import CallState, ToolCall, decide
@@ -33,7 +33,7 @@ READS_ONLY: Mapping[str, object] = {
 }
 
 
-class About(msgspec.Struct, frozen=True):
+class RequestSubject(msgspec.Struct, frozen=True):
     """The subject of a request. `name`: a tool's or a prompt's at its server, or a URI."""
 
     kind: Kind
@@ -41,22 +41,24 @@ class About(msgspec.Struct, frozen=True):
     arguments: Mapping[str, object] = {}
 
 
-def about_of(asking: Asking) -> About | None:
+def subject_of(asking: GuardedRequest) -> RequestSubject | None:
     params = asking.params
     match asking.method:
         case "tools/call":
-            return About("tool", str(params.get("name")))
+            return RequestSubject("tool", str(params.get("name")))
         case "prompts/get":
-            return About("prompt", str(params.get("name")), as_object(params.get("arguments")))
+            return RequestSubject(
+                "prompt", str(params.get("name")), as_object(params.get("arguments"))
+            )
         case "resources/read" | "resources/subscribe" | "subscriptions/listen":
             uri = str(params.get("uri"))
-            return About("resource", uri, {"uri": uri})
+            return RequestSubject("resource", uri, {"uri": uri})
         case "completion/complete":
             of, given = as_object(params.get("ref")), as_object(params.get("argument"))
             arguments = {str(given.get("name")): given.get("value")}
             if of.get("type") == "ref/prompt":
-                return About("prompt", str(of.get("name")), arguments)
-            return About("resource", str(of.get("uri")), arguments)
+                return RequestSubject("prompt", str(of.get("name")), arguments)
+            return RequestSubject("resource", str(of.get("uri")), arguments)
     return None
 
 
@@ -93,13 +95,13 @@ async def permit_read(
     ports: Ports,
     now_s: Callable[[], float],
     caller: Caller,
-    asking: Asking,
-    about: About,
+    asking: GuardedRequest,
+    about: RequestSubject,
     rules: Rules,
     *,
     read_id: str,
     pin: str = "",
-) -> Reading:
+) -> ReadPermit:
     """Check a read by the rules and the caller's limits, and count it. `pin`: of a prompt, its
     digest as it was approved. Raises: RpcError."""
     server, name = asking.upstream.name, about.name
@@ -137,10 +139,10 @@ async def permit_read(
         received_at_s=0.0,
         trusted=asking.upstream.config.trust == "all",
     )
-    return Reading(ports, now_s, record, origin)
+    return ReadPermit(ports, now_s, record, origin)
 
 
-class Reading:
+class ReadPermit:
     """The permit of a read."""
 
     answered = None

@@ -56,7 +56,7 @@ class Finding(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Offered(msgspec.Struct, frozen=True):
+class LabelledPin(msgspec.Struct, frozen=True):
     """A pin with the label of its server."""
 
     server: str
@@ -136,7 +136,9 @@ def scan_icons(thing: Mapping[str, object]) -> Iterator[Finding]:
             yield Finding("icon_scheme", f"/icons/{at}/src", "medium", shown(str(source)))
 
 
-def scan_together(offered: Iterable[Offered]) -> dict[tuple[str, Kind, str], tuple[Finding, ...]]:
+def scan_together(
+    offered: Iterable[LabelledPin],
+) -> dict[tuple[str, Kind, str], tuple[Finding, ...]]:
     """Return what is suspicious about things beside each other, by (server, kind, name)."""
     things = list(offered)
     names = [one for one in things if one.pin.kind in ("tool", "prompt")]
@@ -148,8 +150,8 @@ def scan_together(offered: Iterable[Offered]) -> dict[tuple[str, Kind, str], tup
     return {key: tuple(findings) for key, findings in found.items()}
 
 
-def alike(names: list[Offered]) -> Iterator[tuple[Offered, Finding]]:
-    classes: dict[tuple[Kind, str], list[Offered]] = {}
+def alike(names: list[LabelledPin]) -> Iterator[tuple[LabelledPin, Finding]]:
+    classes: dict[tuple[Kind, str], list[LabelledPin]] = {}
     for one in names:
         classes.setdefault((one.pin.kind, name_skeleton(one.pin.name)), []).append(one)
     for same in classes.values():
@@ -164,7 +166,7 @@ def alike(names: list[Offered]) -> Iterator[tuple[Offered, Finding]]:
             yield one, Finding(code, "/name", "medium" if equal else "high", shown(detail))
 
 
-def speaking(names: list[Offered]) -> Iterator[tuple[Offered, Finding]]:
+def speaking(names: list[LabelledPin]) -> Iterator[tuple[LabelledPin, Finding]]:
     owners: dict[str, set[str]] = {}
     for one in names:
         owners.setdefault(one.pin.name, set()).add(one.server)

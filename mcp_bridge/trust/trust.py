@@ -23,10 +23,10 @@ from mcp_bridge.errors import NotCanonical, NotPinnable, SchemaRefused, Validati
 from mcp_bridge.pinning import Pin, pin_of
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
-from mcp_bridge.routing.catalog import KIND_OF, Catalog, Seen, Shown
-from mcp_bridge.routing.guard import Answered, Asking, Outcome, Passage
+from mcp_bridge.routing.catalog import KIND_OF, Catalog, ServerListing, VisibleList
+from mcp_bridge.routing.guard import GuardedRequest, KnownResult, Outcome, RequestPermit
 from mcp_bridge.trust.approvals import Approvals, arguments_digest
-from mcp_bridge.trust.call_permit import Permit, Ports, denial_of
+from mcp_bridge.trust.call_permit import CallAdmission, Ports, denial_of
 from mcp_bridge.trust.call_records import (
     CallMemory,
     CallRecord,
@@ -35,10 +35,16 @@ from mcp_bridge.trust.call_records import (
     Records,
     RuleSource,
 )
-from mcp_bridge.trust.read_permit import About, about_of, permit_read, to_call
+from mcp_bridge.trust.read_permit import RequestSubject, permit_read, subject_of, to_call
 from mcp_bridge.trust.visibility import Screen, digests_of, resources_shown, shows, view_of
 from mcp_bridge.upstream.upstream import Unreachable, Upstream
-from mcp_bridge.validation.arguments import Compiled, KillableEngine, Problem, SchemaCache, problems
+from mcp_bridge.validation.arguments import (
+    CompiledSchema,
+    KillableEngine,
+    Problem,
+    SchemaCache,
+    problems,
+)
 from mcp_bridge.validation.results import (
     ResultBounds,
     annotations_of,
@@ -100,7 +106,7 @@ class Trust:
     # What is shown.
 
     async def list_digests(
-        self, caller: Caller, upstream: Upstream, seen: Seen
+        self, caller: Caller, upstream: Upstream, seen: ServerListing
     ) -> Mapping[str, bytes]:
         rules = await self.rules.rules(caller.org_id)
         return await digests_of(seen.shown, caller=caller, server=upstream.name, rules=rules)
@@ -120,7 +126,9 @@ class Trust:
         admitted = await self.catalog.admits(caller.org_id, upstream.config, pin)
         return said if admitted else None
 
-    async def offered(self, caller: Caller, upstream: Upstream, method: str, seen: Seen) -> Shown:
+    async def offered(
+        self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
+    ) -> VisibleList:
         kind, server = KIND_OF[method], upstream.name
         rules = await self.rules.rules(caller.org_id)
         shown = await view_of(seen.shown[kind], kind, caller=caller, server=server, rules=rules)
@@ -152,8 +160,8 @@ class Trust:
 
     # A call.
 
-    async def before(self, caller: Caller, asking: Asking) -> Passage | None:
-        about = about_of(asking)
+    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
+        about = subject_of(asking)
         if about is None:
             return None
         if about.kind == "resource":
@@ -171,15 +179,15 @@ class Trust:
         return await self._before_call(caller, asking, pin)
 
     async def _before_read(
-        self, caller: Caller, asking: Asking, about: About, *, pin: str = ""
-    ) -> Passage:
+        self, caller: Caller, asking: GuardedRequest, about: RequestSubject, *, pin: str = ""
+    ) -> RequestPermit:
         rules = await self.rules.rules(caller.org_id)
         read_id = self.new_id()
         return await permit_read(
             self.ports, self.now_s, caller, asking, about, rules, read_id=read_id, pin=pin
         )
 
-    async def _before_call(self, caller: Caller, asking: Asking, pin: Pin) -> Passage:
+    async def _before_call(self, caller: Caller, asking: GuardedRequest, pin: Pin) -> RequestPermit:
         tool = pin.value()
         assert isinstance(tool, dict)
         arguments = asking.params.get("arguments")
@@ -188,13 +196,13 @@ class Trust:
         denial = denial_of(caller, asking, pin.name, "arguments")
         if wrong:
             await self.ports.records.denied(denial)
-            return Answered(failed_result("The arguments do not conform to inputSchema.", wrong))
+            return KnownResult(failed_result("The arguments do not conform to inputSchema.", wrong))
         try:
             digest = arguments_digest(arguments)
         except NotCanonical as error:
             problem = Problem(error.path, "type", error.message)
             await self.ports.records.denied(denial)
-            return Answered(failed_result("The arguments cannot be written down.", (problem,)))
+            return KnownResult(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
         config = asking.upstream.config
         # By its own name, however the client calls it.
@@ -218,7 +226,7 @@ class Trust:
             continues=asking.continues is not None,
         )
         goes_on = await self._goes_on(caller, asking)
-        permit = Permit(self.ports, asking, call, rules, record, goes_on=goes_on)
+        permit = CallAdmission(self.ports, asking, call, rules, record, goes_on=goes_on)
         try:
             await permit.ask()
             output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
@@ -227,9 +235,9 @@ class Trust:
             if permit.holds:
                 self.ports.endings.spawn(permit.give_back())
             raise
-        return CallPassage(self, asking.upstream, permit, output)
+        return CallPermit(self, asking.upstream, permit, output)
 
-    async def _goes_on(self, caller: Caller, asking: Asking) -> bool:
+    async def _goes_on(self, caller: Caller, asking: GuardedRequest) -> bool:
         """It went out before, was permitted and counted then, and its client was asked something.
         Each of its states goes on once; shown again it is a call like all others."""
         if asking.continues is None:
@@ -248,7 +256,7 @@ class Trust:
         except ValidationTimedOut as error:
             raise RpcError(INVALID_PARAMS, "The arguments take too long to check") from error
 
-    def _compiled(self, pin: Pin, tool: Mapping[str, Any], part: str) -> Compiled:
+    def _compiled(self, pin: Pin, tool: Mapping[str, Any], part: str) -> CompiledSchema:
         try:
             return self.schemas.compiled(pin.digest, part, tool.get(part, {"type": "object"}))
         except SchemaRefused as error:
@@ -256,7 +264,7 @@ class Trust:
             raise RpcError(INTERNAL_ERROR, "The tool's schema cannot be checked", data) from None
 
     async def checked(
-        self, upstream: Upstream, record: CallRecord, output: Compiled | None, result: Any
+        self, upstream: Upstream, record: CallRecord, output: CompiledSchema | None, result: Any
     ) -> dict[str, Any]:
         """Return a result as clients get it: within bounds, by its schema, marked.
 
@@ -280,11 +288,11 @@ class Trust:
         return enveloped(result, origin)
 
 
-class CallPassage:
+class CallPermit:
     answered = None
 
     def __init__(
-        self, trust: Trust, upstream: Upstream, permit: Permit, output: Compiled | None
+        self, trust: Trust, upstream: Upstream, permit: CallAdmission, output: CompiledSchema | None
     ) -> None:
         self._trust, self._upstream = trust, upstream
         self._permit, self._output = permit, output

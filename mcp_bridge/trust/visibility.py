@@ -17,7 +17,7 @@ import msgspec
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Kind, Pin
-from mcp_bridge.routing.catalog import Shown
+from mcp_bridge.routing.catalog import VisibleList
 from mcp_bridge.trust.call_records import Rules
 from mcp_bridge.trust.policy import ToolRule, concerns, may_ever
 from mcp_bridge.trust.read_permit import READS_ONLY, to_call
@@ -56,7 +56,9 @@ class Screen:
         return found
 
 
-async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rules: Rules) -> Shown:
+async def view_of(
+    shown: VisibleList, kind: Kind, *, caller: Caller, server: str, rules: Rules
+) -> VisibleList:
     project, client = spoken_of(rules, caller)
     key = (rules.version, project, client)
     found = shown.views.get(key)
@@ -70,7 +72,7 @@ async def view_of(shown: Shown, kind: Kind, *, caller: Caller, server: str, rule
 
 
 async def digests_of(
-    shown: Mapping[Kind, Shown], *, caller: Caller, server: str, rules: Rules
+    shown: Mapping[Kind, VisibleList], *, caller: Caller, server: str, rules: Rules
 ) -> dict[str, bytes]:
     """Return a digest of each list, by the notification that it changed.
 

@@ -16,7 +16,7 @@ CredentialOf = Literal["none", "tenant", "user"]
 none."""
 
 
-class Whose(msgspec.Struct, frozen=True):
+class UpstreamOwner(msgspec.Struct, frozen=True):
     """The owner that a server is asked for. `user_id` None: for all of a tenant."""
 
     org_id: str
@@ -48,7 +48,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Credentials(Protocol):
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         """refused: so that another is had if there is one.
 
         Raises: carrier.NotSent.
@@ -59,13 +61,15 @@ class Credentials(Protocol):
 class NobodysCredentials:
     """The credentials for servers that are shown nothing."""
 
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         return NO_CREDENTIAL
 
 
-Shown = Callable[[Refusal | None], Awaitable[CredentialSet]]
+CredentialSource = Callable[[Refusal | None], Awaitable[CredentialSet]]
 """The credential for a request; where one was refused, another."""
 
 
-async def shows_nothing(_refused: Refusal | None) -> CredentialSet:
+async def no_credential(_refused: Refusal | None) -> CredentialSet:
     return NO_CREDENTIAL

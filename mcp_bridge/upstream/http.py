@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Shown
+from mcp_bridge.upstream.credentials import CredentialSet, CredentialSource, Refusal
 from mcp_bridge.upstream.http1 import Headers, Pool
 from mcp_bridge.upstream.upstream import (
     ServerConfig,
@@ -15,12 +15,12 @@ FRAMING = frozenset(
 )
 
 
-class Dialled(msgspec.Struct, frozen=True):
+class HttpTarget(msgspec.Struct, frozen=True):
     """A server that is asked over HTTP. `pool`: of one carrier alone, which closes it."""
 
     config: ServerConfig
     pool: Pool
-    shown: Shown
+    shown: CredentialSource
 
 
 def refusal_of(status: int, headers: Headers, credential: CredentialSet) -> Refusal | None:

@@ -31,7 +31,7 @@ class AsyncioNetwork(httpcore.AsyncNetworkBackend):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                _, stream = await loop.create_connection(Stream, host, port)
+                _, stream = await loop.create_connection(NetworkStream, host, port)
         except TimeoutError:
             raise httpcore.ConnectTimeout(f"{host} does not answer") from None
         except (OSError, UnicodeError) as error:
@@ -39,7 +39,7 @@ class AsyncioNetwork(httpcore.AsyncNetworkBackend):
         return stream
 
 
-class Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
+class NetworkStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
     """A stream with one reader and one writer."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class Claims:
         )
 
 
-class Known(msgspec.Struct, frozen=True):
+class KnownClaims(msgspec.Struct, frozen=True):
     """The claims that a server listed last.
 
     `generation`: the server's, when it was asked; `at`: on the loop's clock, in seconds.

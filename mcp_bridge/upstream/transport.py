@@ -16,7 +16,7 @@ import msgspec
 from mcp_bridge.protocol.rpc import Message
 
 
-class CarrierFailed(Exception):
+class TransportFailed(Exception):
     """There is no answer, and why, in one word. What was asked may or may not have been done."""
 
     def __init__(self, reason: str) -> None:
@@ -24,7 +24,7 @@ class CarrierFailed(Exception):
         self.reason = reason
 
 
-class NotSent(CarrierFailed):
+class NotSent(TransportFailed):
     """The request did not go out, and it is nothing that the server did: no credential, say.
 
     `sign_in_url`: where a person can change that.
@@ -35,7 +35,7 @@ class NotSent(CarrierFailed):
         self.sign_in_url = sign_in_url
 
 
-class NotTaken(CarrierFailed):
+class CredentialRefused(TransportFailed):
     """The server did not take the credential that it was shown, and has done nothing. `challenge`:
     its `WWW-Authenticate`."""
 
@@ -44,14 +44,14 @@ class NotTaken(CarrierFailed):
         self.status, self.challenge = status, challenge
 
 
-class Spent(msgspec.Struct):
+class ReadCount(msgspec.Struct):
     """Counts how much was read for one owner, over however many answers."""
 
     bytes: int = 0
     messages: int = 0
 
 
-class Carried(Protocol):
+class TransportAnswer(Protocol):
     """An answer whose head is there."""
 
     status: int
@@ -71,7 +71,7 @@ class Carried(Protocol):
 
     async def body(self) -> bytes: ...
 
-    def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+    def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
         """Yield the messages of the answer.
 
         `spent`: of what its owner may read altogether; None: it stands for itself.
@@ -79,7 +79,7 @@ class Carried(Protocol):
         ...
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     def ask(
         self,
         method: str,
@@ -89,7 +89,7 @@ class Carrier(Protocol):
         endless: bool,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
-    ) -> AbstractAsyncContextManager[Carried]:
+    ) -> AbstractAsyncContextManager[TransportAnswer]:
         """`endless`: a stream that may say nothing for long. `on_change`: the server offers
         something else now. `on_sent`: from now on it may have been asked. Raises: CarrierFailed,
         httpcore's errors, Unreachable."""
@@ -98,7 +98,7 @@ class Carrier(Protocol):
     async def close(self) -> None: ...
 
 
-class Line(Protocol):
+class StreamTransport(Protocol):
     """A transport of whole messages, both ways."""
 
     @property

@@ -15,7 +15,7 @@ import httpcore
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.names import Shortened
+from mcp_bridge.names import ShortenedNames
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -37,8 +37,8 @@ from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.upstream.credentials import CredentialOf
 from mcp_bridge.upstream.launch_spec import LaunchSpec
-from mcp_bridge.upstream.resource_claims import Known
-from mcp_bridge.upstream.transport import Carried, Carrier, CarrierFailed, NotSent
+from mcp_bridge.upstream.resource_claims import KnownClaims
+from mcp_bridge.upstream.transport import NotSent, Transport, TransportAnswer, TransportFailed
 
 CONNECT_TIMEOUT_S = 5.0
 PLACE_TIMEOUT_S = 5.0
@@ -63,7 +63,7 @@ DESCRIBED_S = 300.0
 
 ACCEPT = "application/json, text/event-stream"
 FAILURES = (
-    CarrierFailed,
+    TransportFailed,
     httpcore.NetworkError,
     httpcore.ProtocolError,
     httpcore.TimeoutException,
@@ -71,7 +71,7 @@ FAILURES = (
 )
 
 Trusted = Literal["pinned", "all"]
-Transport = Literal["http", "sse", "stdio", "openapi"]
+TransportKind = Literal["http", "sse", "stdio", "openapi"]
 """`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`.
 `openapi`: an HTTP API, of `document`."""
 Addresses = Literal["public", "private", "loopback"]
@@ -98,7 +98,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     taints: bool = False
     network: Addresses = "public"
     credential: CredentialOf = "none"
-    transport: Transport = "http"
+    transport: TransportKind = "http"
     launch: LaunchSpec | None = None
     document: str = ""
     """An absolute path or a URL; `url` is where the API is, whatever it says."""
@@ -122,7 +122,7 @@ class Sampler(Protocol):
         ...
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
+class ServerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A server's description of itself."""
 
     modern: bool
@@ -170,7 +170,7 @@ class Upstream:
         self,
         config: ServerConfig,
         info: dict[str, Any],
-        carrier: Carrier,
+        carrier: Transport,
         sampler: Sampler | None = None,
     ) -> None:
         self.config, self.sampler = config, sampler
@@ -179,11 +179,11 @@ class Upstream:
         self._carrier = carrier
         self.breaker = Breaker(config.name)
         self._ids = 0
-        self._described: Described | None = None
+        self._described: ServerDescription | None = None
         self._describing: asyncio.Lock = asyncio.Lock()
         self.schemas = HeaderSchemas()
-        self.shortened = Shortened()
-        self.known: Known | None = None
+        self.shortened = ShortenedNames()
+        self.known: KnownClaims | None = None
         """What it listed of resources, last."""
         self.listing = asyncio.Lock()
         self.generation = 0
@@ -216,7 +216,7 @@ class Upstream:
         *,
         endless: bool = False,
         on_sent: Callable[[], None] = lambda: None,
-    ) -> AsyncIterator[Carried]:
+    ) -> AsyncIterator[TransportAnswer]:
         """Send a request and yield its answer.
 
         `on_sent`: from now on the server may have been asked. Raises: Unreachable.
@@ -236,7 +236,7 @@ class Upstream:
                 raise Unreachable(self.name, error.reason, error.sign_in_url) from error
             raise Unreachable(self.name, "busy") from error
         except FAILURES as error:
-            reason = error.reason if isinstance(error, CarrierFailed) else type(error).__name__
+            reason = error.reason if isinstance(error, TransportFailed) else type(error).__name__
             if is_open:
                 self.breaker.report(attempt, failure=reason)
                 is_open = False
@@ -262,7 +262,7 @@ class Upstream:
 
     # What it is.
 
-    async def describe(self, envelope: Envelope) -> Described:
+    async def describe(self, envelope: Envelope) -> ServerDescription:
         """Return what the server is, asked now and then. Raises: RpcError."""
         async with self._describing:
             now = asyncio.get_running_loop().time()
@@ -283,7 +283,7 @@ class Upstream:
         """Forget what it is: it does not behave so."""
         self._described = None
 
-    async def _discover(self, envelope: Envelope, now: float) -> Described | None:
+    async def _discover(self, envelope: Envelope, now: float) -> ServerDescription | None:
         """Discover what a server of the newer era is; None: it is of the older era.
 
         Any answer but the newer era's own says so.
@@ -295,7 +295,7 @@ class Upstream:
                 continue
         raise Unreachable(self.name, "version")
 
-    async def _discover_once(self, envelope: Envelope, now: float) -> Described | None:
+    async def _discover_once(self, envelope: Envelope, now: float) -> ServerDescription | None:
         params = to_modern_params({}, self.seen(envelope))
         message = rpc.request(self.next_id(), "server/discover", params)
         headers = modern_headers("server/discover", {})
@@ -315,7 +315,7 @@ class Upstream:
                     if not isinstance(versions, list) or MODERN not in versions:
                         return None
                     meta = rpc.meta_of(result)
-                    return Described(
+                    return ServerDescription(
                         modern=True,
                         capabilities=as_object(result.get("capabilities")),
                         info=as_object(meta.get("io.modelcontextprotocol/serverInfo")),
@@ -324,7 +324,7 @@ class Upstream:
                     )
         return None
 
-    async def _supported(self, answer: Carried) -> list[Any]:
+    async def _supported(self, answer: TransportAnswer) -> list[Any]:
         """Return what a server that refuses a revision says that it speaks instead."""
         if answer.kind != "application/json":
             return []
@@ -340,7 +340,7 @@ class Upstream:
 
     # Sessions of the older era.
 
-    async def initialize(self, envelope: Envelope) -> tuple[UpstreamSession, Described]:
+    async def initialize(self, envelope: Envelope) -> tuple[UpstreamSession, ServerDescription]:
         """Begin a session, with what the caller can. Raises: RpcError."""
         params = {
             "protocolVersion": LEGACY,
@@ -358,7 +358,7 @@ class Upstream:
             session = UpstreamSession(id=id_, version=version)
             self.changed()
             await self.notify(session, rpc.notification("notifications/initialized"))
-        described = Described(
+        described = ServerDescription(
             modern=False,
             capabilities=as_object(result.get("capabilities")),
             info=as_object(result.get("serverInfo")),
@@ -367,7 +367,7 @@ class Upstream:
         )
         return session, described
 
-    async def _one_result(self, answer: Carried) -> dict[str, Any]:
+    async def _one_result(self, answer: TransportAnswer) -> dict[str, Any]:
         if answer.status not in (200, 400, 404):
             raise Unreachable(self.name, f"status_{answer.status}")
         async with aclosing(answer.messages()) as messages:

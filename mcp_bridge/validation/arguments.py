@@ -80,7 +80,7 @@ class Problem(msgspec.Struct, frozen=True):
     message: str
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class CompiledSchema(msgspec.Struct, frozen=True):
     """A schema that can be checked against, and what that costs."""
 
     digest: str
@@ -92,10 +92,10 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class KillableEngine(Protocol):
-    async def problems(self, compiled: Compiled, value: object) -> tuple[Problem, ...]: ...
+    async def problems(self, compiled: CompiledSchema, value: object) -> tuple[Problem, ...]: ...
 
 
-def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) -> Compiled:
+def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) -> CompiledSchema:
     """Make a schema ready. `known`: documents that it may refer to, by URI; nothing is fetched.
 
     SchemaRefused, with the pointer, for no schema, an unknown dialect, and one past the bounds.
@@ -116,7 +116,7 @@ def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) ->
     dialect = dialect_of(schema, documents)
     cost = measure(schema, documents, old=dialect in OLD)
     engine, validator = validator_of(dialect, schema, documents)
-    return Compiled(digest_of_bytes(written), schema, engine, cost, validator, documents)
+    return CompiledSchema(digest_of_bytes(written), schema, engine, cost, validator, documents)
 
 
 def dialect_of(schema: Schema, known: Mapping[str, Schema]) -> str:
@@ -176,7 +176,7 @@ def sentence(error: jsonschema_rs.ValidationError) -> str:
     return visible(error.message[:MAX_MESSAGE_CHARS])
 
 
-def check(compiled: Compiled, value: object) -> tuple[Problem, ...]:
+def check(compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
     """Return what is wrong with `value`, at most MAX_PROBLEMS; nothing for a value that conforms.
 
     In this thread: `compiled.engine` is to be `linear`, or this process one that may be killed.
@@ -231,9 +231,9 @@ class SchemaCache:
 
     def __init__(self, bound: int = MAX_COMPILED) -> None:
         self.bound = bound
-        self.kept: OrderedDict[tuple[str, str], Compiled] = OrderedDict()
+        self.kept: OrderedDict[tuple[str, str], CompiledSchema] = OrderedDict()
 
-    def compiled(self, pin: str, part: str, schema: object) -> Compiled:
+    def compiled(self, pin: str, part: str, schema: object) -> CompiledSchema:
         """Return `schema` compiled once: `pin` is the digest of the tool it stands in, `part` which
         of its schemas it is. SchemaRefused each time for one that cannot be."""
         key = (pin, part)
@@ -247,7 +247,7 @@ class SchemaCache:
 
 
 async def problems(
-    compiled: Compiled, value: object, killable: KillableEngine
+    compiled: CompiledSchema, value: object, killable: KillableEngine
 ) -> tuple[Problem, ...]:
     """Return what `check` finds, by the engine that this schema needs.
 

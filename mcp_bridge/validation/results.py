@@ -13,7 +13,7 @@ import msgspec
 
 from mcp_bridge.canonical_json import walk, written_shortly
 from mcp_bridge.errors import NotCanonical
-from mcp_bridge.validation.arguments import Compiled, KillableEngine, Problem, problems
+from mcp_bridge.validation.arguments import CompiledSchema, KillableEngine, Problem, problems
 
 MAX_RESULT_BYTES = 8 << 20
 MAX_CONTENT_PARTS = 256
@@ -56,7 +56,7 @@ def weight(one: object) -> int:
 
 async def result_problems(
     result: Mapping[str, object],
-    output: Compiled | None,
+    output: CompiledSchema | None,
     killable: KillableEngine,
     bounds: ResultBounds | None = None,
 ) -> tuple[Problem, ...]:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mcp_bridge.errors import ValidationTimedOut
-from mcp_bridge.validation.arguments import Compiled, Problem, check, compile_schema
+from mcp_bridge.validation.arguments import CompiledSchema, Problem, check, compile_schema
 
 TIMEOUT_S = 1.0
 START_TIMEOUT_S = 30.0
@@ -49,7 +49,7 @@ class KillableValidator:
         self.waiting = 0
         self.child: asyncio.subprocess.Process | None = None
 
-    async def problems(self, compiled: Compiled, value: object) -> tuple[Problem, ...]:
+    async def problems(self, compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
         """Return what `validation.check` finds.
 
         ValidationTimedOut when it took longer than `timeout_s`, when MAX_WAITING wait already, or
@@ -133,7 +133,7 @@ async def read(child: asyncio.subprocess.Process) -> bytes:
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     """The child: answers one frame with one, until there are no more."""
-    kept: OrderedDict[str, Compiled] = OrderedDict()
+    kept: OrderedDict[str, CompiledSchema] = OrderedDict()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_CHILD_BYTES, MAX_CHILD_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     send(answers, READY)

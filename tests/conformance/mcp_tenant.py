@@ -33,11 +33,11 @@ from gateway.vault.registration import KnownClient, Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.caller import Caller
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
-from mcp_bridge.upstream.credentials import Whose
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.server.http import HttpEndpoint
+from mcp_bridge.upstream.credentials import UpstreamOwner
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.gateway.a_secret import a_secret
 
@@ -65,7 +65,7 @@ class Tenant:
         self.url = ""
         self.known: KnownClient | None = None
         self._lent, self._config, self._db = lent, config, db
-        self._whose = Whose(lent.org_id)
+        self._whose = UpstreamOwner(lent.org_id)
         self._vault = Vault(a_secret("one"))
         self._challenges = Challenges(redis)
         endpoint = TokenEndpoint(IssuerEgress(egress))
@@ -136,7 +136,7 @@ async def tenant_of(lent: Lent, server: str, context: dict[str, Any]) -> AsyncIt
         stack.push_async_callback(made.tokens.close)
         if "client_id" in context:
             made.known = msgspec.convert(context, KnownClient)
-        carriers = Carriers(credentials=made.credentials)
+        carriers = Transports(credentials=made.credentials)
         bridge = Bridge([config], redis, [b"k" * 32], info=INFO, carriers=carriers)
         await bridge.start()
         stack.push_async_callback(bridge.close)
@@ -146,8 +146,8 @@ async def tenant_of(lent: Lent, server: str, context: dict[str, Any]) -> AsyncIt
 
 @asynccontextmanager
 async def door(bridge: Bridge, lent: Lent) -> AsyncIterator[str]:
-    allowed = Allowed(public_url="http://localhost")
-    opened = Door(bridge)
+    allowed = AllowedOrigins(public_url="http://localhost")
+    opened = HttpEndpoint(bridge)
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         who = Caller(org_id=lent.org_id, project_id="p", subject=lent.user_id, client="c")

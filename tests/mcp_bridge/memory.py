@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterable
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.pinning import Approved, Change, approve
+from mcp_bridge.pinning import ApprovedPins, Change, approve
 from mcp_bridge.routing.guard import Outcome
-from mcp_bridge.trust.approvals import Approval, ApprovalEvent, Moved
-from mcp_bridge.trust.call_records import CallRecord, Denial, ReadRecord, Rules, Taken
+from mcp_bridge.trust.approvals import Approval, ApprovalEvent, ApprovalTransition
+from mcp_bridge.trust.call_records import CallRecord, CountOutcome, Denial, ReadRecord, Rules
 from mcp_bridge.trust.policy import CallState, ToolRule, is_spent
 
 
@@ -23,7 +23,12 @@ class MemoryApprovals:
         self.shown: dict[str, bytes] = {}
 
     async def insert(
-        self, org_id: str, new: Moved, *, max_pending: int, arguments: bytes | None = None
+        self,
+        org_id: str,
+        new: ApprovalTransition,
+        *,
+        max_pending: int,
+        arguments: bytes | None = None,
     ) -> Approval | None:
         at_s = new.approval.requested_at_s
         waiting = await self.waiting(org_id, new.approval.call.key(), at_s)
@@ -55,7 +60,7 @@ class MemoryApprovals:
         ]
         return min(found, key=lambda one: (stands.get(one.state, 2), one.id), default=None)
 
-    async def replace(self, org_id: str, before: Approval, after: Moved) -> bool:
+    async def replace(self, org_id: str, before: Approval, after: ApprovalTransition) -> bool:
         await asyncio.sleep(0)
         if self.rows.get((org_id, before.id)) != before:
             return False
@@ -87,23 +92,23 @@ class MemoryCalls:
 
     async def take(
         self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
-    ) -> Taken:
+    ) -> CountOutcome:
         bound = list(rules)
         calls = {rule.id: self.counts.get((org_id, rule.id), 0) for rule in bound}
         spent = {rule.id: self.spent.get((org_id, rule.id), 0) for rule in bound}
         if any(rule.rate and calls[rule.id] >= rule.rate.calls for rule in bound) or any(
             rule.budget and is_spent(rule.budget, spent[rule.id], cost_pico) for rule in bound
         ):
-            return Taken(full=CallState(calls, spent))
+            return CountOutcome(full=CallState(calls, spent))
         for rule in bound:
             if rule.rate is not None:
                 self.counts[org_id, rule.id] = calls[rule.id] + 1
             if rule.budget is not None:
                 self.spent[org_id, rule.id] = spent[rule.id] + cost_pico
-        return Taken()
+        return CountOutcome()
 
     async def give_back(
-        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: Taken
+        self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: CountOutcome
     ) -> None:
         for rule in rules:
             if rule.budget is not None:
@@ -153,11 +158,11 @@ class MemoryPins:
     """A PinStore in memory."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], Approved] = {}
+        self.kept: dict[tuple[str, str], ApprovedPins] = {}
 
-    async def approved(self, org_id: str, server: str) -> Approved:
-        return self.kept.setdefault((org_id, server), Approved())
+    async def approved(self, org_id: str, server: str) -> ApprovedPins:
+        return self.kept.setdefault((org_id, server), ApprovedPins())
 
     def approve(self, org_id: str, server: str, changes: Iterable[Change]) -> None:
-        before = self.kept.get((org_id, server), Approved())
+        before = self.kept.get((org_id, server), ApprovedPins())
         self.kept[org_id, server] = approve(before, changes)

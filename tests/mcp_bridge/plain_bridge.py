@@ -12,9 +12,9 @@ import uvicorn
 from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
+from mcp_bridge.server.http import HttpEndpoint
 from mcp_bridge.upstream.upstream import ServerConfig
 
 KEYS = [b"k" * 32]
@@ -29,7 +29,7 @@ def application(redis_url: str, servers: list[str]) -> Any:
         for number, url in enumerate(servers, 1)
     ]
     found: dict[str, Any] = {}
-    allowed = Allowed(public_url="http://localhost")
+    allowed = AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -46,7 +46,7 @@ def application(redis_url: str, servers: list[str]) -> Any:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         who = headers.get("x-caller", "alice")
         caller = Caller(org_id="org_" + who, project_id="proj_1", subject=who, client="c")
-        door = Door(found["bridge"])
+        door = HttpEndpoint(found["bridge"])
         await door.serve(caller, None, allowed, (), scope, receive, send)
 
     return asgi

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.transport import NotSent
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.factory import Transports
 from tests.mcp_bridge.processes import ask_modern
 from tests.mcp_bridge.test_hostile import CALL, Server, bridged, result, whole
 
@@ -110,7 +110,9 @@ class Wallet:
         self.left = [CredentialSet(f"c{n}", {"authorization": f"Bearer {n}"}) for n in range(count)]
         self.refused: list[Refusal] = []
 
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         if refused is not None:
             self.refused.append(refused)
             if refused.is_last or len(self.left) == 1:
@@ -136,7 +138,7 @@ async def test_a_credential_that_is_refused_is_followed_by_one_other(
         return whole(said, header, status)
 
     server, wallet = Server(refusing), Wallet(has)
-    carriers = Carriers(credentials=wallet)
+    carriers = Transports(credentials=wallet)
     async with bridged(redis, server, carriers=carriers) as client:
         found = await ask_modern(client, "/mcp", "tools/call", CALL)
     assert found["error"].get("data", {}).get("reason") == reason

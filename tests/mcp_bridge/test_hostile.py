@@ -19,11 +19,11 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.errors import BridgeError, NameRefused
 from mcp_bridge.routing import exchanges, sessions
 from mcp_bridge.server import http as door
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import BadServer, Bridge, check_servers
 from mcp_bridge.upstream import upstream
 from mcp_bridge.upstream.transports import streamable_http
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.processes import ALL, LegacyClient, ask_modern, messages_of, modern
 
@@ -95,7 +95,7 @@ async def bridged(
     store: redis.asyncio.Redis,
     server: Server,
     others: Sequence[ServerConfig] = (),
-    carriers: Carriers | None = None,
+    carriers: Transports | None = None,
     **caller: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
@@ -110,7 +110,7 @@ async def bridged(
     bridge = Bridge([*others, config], store, KEYS, info=info, carriers=carriers)
     await bridge.start()
     server.bridge = bridge
-    made, allowed = door.Door(bridge), Allowed(public_url="http://localhost")
+    made, allowed = door.HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         who = Caller(org_id="org_a", project_id="p", subject="s", client="c", **caller)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcp_bridge.errors import NameRefused
-from mcp_bridge.names import IDENTITY, Shortened, alias_of, checked_label
+from mcp_bridge.names import IDENTITY, ShortenedNames, alias_of, checked_label
 
 labels = st.from_regex(r"[a-z0-9](-?[a-z0-9]){0,5}", fullmatch=True)
 legal_names = st.text(
@@ -48,7 +48,7 @@ def test_the_identity_namespace_keeps_legal_names(name: str) -> None:
 
 def test_names_of_which_the_same_was_made_are_refused_by_name() -> None:
     """Both, whichever came first and however often, and no other one with them."""
-    known = Shortened()
+    known = ShortenedNames()
     known.note("one_x1", "the first")
     known.note("two_x2", "another")
     known.note("one_x1", "the first")
@@ -62,7 +62,7 @@ def test_names_of_which_the_same_was_made_are_refused_by_name() -> None:
 
 def test_what_is_remembered_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcp_bridge.names.MAX_SHORTENED", 2)
-    known = Shortened()
+    known = ShortenedNames()
     for number in range(5):
         known.note(f"made {number}", "name")
     assert [known.get(f"made {number}") for number in range(5)] == [None] * 4 + ["name"]

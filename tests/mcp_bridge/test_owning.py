@@ -11,17 +11,17 @@ import pytest
 import redis.asyncio
 
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
-from mcp_bridge.upstream.transport import CarrierFailed
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, UpstreamOwner
+from mcp_bridge.upstream.transport import TransportFailed
 from mcp_bridge.upstream.transports import channel_owners as hosts
-from mcp_bridge.upstream.transports.channel import Ask
-from mcp_bridge.upstream.transports.channel_owners import Hosts, Place
+from mcp_bridge.upstream.transports.channel import ChannelRequest
+from mcp_bridge.upstream.transports.channel_owners import ConnectionKey, ConnectionOwners
 from mcp_bridge.upstream.upstream import ServerConfig
 from mcp_bridge.worker_relay import Relay
 from tests.mcp_bridge.test_starting import Slow
 
 CONFIG = ServerConfig(name="s", url="http://x/", transport="sse")
-HELLO = Ask(
+HELLO = ChannelRequest(
     asker="a",
     method="POST",
     message={"jsonrpc": "2.0", "id": 1, "method": "initialize"},
@@ -29,8 +29,8 @@ HELLO = Ask(
 )
 
 
-def place_of(org_id: str) -> Place:
-    return Place(server="s", org_id=org_id, credential=NO_CREDENTIAL.name)
+def place_of(org_id: str) -> ConnectionKey:
+    return ConnectionKey(server="s", org_id=org_id, credential=NO_CREDENTIAL.name)
 
 
 async def unheard(_: Message) -> None:
@@ -49,20 +49,20 @@ class Worker:
         @asynccontextmanager
         async def open_line(*_: Any) -> AsyncIterator[Any]:
             if self.refuses:
-                raise CarrierFailed("refused")
+                raise TransportFailed("refused")
             try:
                 yield Slow(may_start)
             finally:
                 await self.may_end.wait()
 
         unasked: Any = None
-        self.hosts = Hosts(
+        self.hosts = ConnectionOwners(
             info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
         )
         self.hosts.knows(CONFIG)
 
     async def ask(self, org_id: str) -> int:
-        told = await self.hosts.ask(CONFIG, Whose(org_id), NO_CREDENTIAL, HELLO, unheard)
+        told = await self.hosts.ask(CONFIG, UpstreamOwner(org_id), NO_CREDENTIAL, HELLO, unheard)
         return told.status
 
 
@@ -88,14 +88,14 @@ async def test_who_comes_as_it_is_let_go_has_it_anew(
     letting_go, may_go_on = asyncio.Event(), asyncio.Event()
     disown = worker.hosts._disown
 
-    async def slowly(place: Place, owner: str) -> None:
+    async def slowly(place: ConnectionKey, owner: str) -> None:
         letting_go.set()
         await may_go_on.wait()
         await disown(place, owner)
 
     monkeypatch.setattr(worker.hosts, "_disown", slowly)
     worker.refuses = True
-    with pytest.raises(CarrierFailed):
+    with pytest.raises(TransportFailed):
         await worker.ask("org_a")
     async with asyncio.timeout(60):
         await letting_go.wait()

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from mcp_bridge.canonical_json import pointer, walk
 from mcp_bridge.errors import NotPinnable
-from mcp_bridge.pinning import Approved, approve, compare, differences, listing, offer_of, pin_of
+from mcp_bridge.pinning import (
+    ApprovedPins,
+    approve,
+    compare,
+    differences,
+    listing,
+    offer_of,
+    pin_of,
+)
 from tests.mcp_bridge.test_canonical_json import documents
 
 LAUNCH = pin_of(
@@ -74,8 +82,10 @@ def replacements(value: object) -> list[object]:
             return [str(value), GONE]
 
 
-def approved_of(*things: tuple[Any, object]) -> Approved:
-    return approve(Approved(), compare(Approved(), offer_of([*things, ("launch", LAUNCH.value())])))
+def approved_of(*things: tuple[Any, object]) -> ApprovedPins:
+    return approve(
+        ApprovedPins(), compare(ApprovedPins(), offer_of([*things, ("launch", LAUNCH.value())]))
+    )
 
 
 def test_a_rug_pull_at_any_path_is_seen() -> None:
@@ -134,11 +144,11 @@ def test_mcpoison_a_launch_spec_changed_after_approval_starts_nothing() -> None:
 def test_curxecute_a_server_that_was_only_written_down_starts_nothing() -> None:
     """CVE-2025-54135: an entry that a prompt injection wrote was started before anybody saw it."""
     written = pin_of("launch", {"command": "sh", "args": ["-c", "touch /tmp/owned"]})
-    assert not Approved().may_start(written)
+    assert not ApprovedPins().may_start(written)
     assert not approved_of(("tool", TOOL)).may_start(written)
-    assert listing(Approved(), offer_of([("tool", TOOL)]), written).pins == ()
+    assert listing(ApprovedPins(), offer_of([("tool", TOOL)]), written).pins == ()
     tool_named_as_launch = pin_of("tool", {"name": "x"})
-    assert not Approved({tool_named_as_launch.key: tool_named_as_launch}).may_start(
+    assert not ApprovedPins({tool_named_as_launch.key: tool_named_as_launch}).may_start(
         tool_named_as_launch
     )
 
@@ -241,6 +251,6 @@ def test_a_long_text_is_shown_where_it_parts() -> None:
 )
 def test_what_is_offered_is_approved_only_as_it_was_shown(things: list[dict[str, str]]) -> None:
     offer = offer_of([("tool", thing) for thing in things])
-    approved = approve(Approved(), compare(Approved(), offer))
+    approved = approve(ApprovedPins(), compare(ApprovedPins(), offer))
     assert approved.pins == offer.pins
     assert all(approved.admits(pin) for pin in offer.pins.values())

@@ -29,7 +29,7 @@ from mcp_bridge.protocol.translation import (
     to_subscribed,
     without_reserved,
 )
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 
 NAMES = st.sampled_from(["a", "resultType", "ttlMs", "cacheScope", "content", "b"])
 METAS = st.dictionaries(
@@ -218,7 +218,7 @@ def test_arguments_travel_as_headers_and_agree() -> None:
 def test_pages_of_others_are_not_let_in(
     public_url: str, host: str | None, origin: str | None, is_let_in: bool
 ) -> None:
-    allowed = Allowed(public_url=public_url)
+    allowed = AllowedOrigins(public_url=public_url)
     if is_let_in:
         allowed.check(host, origin, {"https://page.example.com"})
     else:

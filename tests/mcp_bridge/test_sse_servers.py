@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.upstream.credentials import Credentials, CredentialSet, Refusal, Whose
-from mcp_bridge.upstream.transport import CarrierFailed, NotSent
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.credentials import Credentials, CredentialSet, Refusal, UpstreamOwner
+from mcp_bridge.upstream.transport import NotSent, TransportFailed
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.transports.legacy_sse import endpoint_of
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class TenantsOwn:
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         return CredentialSet(whose.org_id, {"Authorization": f"Bearer of-{whose.org_id}"})
 
 
@@ -39,7 +41,9 @@ class Renewing:
         self.good, self.shown = good, "old"
         self.refused: list[tuple[str, int, str, bool]] = []
 
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
         if refused is None:
             return CredentialSet(self.shown, {"Authorization": f"Bearer {self.shown}"})
         name = refused.credential.name
@@ -97,7 +101,7 @@ async def worker(
     config = ServerConfig(
         name="s", namespace="identity", url=url, transport="sse", credential="tenant"
     )
-    carriers = Carriers(credentials=credentials or TenantsOwn())
+    carriers = Transports(credentials=credentials or TenantsOwn())
     info = {"name": "t", "version": "1"}
     bridge = Bridge([config], store, KEYS, info=info, carriers=carriers)
     await bridge.start()
@@ -174,6 +178,6 @@ async def test_who_is_refused_for_good_is_told_where_to_sign_in(
     ],
 )
 def test_messages_are_posted_where_the_stream_is_from(said: bytes) -> None:
-    with pytest.raises(CarrierFailed, match="bad_endpoint"):
+    with pytest.raises(TransportFailed, match="bad_endpoint"):
         endpoint_of("http://h.example/sse", said)
     assert endpoint_of("http://h.example/sse", b"/m?s=1") == "http://h.example/m?s=1"

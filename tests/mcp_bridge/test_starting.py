@@ -13,11 +13,11 @@ import redis.asyncio
 from mcp_bridge.protocol.eras import SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
-from mcp_bridge.upstream.transport import Carried
-from mcp_bridge.upstream.transports.channel import Ask
-from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
-from mcp_bridge.upstream.transports.channel_owners import Host, Hosts
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
+from mcp_bridge.upstream.transport import TransportAnswer
+from mcp_bridge.upstream.transports.channel import ChannelRequest
+from mcp_bridge.upstream.transports.channel_carrier import ChannelTransport
+from mcp_bridge.upstream.transports.channel_owners import ConnectionOwner, ConnectionOwners
 from mcp_bridge.upstream.upstream import ServerConfig
 from mcp_bridge.worker_relay import Relay
 
@@ -57,9 +57,9 @@ async def test_who_leaves_during_a_start_leaves_it_to_who_comes_next() -> None:
 
     config = ServerConfig(name="s", url="http://x/")
     info = {"name": "t", "version": "1"}
-    host = Host(config, Whose("org_a"), NO_CREDENTIAL, info, open_line)
+    host = ConnectionOwner(config, UpstreamOwner("org_a"), NO_CREDENTIAL, info, open_line)
     message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    ask = Ask(asker="a", method="POST", message=message, session=None)
+    ask = ChannelRequest(asker="a", method="POST", message=message, session=None)
 
     async def emit(_: Message) -> None:
         """Nothing is said."""
@@ -93,16 +93,16 @@ class Worker:
         self.opened, self.is_out = asyncio.Event(), False
         self.relay = Relay(store)
         unasked: Any = None
-        self.hosts = Hosts(
+        self.hosts = ConnectionOwners(
             info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
         )
         config = ServerConfig(name="s", url="http://x/", transport="sse")
-        self._carrier = ChannelCarrier(config, Whose("org_a"), self.hosts, nothing)
+        self._carrier = ChannelTransport(config, UpstreamOwner("org_a"), self.hosts, nothing)
 
     def _sent(self) -> None:
         self.is_out = True
 
-    async def ask(self, method: str, **headers: str) -> Carried:
+    async def ask(self, method: str, **headers: str) -> TransportAnswer:
         message = {"jsonrpc": "2.0", "id": 1, "method": method}
         ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": self._sent}
         async with self._carrier.ask("POST", message, headers, endless=False, **ears) as answer:

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisGone
 
 from mcp_bridge import worker_relay as relay
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
-from mcp_bridge.worker_relay import Answers, OwnerGone, Relay
+from mcp_bridge.worker_relay import OwnerGone, Relay, RelayAnswers
 
 
 class Two:
@@ -122,7 +122,7 @@ def test_answers_are_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(relay, "MAX_ANSWER_BYTES", 10)
     now = 0.0
     monkeypatch.setattr(relay.time, "monotonic", lambda: now)
-    answers = Answers()
+    answers = RelayAnswers()
     for number in range(4):
         answers.put(str(number), b"four")
     assert [answers.get(str(number)) for number in range(4)] == [None, None, b"four", b"four"]

@@ -34,7 +34,7 @@ from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
 from gateway.vault.token_endpoint import TokenEndpoint
 from mcp_bridge.upstream.audience import Audience
-from mcp_bridge.upstream.credentials import Whose
+from mcp_bridge.upstream.credentials import UpstreamOwner
 
 
 class UpstreamVault:
@@ -133,7 +133,7 @@ async def vault_credentials(
     """Give a command what a worker shows servers, for as long as the command takes."""
     servers = {each.name: each for each in settings.mcp_servers}
 
-    def sign_in_url(whose: Whose, server: str) -> str | None:
+    def sign_in_url(whose: UpstreamOwner, server: str) -> str | None:
         at = servers[server]
         if not is_signed_in_at(at):
             return None

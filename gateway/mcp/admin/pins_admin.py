@@ -18,13 +18,13 @@ from gateway.mcp.known import announce
 from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from mcp_bridge.errors import BridgeError
-from mcp_bridge.pinning import Approved, Change, Key, Kind, Offer, Unpinnable
+from mcp_bridge.pinning import ApprovedPins, Change, Key, Kind, Offer, UnpinnableThing
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.catalog import changes_of
-from mcp_bridge.routing.offer_reader import look
+from mcp_bridge.routing.offer_reader import read_offer
 from mcp_bridge.text_safety.hidden_text import visible
-from mcp_bridge.trust.scan import Finding, Offered, scan, scan_together, worst
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.trust.scan import Finding, LabelledPin, scan, scan_together, worst
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
 
 MAX_LOOKS = 4
@@ -44,7 +44,7 @@ class ServerOffer(msgspec.Struct, frozen=True):
     config: ServerConfig
     approved: int
     waits: Found = []
-    never: tuple[Unpinnable, ...] = ()
+    never: tuple[UnpinnableThing, ...] = ()
     problem: str | None = None
 
     @property
@@ -63,7 +63,7 @@ class PinsAdmin:
     def __init__(
         self,
         servers: Sequence[ServerConfig],
-        carriers: Carriers,
+        carriers: Transports,
         info: dict[str, Any],
         db: AsyncEngine,
         redis: Redis,
@@ -145,7 +145,7 @@ class PinsAdmin:
         async with self._looks:
             try:
                 async with asyncio.timeout(LOOK_S):
-                    return await look(config, self._info, self._carriers, org_id, close=False)
+                    return await read_offer(config, self._info, self._carriers, org_id, close=False)
             except TimeoutError:
                 return f"no answer in {LOOK_S:.0f} s"
             except RpcError as error:
@@ -168,23 +168,23 @@ class PinsAdmin:
 
 async def of_others(
     conn: AsyncConnection, servers: Iterable[str], org_id: str, name: str
-) -> list[Offered]:
+) -> list[LabelledPin]:
     """Return what is approved of all other servers."""
     found = []
     for other in servers:
         if other != name:
             approved = await read_pins(conn, org_id=org_id, server=other)
-            found += [Offered(other, pin) for pin in approved.pins.values()]
+            found += [LabelledPin(other, pin) for pin in approved.pins.values()]
     return found
 
 
 def changes_in(
-    config: ServerConfig, approved: Approved, offer: Offer, others: Iterable[Offered] = ()
+    config: ServerConfig, approved: ApprovedPins, offer: Offer, others: Iterable[LabelledPin] = ()
 ) -> Found:
     """Return what changed, each with what in it looks like an attack, also compared with what
     `others` are approved for."""
     changes = changes_of(config, approved, offer)
-    own = [Offered(config.name, pin) for pin in offer.pins.values()]
+    own = [LabelledPin(config.name, pin) for pin in offer.pins.values()]
     beside = scan_together([*own, *others])
     found = []
     for change in changes:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gateway.mcp.records import AuditRecords
     from mcp_bridge.caller import Caller
     from mcp_bridge.routing.pruning import Embedder
-    from mcp_bridge.server.allowed_origins import Allowed
+    from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
     from mcp_bridge.trust.approvals import Approvals
     from mcp_bridge.trust.trust import Trust
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
-    from mcp_bridge.upstream.upstream import Sampler, ServerConfig, Transport
+    from mcp_bridge.upstream.upstream import Sampler, ServerConfig, TransportKind
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class McpService:
     def __init__(
         self,
         bridge: Bridge,
-        allowed: Allowed,
+        allowed: AllowedOrigins,
         callers: Callers,
         guard: Trust,
         vault: UpstreamVault,
@@ -59,13 +59,13 @@ class McpService:
         approvals_of: Callable[[Principal], Approvals],
         price_of: Callable[[Principal, str], Pico],
     ) -> None:
-        from mcp_bridge.server.http import Door
+        from mcp_bridge.server.http import HttpEndpoint
 
         self.vault, self.pins = vault, pins
         self._bridge, self._allowed, self._callers = bridge, allowed, callers
         self._once, self._approvals_of = guard.ports.memory.once, approvals_of
         self._price_of = price_of
-        self._door = Door(bridge)
+        self._door = HttpEndpoint(bridge)
 
     @property
     def toolbox(self) -> Toolbox:
@@ -156,7 +156,7 @@ async def open_mcp(
     )
     from gateway.mcp.upstreams import open_carriers
     from mcp_bridge.routing.pruning import Pruner
-    from mcp_bridge.server.allowed_origins import Allowed
+    from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
 
     vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
@@ -197,7 +197,7 @@ async def open_mcp(
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))
 
-    allowed = Allowed(public_url=settings.issuer)
+    allowed = AllowedOrigins(public_url=settings.issuer)
     return McpService(bridge, allowed, callers, guard, vault, pins, approvals_of, meter.price_of)
 
 
@@ -279,7 +279,7 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
     )
 
 
-def transport_of(server: WrittenMcpServer) -> Transport:
+def transport_of(server: WrittenMcpServer) -> TransportKind:
     if server.openapi is not None:
         return "openapi"
     return server.transport if server.command is None else "stdio"

@@ -81,7 +81,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """An answer is to stand under `RESULT`."""
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class OmittedOperation(msgspec.Struct, frozen=True, kw_only=True):
     """An operation that is no tool, and why."""
 
     operation: str
@@ -90,7 +90,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 class Operations(msgspec.Struct, frozen=True, kw_only=True):
     by_name: dict[str, Operation]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedOperation, ...]
 
 
 def operations_of(document: Document) -> Operations:
@@ -99,7 +99,7 @@ def operations_of(document: Document) -> Operations:
     if not isinstance(paths, dict):
         raise BadDocument("/paths", "must be an object")
     found: list[tuple[str, str, str, Object, object]] = []
-    left_out: list[LeftOut] = []
+    left_out: list[OmittedOperation] = []
     for path, item in paths.items():
         pointer = joined("/paths", path)
         whole = document.resolved(item, pointer)
@@ -117,7 +117,7 @@ def operations_of(document: Document) -> Operations:
             by_name[name] = _Reader(document, pointer).read(name, method, path, item, operation)
         except BadDocument as refused:
             left_out.append(
-                LeftOut(
+                OmittedOperation(
                     operation=f"{method.upper()} {path}"[:MAX_POINTER_CHARS], reason=str(refused)
                 )
             )

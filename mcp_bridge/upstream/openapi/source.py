@@ -36,14 +36,14 @@ ACCEPT = "application/json, application/yaml;q=0.9, */*;q=0.1"
 Stamp = tuple[int, ...]
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedDocument(msgspec.Struct, frozen=True):
     """A document as it was read last. `page`: all tools as `tools/list` says them, in JSON."""
 
     tools: OpenApiTools
     page: bytes
 
 
-class Unavailable(Exception):
+class DocumentUnavailable(Exception):
     """There is no document to read. Its text is for the log."""
 
 
@@ -59,10 +59,10 @@ class DocumentSource:
         self._turn = asyncio.Lock()
         self._stamp: Stamp = ()
         self._content: bytes | None = None
-        self._found: Loaded | BadDocument | Unavailable | None = None
+        self._found: LoadedDocument | BadDocument | DocumentUnavailable | None = None
         self._until = 0.0
 
-    async def get(self) -> Loaded:
+    async def get(self) -> LoadedDocument:
         """Raises: NotSent."""
         async with self._turn:
             if self._is_url:
@@ -71,7 +71,7 @@ class DocumentSource:
             else:
                 await asyncio.to_thread(self._look_at_file)
             found = self._found
-        if isinstance(found, Loaded):
+        if isinstance(found, LoadedDocument):
             return found
         reason = found.code if isinstance(found, BadDocument) else UNAVAILABLE
         raise NotSent(reason) from found
@@ -88,7 +88,7 @@ class DocumentSource:
                 content = file.read(MAX_DOCUMENT_BYTES + 1)
         except OSError as error:
             self._stamp, self._content = (), None
-            self._keep(Unavailable(error.strerror or str(error)))
+            self._keep(DocumentUnavailable(error.strerror or str(error)))
             return
         self._stamp = stamp
         self._make(content)
@@ -96,8 +96,8 @@ class DocumentSource:
     async def _look_at_url(self) -> None:
         try:
             content = await self._fetch()
-        except Unavailable as error:
-            if isinstance(self._found, Loaded):
+        except DocumentUnavailable as error:
+            if isinstance(self._found, LoadedDocument):
                 log.warning("mcp: %s: its document is not renewed: %s", self._config.name, error)
             else:
                 self._keep(error)
@@ -114,16 +114,16 @@ class DocumentSource:
         try:
             answer = await PoolClient(pool).send(request, max_body_bytes=MAX_DOCUMENT_BYTES)
         except HttpFailed as error:
-            raise Unavailable(str(error)) from error
+            raise DocumentUnavailable(str(error)) from error
         finally:
             await pool.aclose()
         if answer.status != 200:
-            raise Unavailable(f"status_{answer.status}")
+            raise DocumentUnavailable(f"status_{answer.status}")
         return answer.body
 
     def _make(self, content: bytes) -> None:
         """Make the tools of a document; it blocks."""
-        if content == self._content and isinstance(self._found, Loaded | BadDocument):
+        if content == self._content and isinstance(self._found, LoadedDocument | BadDocument):
             return
         self._content = content
         try:
@@ -134,9 +134,9 @@ class DocumentSource:
         listed = [
             tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools.tools
         ]
-        self._found = Loaded(tools, msgspec.json.encode(listed))
+        self._found = LoadedDocument(tools, msgspec.json.encode(listed))
 
-    def _keep(self, error: BadDocument | Unavailable) -> None:
+    def _keep(self, error: BadDocument | DocumentUnavailable) -> None:
         if str(error) != str(self._found):
             log.warning("mcp: %s: its document is of no use: %s", self._config.name, error)
         self._found = error

@@ -22,7 +22,7 @@ from mcp_bridge.upstream.openapi.calls import (
 )
 from mcp_bridge.upstream.openapi.document import Document
 from mcp_bridge.upstream.openapi.errors import BadArguments
-from mcp_bridge.upstream.openapi.operations import LeftOut, operations_of
+from mcp_bridge.upstream.openapi.operations import OmittedOperation, operations_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class OpenApiTools:
         return tool in self._operations.by_name
 
     @property
-    def left_out(self) -> Sequence[LeftOut]:
+    def left_out(self) -> Sequence[OmittedOperation]:
         """Return the operations that no tool was made of, and why."""
         return self._operations.left_out
 

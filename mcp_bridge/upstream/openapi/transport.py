@@ -20,17 +20,17 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal
-from mcp_bridge.upstream.http import FRAMING, Dialled, refusal_of
+from mcp_bridge.upstream.http import FRAMING, HttpTarget, refusal_of
 from mcp_bridge.upstream.openapi.calls import Secrets
 from mcp_bridge.upstream.openapi.errors import BadArguments, HttpFailed
 from mcp_bridge.upstream.openapi.http import PoolClient
-from mcp_bridge.upstream.openapi.source import DocumentSource, Loaded
+from mcp_bridge.upstream.openapi.source import DocumentSource, LoadedDocument
 from mcp_bridge.upstream.redaction import written
-from mcp_bridge.upstream.transport import Carried, CarrierFailed, NotSent, Spent
+from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer, TransportFailed
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS
 
 
-class Said:
+class OpenApiAnswer:
     """An answer that is there as a whole."""
 
     kind = "application/json"
@@ -45,15 +45,15 @@ class Said:
     async def body(self) -> bytes:
         return b"" if self._message is None else rpc.encode(self._message)
 
-    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+    async def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
         if self._message is not None:
             yield self._message
 
 
-class OpenApiCarrier:
+class OpenApiTransport:
     """The transport to an HTTP API. `source`: everybody's. `dialled`: the API."""
 
-    def __init__(self, dialled: Dialled, source: DocumentSource) -> None:
+    def __init__(self, dialled: HttpTarget, source: DocumentSource) -> None:
         self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
         self._source = source
 
@@ -70,20 +70,20 @@ class OpenApiCarrier:
         endless: bool,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
-    ) -> AsyncIterator[Carried]:
+    ) -> AsyncIterator[TransportAnswer]:
         if method != "POST" or body is None:
-            yield Said(405)
+            yield OpenApiAnswer(405)
         elif not rpc.is_request(body):
-            yield Said(202)
+            yield OpenApiAnswer(202)
         else:
             yield await self._answer(body, on_sent)
 
-    async def _answer(self, asked: Message, on_sent: Callable[[], None]) -> Said:
+    async def _answer(self, asked: Message, on_sent: Callable[[], None]) -> OpenApiAnswer:
         try:
             result = await self._result(asked["method"], rpc.params_of(asked), on_sent)
         except RpcError as error:
-            return Said(rpc.STATUS.get(error.code, 200), rpc.failure(asked["id"], error))
-        return Said(200, rpc.result(asked["id"], {"resultType": "complete", **result}))
+            return OpenApiAnswer(rpc.STATUS.get(error.code, 200), rpc.failure(asked["id"], error))
+        return OpenApiAnswer(200, rpc.result(asked["id"], {"resultType": "complete", **result}))
 
     async def _result(
         self, method: str, params: dict[str, Any], on_sent: Callable[[], None]
@@ -105,7 +105,7 @@ class OpenApiCarrier:
         }
 
     async def _call(
-        self, loaded: Loaded, params: dict[str, Any], on_sent: Callable[[], None]
+        self, loaded: LoadedDocument, params: dict[str, Any], on_sent: Callable[[], None]
     ) -> dict[str, Any]:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or name not in loaded.tools:
@@ -126,7 +126,7 @@ class OpenApiCarrier:
     async def _once(
         self,
         on_sent: Callable[[], None],
-        loaded: Loaded,
+        loaded: LoadedDocument,
         name: str,
         arguments: dict[str, Any],
         credential: CredentialSet,
@@ -141,7 +141,7 @@ class OpenApiCarrier:
             return CallToolResult(content=[said], is_error=True), None
         except HttpFailed as error:
             is_busy = isinstance(error.__cause__, httpcore.PoolTimeout)
-            raise (NotSent("busy") if is_busy else CarrierFailed(str(error))) from error
+            raise (NotSent("busy") if is_busy else TransportFailed(str(error))) from error
         return result, refusal_of(client.status, client.headers, credential)
 
     def _secrets(self, credential: CredentialSet) -> Secrets:

@@ -7,7 +7,7 @@ server could have done something already.
 - `OwnUid`, where we are root: a uid that is nobody else's. Files of the product are 0700 and 0600.
 - `Bubblewrap`: a mount namespace in which the product's files are not, and a pid namespace that
   dies as a whole with its first process.
-- `Unprotected`: for development alone; nothing but limits. An operator has to ask for it.
+- `NoIsolation`: for development alone; nothing but limits. An operator has to ask for it.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Bubblewrap:
         """Its pid namespace has ended with its process."""
 
 
-class Unprotected:
+class NoIsolation:
     """It reads what we read."""
 
     name = "none"
@@ -205,7 +205,7 @@ def chosen(name: IsolationName, uids: Path) -> Isolation:
     Raises: CannotIsolate, where there is neither.
     """
     if name == "none":
-        return Unprotected()
+        return NoIsolation()
     if name == "uid" or (name == "auto" and may_change_uid()):
         try:
             return OwnUid(UidLeases(uids))

@@ -12,17 +12,17 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import CredentialSet, Whose
+from mcp_bridge.upstream.credentials import CredentialSet, UpstreamOwner
 from mcp_bridge.upstream.launch_errors import StdioError
 from mcp_bridge.upstream.launch_spec import LaunchSpec
-from mcp_bridge.upstream.stdio.process import Launcher, Owner
+from mcp_bridge.upstream.stdio.process import Launcher, ProcessOwner
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords, ending_of, lines_of, secrets_of
 from mcp_bridge.upstream.stdio.transport import IDLE_STOP_S, StdioTransport
-from mcp_bridge.upstream.transport import CarrierFailed, Line
+from mcp_bridge.upstream.transport import StreamTransport, TransportFailed
 from mcp_bridge.upstream.upstream import ServerConfig
 
 
-class StdioLine:
+class StdioStreamTransport:
     legacy_only = False
 
     def __init__(self, transport: StdioTransport, reading: Any, writing: Any) -> None:
@@ -38,15 +38,15 @@ class StdioLine:
                 SessionMessage(jsonrpc_message_adapter.validate_python(message))
             )
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
-            raise CarrierFailed(self._reason) from error
+            raise TransportFailed(self._reason) from error
         except ValueError as error:
-            raise CarrierFailed("no_json_rpc") from error
+            raise TransportFailed("no_json_rpc") from error
 
     async def messages(self) -> AsyncIterator[Message]:
         async for found in self._reading:
             if not isinstance(found, Exception):
                 yield found.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
-        raise CarrierFailed(self._reason)
+        raise TransportFailed(self._reason)
 
     @property
     def _reason(self) -> str:
@@ -54,7 +54,7 @@ class StdioLine:
         return "upstream_ended" if failure is None else failure.code
 
 
-class StdioLines:
+class StdioTransports:
     """Opens the stdio transports of servers.
 
     `open_launcher` makes what starts them all; it is asked again where it could not. `on_end`: for
@@ -81,11 +81,11 @@ class StdioLines:
 
     @asynccontextmanager
     async def open(
-        self, config: ServerConfig, whose: Whose, credential: CredentialSet
-    ) -> AsyncIterator[Line]:
+        self, config: ServerConfig, whose: UpstreamOwner, credential: CredentialSet
+    ) -> AsyncIterator[StreamTransport]:
         """Raises: CarrierFailed."""
         assert config.launch is not None
-        owner = Owner(tenant=whose.org_id, credential_set=credential.name)
+        owner = ProcessOwner(tenant=whose.org_id, credential_set=credential.name)
         try:
             transport = StdioTransport(
                 await self._ready(),
@@ -96,11 +96,11 @@ class StdioLines:
             )
             try:
                 async with transport as (reading, writing):
-                    yield StdioLine(transport, reading, writing)
+                    yield StdioStreamTransport(transport, reading, writing)
             finally:
                 await self._tell(transport, config.launch, credential.values.values())
         except StdioError as error:
-            raise CarrierFailed(error.code) from error
+            raise TransportFailed(error.code) from error
 
     async def _tell(
         self, transport: StdioTransport, spec: LaunchSpec, credentials: Iterable[str]

@@ -28,7 +28,7 @@ HOW: dict[Kind, str] = {
 }
 
 
-class Launcher(msgspec.Struct, frozen=True, kw_only=True):
+class PackageLauncher(msgspec.Struct, frozen=True, kw_only=True):
     """A command that fetches packages.
 
     `verbs`: one of these rows of words stands before what is run. `named_by`: options whose value
@@ -45,7 +45,7 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     """As `verbs`, of which all but what comes beside is here already."""
 
 
-class Fetched(msgspec.Struct, frozen=True):
+class PackageRef(msgspec.Struct, frozen=True):
     """A package or image that is fetched.
 
     `name`: as the arguments have it; None: there is something, and what cannot be told.
@@ -98,20 +98,22 @@ _UV_VALUED = frozenset(
     )
     + ("--build-constraints", "--upgrade-package", "-P", "--reinstall-package", "--refresh-package")
 )
-LAUNCHERS: dict[str, Launcher] = {
-    "npx": Launcher(kind="npm", named_by=_NPM, valued=_NPM_VALUED),
-    "npm": Launcher(kind="npm", verbs=(("exec",), ("x",)), named_by=_NPM, valued=_NPM_VALUED),
-    "pnpx": Launcher(kind="npm", named_by=_NPM, valued=_NPM_VALUED),
-    "pnpm": Launcher(kind="npm", verbs=(("dlx",),), named_by=_NPM, valued=_NPM_VALUED),
-    "yarn": Launcher(kind="npm", verbs=(("dlx",),), named_by=_NPM, valued=_NPM_VALUED),
-    "bunx": Launcher(kind="npm", named_by=_NPM),
-    "uvx": Launcher(
+LAUNCHERS: dict[str, PackageLauncher] = {
+    "npx": PackageLauncher(kind="npm", named_by=_NPM, valued=_NPM_VALUED),
+    "npm": PackageLauncher(
+        kind="npm", verbs=(("exec",), ("x",)), named_by=_NPM, valued=_NPM_VALUED
+    ),
+    "pnpx": PackageLauncher(kind="npm", named_by=_NPM, valued=_NPM_VALUED),
+    "pnpm": PackageLauncher(kind="npm", verbs=(("dlx",),), named_by=_NPM, valued=_NPM_VALUED),
+    "yarn": PackageLauncher(kind="npm", verbs=(("dlx",),), named_by=_NPM, valued=_NPM_VALUED),
+    "bunx": PackageLauncher(kind="npm", named_by=_NPM),
+    "uvx": PackageLauncher(
         kind="pypi",
         named_by=frozenset(("--from", *_UV_BESIDE)),
         beside=_UV_BESIDE,
         valued=_UV_VALUED,
     ),
-    "uv": Launcher(
+    "uv": PackageLauncher(
         kind="pypi",
         verbs=(("tool", "run"),),
         beside_verbs=(("run",),),
@@ -119,7 +121,7 @@ LAUNCHERS: dict[str, Launcher] = {
         beside=_UV_BESIDE,
         valued=_UV_VALUED,
     ),
-    "pipx": Launcher(
+    "pipx": PackageLauncher(
         kind="pypi",
         verbs=(("run",),),
         named_by=frozenset(("--spec", "--with")),
@@ -151,7 +153,7 @@ RUN_FLAGS = frozenset(
 SHORT_RUN_FLAGS = frozenset("ditPq")
 
 
-def fetched(command: str, args: Sequence[str]) -> tuple[Fetched, ...]:
+def package_refs(command: str, args: Sequence[str]) -> tuple[PackageRef, ...]:
     """Return all that a launcher is told to fetch; nothing of what is no launcher."""
     name = command.rpartition("/")[2]
     if name in CONTAINERS:
@@ -168,12 +170,12 @@ def fetched(command: str, args: Sequence[str]) -> tuple[Fetched, ...]:
 
 def unpinned(command: str, args: Sequence[str]) -> tuple[str, ...]:
     """Return, for people, what is not exact of it, each with how it would be."""
-    return tuple(one.how for one in fetched(command, args) if not one.is_exact)
+    return tuple(one.how for one in package_refs(command, args) if not one.is_exact)
 
 
 def images_in(command: str, args: Sequence[str]) -> tuple[str, ...]:
     """Return the images that are named by digest."""
-    found = (one for one in fetched(command, args) if one.kind == "image" and one.is_exact)
+    found = (one for one in package_refs(command, args) if one.kind == "image" and one.is_exact)
     return tuple(one.name for one in found if one.name is not None)
 
 
@@ -197,7 +199,7 @@ def _behind(
     return None
 
 
-def _packages(launcher: Launcher, args: Sequence[str]) -> Iterator[Fetched]:
+def _packages(launcher: PackageLauncher, args: Sequence[str]) -> Iterator[PackageRef]:
     in_its_place, at = False, 0
     while at < len(args):
         option, equals, value = args[at].partition("=")
@@ -210,17 +212,17 @@ def _packages(launcher: Launcher, args: Sequence[str]) -> Iterator[Fetched]:
         if option in launcher.named_by:
             given = value if equals else next(iter(args[at + 1 : at + 2]), None)
             in_its_place = in_its_place or option not in launcher.beside
-            yield Fetched(launcher.kind, given)
+            yield PackageRef(launcher.kind, given)
         at += 2 if takes_next else 1
     if not in_its_place:
-        yield Fetched(launcher.kind, args[at] if at < len(args) else None)
+        yield PackageRef(launcher.kind, args[at] if at < len(args) else None)
 
 
-def _images(args: Sequence[str]) -> tuple[Fetched, ...]:
+def _images(args: Sequence[str]) -> tuple[PackageRef, ...]:
     rest = _behind(args, CONTAINER_VERBS, CONTAINER_VALUED)
     if rest is None:
         # It may be that another program starts it (compose), of a file that says which.
-        return (Fetched("image", None),)
+        return (PackageRef("image", None),)
     at = 0
     while at < len(rest) and rest[at].startswith("-"):
         option = rest[at]
@@ -232,4 +234,4 @@ def _images(args: Sequence[str]) -> tuple[Fetched, ...]:
             # `-it`, or a value that stands at its option: `-eA=b`.
             is_flag = set(option[1:]) <= SHORT_RUN_FLAGS or len(option) > 2
         at += 1 if is_flag else 2
-    return (Fetched("image", rest[at] if at < len(rest) else None),)
+    return (PackageRef("image", rest[at] if at < len(rest) else None),)

@@ -50,7 +50,7 @@ Ends = tuple[socket.socket, socket.socket, socket.socket]
 log = logging.getLogger(__name__)
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The owner that a server runs for.
 
     Two that differ in anything never share a process or a uid.
@@ -70,7 +70,7 @@ class ServerProcess:
     Made by `Launcher.start`; `stop` has to be called, whatever came.
     """
 
-    def __init__(self, upstream: str, popen: subprocess.Popen[bytes], cleaning: Cleaning) -> None:
+    def __init__(self, upstream: str, popen: subprocess.Popen[bytes], cleaning: Cleanup) -> None:
         self.upstream = upstream
         self.stdout = asyncio.StreamReader(limit=READ_BYTES)
         self.exited = asyncio.Event()
@@ -203,10 +203,10 @@ class ServerProcess:
             continue
 
 
-class Cleaning:
+class Cleanup:
     """Undoes, once, what a server leaves behind."""
 
-    def __init__(self, launcher: Launcher, owner: Owner, folder: Path) -> None:
+    def __init__(self, launcher: Launcher, owner: ProcessOwner, folder: Path) -> None:
         self._launcher = launcher
         self._owner = owner
         self._folder = folder
@@ -257,7 +257,7 @@ class Launcher:
         return self._running.total()
 
     async def start(
-        self, spec: LaunchSpec, owner: Owner, credentials: Mapping[str, str]
+        self, spec: LaunchSpec, owner: ProcessOwner, credentials: Mapping[str, str]
     ) -> ServerProcess:
         """A server of its own for `owner`, in an empty folder, with the environment that the spec
         names and no other.
@@ -275,13 +275,13 @@ class Launcher:
             raise
 
     async def _start(
-        self, spec: LaunchSpec, owner: Owner, environment: Mapping[str, str]
+        self, spec: LaunchSpec, owner: ProcessOwner, environment: Mapping[str, str]
     ) -> ServerProcess:
-        cleaning: Cleaning | None = None
+        cleaning: Cleanup | None = None
         try:
             await asyncio.to_thread(check_on_disk, spec)
             folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self._scratch))
-            cleaning = Cleaning(self, owner, folder)
+            cleaning = Cleanup(self, owner, folder)
             cell = await asyncio.to_thread(
                 self.isolation.cell, spec, owner.key(spec.name), cleaning._folder
             )
@@ -310,7 +310,7 @@ class Launcher:
         cell: Cell,
         folder: Path,
         environment: Mapping[str, str],
-        cleaning: Cleaning,
+        cleaning: Cleanup,
     ) -> tuple[ServerProcess, Ends]:
         """Start the process in the loop's own thread: the kernel counts the death of the thread
         that forks.
@@ -341,7 +341,7 @@ class Launcher:
             each.setblocking(False)
         return ServerProcess(spec.name, popen, cleaning), (ours[0], ours[1], ours[2])
 
-    def _take(self, upstream: str, owner: Owner) -> None:
+    def _take(self, upstream: str, owner: ProcessOwner) -> None:
         if self.num_running >= self._max_processes:
             raise TooManyProcesses(upstream, f"{self._max_processes} servers run already")
         if self._running[owner.tenant] >= self._max_of_a_tenant:
@@ -349,7 +349,7 @@ class Launcher:
             raise TooManyProcesses(upstream, f"{most} servers of this tenant run already")
         self._running[owner.tenant] += 1
 
-    def _give_back(self, owner: Owner) -> None:
+    def _give_back(self, owner: ProcessOwner) -> None:
         self._running[owner.tenant] -= 1
         if not self._running[owner.tenant]:
             del self._running[owner.tenant]

@@ -31,7 +31,7 @@ from mcp_types import (
 from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
 from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.framing import MAX_LINE_BYTES, Framer, LineOverflow
-from mcp_bridge.upstream.stdio.process import READ_BYTES, Launcher, Owner, ServerProcess
+from mcp_bridge.upstream.stdio.process import READ_BYTES, Launcher, ProcessOwner, ServerProcess
 
 MAX_BAD_LINES = 100
 """Lines in a row that are no JSON-RPC: some servers greet on stdout, none talks there for long."""
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Incoming = SessionMessage | Exception
 
 
-class Pending:
+class PendingRequests:
     """Requests without an answer yet, either way, and since when nothing has happened."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class StdioTransport:
         self,
         launcher: Launcher,
         spec: LaunchSpec,
-        owner: Owner,
+        owner: ProcessOwner,
         credentials: Mapping[str, str],
         *,
         max_line_bytes: int = MAX_LINE_BYTES,
@@ -100,7 +100,7 @@ class StdioTransport:
         self._framer = Framer(max_line_bytes)
         self._max_line_bytes = max_line_bytes
         self._idle_stop_s = idle_stop_s
-        self._pending = Pending()
+        self._pending = PendingRequests()
         self._bad_lines = 0
         self._tasks: list[asyncio.Task[None]] = []
 

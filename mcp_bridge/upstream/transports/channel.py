@@ -34,7 +34,7 @@ from mcp_bridge.protocol.eras import (
     VERSION_META,
 )
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.transport import CarrierFailed, Line
+from mcp_bridge.upstream.transport import StreamTransport, TransportFailed
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ SENT: Message = {"sent": True}
 """What who asks is told first: from now on the server may have been asked."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request in the words of Streamable HTTP. `asker`: whose ids its ids are."""
 
     asker: str
@@ -66,7 +66,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a request."""
 
     status: int
@@ -81,7 +81,7 @@ class Inbox:
         self._notes: deque[tuple[int, Message]] = deque()
         self._bytes = 0
         self._answer: Message | None = None
-        self._failure: CarrierFailed | None = None
+        self._failure: TransportFailed | None = None
         self._some = asyncio.Event()
 
     def note(self, message: Message) -> None:
@@ -96,7 +96,7 @@ class Inbox:
         self._answer = answer
         self._some.set()
 
-    def fail(self, failure: CarrierFailed) -> None:
+    def fail(self, failure: TransportFailed) -> None:
         self._failure = failure
         self._some.set()
 
@@ -115,7 +115,7 @@ class Inbox:
                 raise self._failure
 
 
-class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
+class PendingRequest(msgspec.Struct, frozen=True, kw_only=True):
     asker: str
     id: rpc.RequestId
     token: Any
@@ -133,7 +133,7 @@ class Channel:
         self,
         server: str,
         info: dict[str, Any],
-        line: Line,
+        line: StreamTransport,
         *,
         sampling: dict[str, Any] | None = None,
     ) -> None:
@@ -146,10 +146,10 @@ class Channel:
         self._info, self._line = info, line
         self._about: dict[str, Any] = {}
         self._ids = itertools.count(1)
-        self._under_way: dict[int, UnderWay] = {}
+        self._under_way: dict[int, PendingRequest] = {}
         self._listening: dict[Inbox, str] = {}
         self._subscribed: dict[str, set[str]] = {}
-        self._failure: CarrierFailed | None = None
+        self._failure: TransportFailed | None = None
 
     # The connection.
 
@@ -159,12 +159,12 @@ class Channel:
 
     async def run(self) -> None:
         """Raises: CarrierFailed, by which all that waits fails too."""
-        failure = CarrierFailed("upstream_ended")
+        failure = TransportFailed("upstream_ended")
         try:
             async for message in self._line.messages():
                 await self._take(message)
             raise failure
-        except CarrierFailed as error:
+        except TransportFailed as error:
             failure = error
             raise
         finally:
@@ -183,7 +183,7 @@ class Channel:
                 async with asyncio.timeout(HANDSHAKE_S):
                     await self._initialize()
         except TimeoutError:
-            raise CarrierFailed("handshake") from None
+            raise TransportFailed("handshake") from None
 
     async def _discover(self) -> None:
         meta = {VERSION_META: MODERN, CAPABILITIES_META: {}, INFO_META: self._info}
@@ -204,7 +204,7 @@ class Channel:
         found = await self._own("initialize", params)
         about = found.get("result")
         if not isinstance(about, dict):
-            raise CarrierFailed("handshake")
+            raise TransportFailed("handshake")
         if about.get("protocolVersion") not in LEGACY_VERSIONS:
             # 2024-11-05, whose messages are those of the revision after it.
             about = {**about, "protocolVersion": ASSUMED_VERSION}
@@ -242,7 +242,7 @@ class Channel:
         else:
             only.inbox.note(message)
 
-    def _only(self) -> UnderWay | None:
+    def _only(self) -> PendingRequest | None:
         """The call under way, where there is one alone."""
         found = [one for one in self._under_way.values() if one.asker]
         return found[0] if len(found) == 1 else None
@@ -278,34 +278,34 @@ class Channel:
 
     # What goes to it.
 
-    async def ask(self, ask: Ask, emit: Emit) -> Told:
+    async def ask(self, ask: ChannelRequest, emit: Emit) -> ChannelResult:
         """Raises: CarrierFailed."""
         message = ask.message
         if ask.method == "DELETE":
             return self._end(ask.session)
         if not self.modern and not self._knows(ask):
-            return Told(status=404)
+            return ChannelResult(status=404)
         if ask.method == "GET" or message is None:
             return await self._listen(ask.session, emit)
         if not rpc.is_request(message):
             await self._pass_on(ask.asker, message)
-            return Told(status=202)
+            return ChannelResult(status=202)
         method, id_ = message["method"], message["id"]
         if method == "server/discover":
             if self.modern:
-                return Told(status=200, message=rpc.result(id_, self._about))
-            return Told(status=404)
+                return ChannelResult(status=200, message=rpc.result(id_, self._about))
+            return ChannelResult(status=404)
         if method == "initialize" and not self.modern:
             session = f"{self.id}.{secrets.token_hex(8)}"
-            return Told(status=200, session=session, message=rpc.result(id_, self._about))
+            return ChannelResult(status=200, session=session, message=rpc.result(id_, self._about))
         if method in ("resources/subscribe", "resources/unsubscribe") and not self.modern:
             if not self._counted(method, ask.session or "", message):
-                return Told(status=200, message=rpc.result(id_, {}))
+                return ChannelResult(status=200, message=rpc.result(id_, {}))
         params = rpc.params_of(message)
         found = await self._request(ask.asker, id_, method, params, Inbox(), emit)
-        return Told(status=200, message=found)
+        return ChannelResult(status=200, message=found)
 
-    def _knows(self, ask: Ask) -> bool:
+    def _knows(self, ask: ChannelRequest) -> bool:
         """True if it comes of a session of this connection, or is how one begins."""
         if ask.session is not None:
             return ask.session.partition(".")[0] == self.id
@@ -324,12 +324,12 @@ class Channel:
         if self._failure is not None:
             raise self._failure
         if len(self._under_way) >= MAX_UNDER_WAY:
-            raise CarrierFailed("too_many_requests")
+            raise TransportFailed("too_many_requests")
         own = next(self._ids)
         token = rpc.meta_of(params).get("progressToken")
         if token is not None:
             params = {**params, "_meta": {**rpc.meta_of(params), "progressToken": own}}
-        self._under_way[own] = UnderWay(asker=asker, id=id_, token=token, inbox=inbox)
+        self._under_way[own] = PendingRequest(asker=asker, id=id_, token=token, inbox=inbox)
         answered = False
         try:
             await emit(SENT)
@@ -351,7 +351,7 @@ class Channel:
         task.add_done_callback(_sending.discard)
 
     async def _send_quietly(self, message: Message) -> None:
-        with suppress(CarrierFailed, TimeoutError):
+        with suppress(TransportFailed, TimeoutError):
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._line.send(message)
 
@@ -370,12 +370,12 @@ class Channel:
 
     # Those who listen.
 
-    async def _listen(self, session: str | None, emit: Emit) -> Told:
+    async def _listen(self, session: str | None, emit: Emit) -> ChannelResult:
         inbox = Inbox()
         if self._failure is not None:
             raise self._failure
         if len(self._listening) >= MAX_UNDER_WAY:
-            return Told(status=503)
+            return ChannelResult(status=503)
         self._listening[inbox] = session or ""
         try:
             await emit(LISTENING)
@@ -390,7 +390,7 @@ class Channel:
         uri = str(rpc.params_of(message).get("uri"))
         if method == "resources/subscribe":
             if uri not in self._subscribed and len(self._subscribed) >= MAX_SUBSCRIBED:
-                raise CarrierFailed("too_many_subscriptions")
+                raise TransportFailed("too_many_subscriptions")
             self._subscribed.setdefault(uri, set()).add(session)
             return True
         sessions = self._subscribed.get(uri, set())
@@ -400,12 +400,12 @@ class Channel:
         self._subscribed.pop(uri, None)
         return True
 
-    def _end(self, session: str | None) -> Told:
+    def _end(self, session: str | None) -> ChannelResult:
         for uri, sessions in list(self._subscribed.items()):
             sessions.discard(session or "")
             if not sessions:
                 del self._subscribed[uri]
-        return Told(status=200)
+        return ChannelResult(status=200)
 
 
 _sending: set[asyncio.Task[None]] = set()

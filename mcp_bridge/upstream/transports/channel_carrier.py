@@ -13,10 +13,15 @@ from functools import partial
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Shown, Whose
-from mcp_bridge.upstream.transport import Carried, CarrierFailed, NotTaken, Spent
-from mcp_bridge.upstream.transports.channel import LISTENING, SENT, Ask, Told
-from mcp_bridge.upstream.transports.channel_owners import Hosts
+from mcp_bridge.upstream.credentials import CredentialSet, CredentialSource, Refusal, UpstreamOwner
+from mcp_bridge.upstream.transport import (
+    CredentialRefused,
+    ReadCount,
+    TransportAnswer,
+    TransportFailed,
+)
+from mcp_bridge.upstream.transports.channel import LISTENING, SENT, ChannelRequest, ChannelResult
+from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS, READ_TIMEOUT_S, ServerConfig
 
 ENDING_S = 5.0
@@ -35,7 +40,7 @@ class ChannelAnswer:
         self,
         first: Message | None,
         rest: asyncio.Queue[Message],
-        ending: asyncio.Task[Told],
+        ending: asyncio.Task[ChannelResult],
         read_s: float | None,
         on_change: Callable[[], None],
     ) -> None:
@@ -55,7 +60,7 @@ class ChannelAnswer:
     async def body(self) -> bytes:
         return b""
 
-    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+    async def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
         found = self._first
         while found is not None:
             if found.get("method") in LIST_CHANGES:
@@ -67,8 +72,14 @@ class ChannelAnswer:
             yield message
 
 
-class ChannelCarrier:
-    def __init__(self, config: ServerConfig, whose: Whose, hosts: Hosts, shown: Shown) -> None:
+class ChannelTransport:
+    def __init__(
+        self,
+        config: ServerConfig,
+        whose: UpstreamOwner,
+        hosts: ConnectionOwners,
+        shown: CredentialSource,
+    ) -> None:
         self._config, self._whose, self._hosts, self._shown = config, whose, hosts, shown
         self._asker = secrets.token_hex(8)
         hosts.knows(config)
@@ -86,22 +97,22 @@ class ChannelCarrier:
         endless: bool,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
-    ) -> AsyncIterator[Carried]:
+    ) -> AsyncIterator[TransportAnswer]:
         session = headers.get(SESSION_HEADER)
-        asked = Ask(asker=self._asker, method=method, message=body, session=session)
+        asked = ChannelRequest(asker=self._asker, method=method, message=body, session=session)
         read_s = None if endless else READ_TIMEOUT_S
         begin = partial(self._begin, asked, read_s, on_change, on_sent)
         credential = await self._shown(None)
         try:
             answer = await begin(credential)
-        except NotTaken as error:
+        except CredentialRefused as error:
             again = await self._shown(Refusal(credential, error.status, error.challenge))
             if again is credential:
                 raise
             # Refused before anything was done: a newer token may be taken.
             try:
                 answer = await begin(again)
-            except NotTaken as error:
+            except CredentialRefused as error:
                 await self._shown(Refusal(again, error.status, error.challenge, is_last=True))
                 raise
         try:
@@ -111,7 +122,7 @@ class ChannelCarrier:
 
     async def _begin(
         self,
-        asked: Ask,
+        asked: ChannelRequest,
         read_s: float | None,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
@@ -136,7 +147,7 @@ class ChannelCarrier:
 
 
 async def next_of(
-    said: asyncio.Queue[Message], ending: asyncio.Task[Told], read_s: float | None
+    said: asyncio.Queue[Message], ending: asyncio.Task[ChannelResult], read_s: float | None
 ) -> Message | None:
     """Return the next message; None: it has ended, and how is known.
 
@@ -153,7 +164,7 @@ async def next_of(
         finally:
             getting.cancel()
         if not ending.done():
-            raise CarrierFailed("ReadTimeout")
+            raise TransportFailed("ReadTimeout")
     if not said.empty():
         return said.get_nowait()
     ending.result()

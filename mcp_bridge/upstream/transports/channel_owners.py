@@ -24,9 +24,14 @@ from redis.exceptions import RedisError
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Credentials, CredentialSet, Whose
-from mcp_bridge.upstream.transport import CarrierFailed, Line, NotSent, NotTaken
-from mcp_bridge.upstream.transports.channel import Ask, Channel, Emit, Told
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Credentials, CredentialSet, UpstreamOwner
+from mcp_bridge.upstream.transport import (
+    CredentialRefused,
+    NotSent,
+    StreamTransport,
+    TransportFailed,
+)
+from mcp_bridge.upstream.transports.channel import Channel, ChannelRequest, ChannelResult, Emit
 from mcp_bridge.upstream.upstream import ServerConfig, Unreachable
 from mcp_bridge.worker_relay import NotHeard, Relay, report
 
@@ -38,7 +43,7 @@ OWNED_S = 10
 SIGN_S = 3.0
 IDLE_S = 30.0
 """Of a host without a connection, until another worker may have it."""
-MAX_HOSTS = 1024
+MAX_OWNERS = 1024
 MAX_MOVES = 5
 CLOSE_S = 15.0
 
@@ -47,10 +52,12 @@ if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) 
 return 0
 """
 
-OpenLine = Callable[[ServerConfig, Whose, CredentialSet], AbstractAsyncContextManager[Line]]
+OpenStreamTransport = Callable[
+    [ServerConfig, UpstreamOwner, CredentialSet], AbstractAsyncContextManager[StreamTransport]
+]
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionKey(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a connection of its own. `credential`: the name of a set."""
 
     server: str
@@ -62,17 +69,17 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return f"mcp:{{{self.org_id}}}:owner:{self.server}:{self.credential}"
 
 
-class Host:
+class ConnectionOwner:
     """The connection of one place, in its owner: opened when it is asked for, opened again when it
     has ended."""
 
     def __init__(
         self,
         config: ServerConfig,
-        whose: Whose,
+        whose: UpstreamOwner,
         credential: CredentialSet,
         info: dict[str, Any],
-        open_line: OpenLine,
+        open_line: OpenStreamTransport,
     ) -> None:
         self.config, self.whose, self.credential = config, whose, credential
         self.used_at = time.monotonic()
@@ -96,7 +103,7 @@ class Host:
             return True
         return opened.exception() is None and not opened.result().has_ended
 
-    async def ask(self, ask: Ask, emit: Emit) -> Told:
+    async def ask(self, ask: ChannelRequest, emit: Emit) -> ChannelResult:
         """Raises: CarrierFailed."""
         channel = await self._ready()
         self.used_at = time.monotonic()
@@ -110,7 +117,7 @@ class Host:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CLOSE_S)
         if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(CarrierFailed("cancelled"))
+            self._opened.set_exception(TransportFailed("cancelled"))
 
     async def _ready(self) -> Channel:
         async with self._turn:
@@ -145,8 +152,8 @@ class Host:
                     used, left = channel.answered, line.left
                     running.cancel()
                     await asyncio.gather(running, return_exceptions=True)
-        except CarrierFailed as error:
-            failure = None if left or isinstance(error, NotTaken) else error.reason
+        except TransportFailed as error:
+            failure = None if left or isinstance(error, CredentialRefused) else error.reason
             if not ready.done():
                 ready.set_exception(error)
         except Exception as error:
@@ -154,7 +161,7 @@ class Host:
             failure = type(error).__name__
         finally:
             if not ready.done():
-                ready.set_exception(CarrierFailed(failure or "cancelled"))
+                ready.set_exception(TransportFailed(failure or "cancelled"))
             self._report(attempt, used, failure)
 
     def _report(self, attempt: Attempt, used: bool, failure: str | None) -> None:
@@ -181,7 +188,7 @@ async def until_ready(channel: Channel, running: asyncio.Task[None]) -> None:
         await asyncio.gather(starting, return_exceptions=True)
 
 
-class Hosts:
+class ConnectionOwners:
     """The connections of one worker.
 
     `redis` and `relay` None: nobody else is asked, for a look at a server.
@@ -191,7 +198,7 @@ class Hosts:
         self,
         *,
         info: dict[str, Any],
-        open_line: OpenLine,
+        open_line: OpenStreamTransport,
         credentials: Credentials,
         redis: Redis | None = None,
         relay: Relay | None = None,
@@ -200,10 +207,10 @@ class Hosts:
         self._redis, self._relay = redis, relay
         self._mine = "" if relay is None else relay.worker
         self._configs: dict[str, ServerConfig] = {}
-        self._hosts: dict[Place, Host] = {}
-        self._turns: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        self._hosts: dict[ConnectionKey, ConnectionOwner] = {}
+        self._turns: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
         self._signing: asyncio.Task[None] | None = None
-        self._signs: dict[Place, asyncio.Task[None]] = {}
+        self._signs: dict[ConnectionKey, asyncio.Task[None]] = {}
         if redis is not None:
             self._give_up = redis.register_script(GIVE_UP)
         if relay is not None:
@@ -223,10 +230,15 @@ class Hosts:
         await asyncio.gather(*(self._let_go(place) for place in places))
 
     async def ask(
-        self, config: ServerConfig, whose: Whose, credential: CredentialSet, ask: Ask, emit: Emit
-    ) -> Told:
+        self,
+        config: ServerConfig,
+        whose: UpstreamOwner,
+        credential: CredentialSet,
+        ask: ChannelRequest,
+        emit: Emit,
+    ) -> ChannelResult:
         """Ask at the owner, wherever it is. Raises: CarrierFailed, RpcError."""
-        place = Place(server=config.name, org_id=whose.org_id, credential=credential.name)
+        place = ConnectionKey(server=config.name, org_id=whose.org_id, credential=credential.name)
         for _ in range(MAX_MOVES):
             async with self._turn(place):
                 owner = await self._owner(place)
@@ -247,12 +259,12 @@ class Hosts:
                 await self._disown(place, owner)
                 continue
             if "refused" in found:
-                raise NotTaken(**found["refused"])
+                raise CredentialRefused(**found["refused"])
             if "moved" not in found:
-                return msgspec.convert(found, Told)
+                return msgspec.convert(found, ChannelResult)
         raise NotSent("no_owner")
 
-    async def _owner(self, place: Place) -> str:
+    async def _owner(self, place: ConnectionKey) -> str:
         """Return the worker that owns it; ours, where it was nobody's."""
         if self._redis is None:
             return self._mine
@@ -263,22 +275,24 @@ class Hosts:
             if found is not None:
                 return str(found.decode())
 
-    async def _disown(self, place: Place, owner: str) -> None:
+    async def _disown(self, place: ConnectionKey, owner: str) -> None:
         if self._redis is not None:
             await self._give_up(keys=[place.key], args=[owner])
 
-    def _turn(self, place: Place) -> asyncio.Lock:
+    def _turn(self, place: ConnectionKey) -> asyncio.Lock:
         """Return the lock of a connection: its owner does not change while somebody goes by it."""
         return self._turns.setdefault(place, asyncio.Lock())
 
-    def _host(self, place: Place, whose: Whose, credential: CredentialSet) -> Host:
+    def _host(
+        self, place: ConnectionKey, whose: UpstreamOwner, credential: CredentialSet
+    ) -> ConnectionOwner:
         """Return the connection that is ours, at its turn. Raises: NotSent."""
         host = self._hosts.get(place)
         if host is None:
-            if len(self._hosts) >= MAX_HOSTS:
+            if len(self._hosts) >= MAX_OWNERS:
                 raise NotSent("too_many_connections")
             config = self._configs[place.server]
-            host = Host(config, whose, credential, self._info, self._open_line)
+            host = ConnectionOwner(config, whose, credential, self._info, self._open_line)
             self._hosts[place] = host
             if self._signing is None and self._relay is not None:
                 self._signing = asyncio.create_task(self._sign_forever())
@@ -290,28 +304,30 @@ class Hosts:
 
         The credential is had anew: none travels between workers.
         """
-        place = msgspec.convert(payload["place"], Place)
+        place = msgspec.convert(payload["place"], ConnectionKey)
         config = self._configs.get(place.server)
         if config is None:
             raise Unreachable(place.server, "unknown_here")
-        whose = Whose(place.org_id, payload["user_id"])
+        whose = UpstreamOwner(place.org_id, payload["user_id"])
         try:
             credential = await self._current(config, whose)
             if credential.name != place.credential:
-                raise NotTaken(401, "")  # as the server would: who asks looks for the newer one
+                raise CredentialRefused(
+                    401, ""
+                )  # as the server would: who asks looks for the newer one
             async with self._turn(place):
                 if place not in self._hosts and await self._owner(place) != self._mine:
                     return {"moved": True}
                 host = self._host(place, whose, credential)
-            told = await host.ask(msgspec.convert(payload["ask"], Ask), emit)
-        except NotTaken as error:
+            told = await host.ask(msgspec.convert(payload["ask"], ChannelRequest), emit)
+        except CredentialRefused as error:
             return {"refused": {"status": error.status, "challenge": error.challenge}}
-        except CarrierFailed as error:
+        except TransportFailed as error:
             raise Unreachable(place.server, error.reason) from error
         found: dict[str, Any] = msgspec.to_builtins(told)
         return found
 
-    async def _current(self, config: ServerConfig, whose: Whose) -> CredentialSet:
+    async def _current(self, config: ServerConfig, whose: UpstreamOwner) -> CredentialSet:
         """Raises: CarrierFailed."""
         if config.credential == "none":
             return NO_CREDENTIAL
@@ -327,11 +343,11 @@ class Hosts:
                     task = self._signs[place] = asyncio.create_task(self._sign(place, host))
                     task.add_done_callback(partial(self._signed, place))
 
-    def _signed(self, place: Place, task: asyncio.Task[None]) -> None:
+    def _signed(self, place: ConnectionKey, task: asyncio.Task[None]) -> None:
         del self._signs[place]
         report(task)
 
-    async def _sign(self, place: Place, host: Host) -> None:
+    async def _sign(self, place: ConnectionKey, host: ConnectionOwner) -> None:
         """Sign one connection by itself: one that takes long to end costs no other its sign of
         life."""
         try:
@@ -342,15 +358,15 @@ class Hosts:
         except RedisError as error:
             log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
 
-    async def _is_shown(self, place: Place, host: Host) -> bool:
+    async def _is_shown(self, place: ConnectionKey, host: ConnectionOwner) -> bool:
         """True if its credential is in use."""
         try:
             current = await self._current(host.config, host.whose)
-        except CarrierFailed:
+        except TransportFailed:
             return False
         return current.name == place.credential
 
-    async def _keeps(self, place: Place, host: Host) -> bool:
+    async def _keeps(self, place: ConnectionKey, host: ConnectionOwner) -> bool:
         """True if it stays ours: it is used, and nobody else has it."""
         assert self._redis is not None
         if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
@@ -361,7 +377,7 @@ class Hosts:
         await self._redis.expire(place.key, OWNED_S)
         return True
 
-    async def _let_go(self, place: Place) -> None:
+    async def _let_go(self, place: ConnectionKey) -> None:
         host = self._hosts.pop(place, None)
         if host is None:
             return

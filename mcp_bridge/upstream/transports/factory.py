@@ -17,19 +17,19 @@ from redis.asyncio import Redis
 from mcp_bridge.upstream.credentials import (
     Credentials,
     CredentialSet,
+    CredentialSource,
     NobodysCredentials,
     Refusal,
-    Shown,
-    Whose,
-    shows_nothing,
+    UpstreamOwner,
+    no_credential,
 )
-from mcp_bridge.upstream.http import Dialled
+from mcp_bridge.upstream.http import HttpTarget
 from mcp_bridge.upstream.http1 import Pool
-from mcp_bridge.upstream.transport import Carrier, Line
-from mcp_bridge.upstream.transports.channel_carrier import ChannelCarrier
-from mcp_bridge.upstream.transports.channel_owners import Hosts
+from mcp_bridge.upstream.transport import StreamTransport, Transport
+from mcp_bridge.upstream.transports.channel_carrier import ChannelTransport
+from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
 from mcp_bridge.upstream.transports.legacy_sse import open_sse
-from mcp_bridge.upstream.transports.streamable_http import HttpCarrier
+from mcp_bridge.upstream.transports.streamable_http import HttpTransport
 from mcp_bridge.upstream.upstream import (
     IDLE_S,
     MAX_CONNECTIONS,
@@ -42,7 +42,7 @@ from mcp_bridge.worker_relay import Relay
 
 if TYPE_CHECKING:
     from mcp_bridge.upstream.openapi.source import DocumentSource
-    from mcp_bridge.upstream.stdio.line import StdioLines
+    from mcp_bridge.upstream.stdio.line import StdioTransports
     from mcp_bridge.upstream.stdio.process import Launcher
     from mcp_bridge.upstream.stdio.stderr_tail import LastWords
 
@@ -51,7 +51,7 @@ OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
 NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
 
 
-class Carriers:
+class Transports:
     """Opens the transports of all servers.
 
     `network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
@@ -74,8 +74,8 @@ class Carriers:
         self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
         self._on_end = on_end
         self._shared: tuple[Redis, Relay] | None = None
-        self._hosts: Hosts | None = None
-        self._processes: StdioLines | None = None
+        self._hosts: ConnectionOwners | None = None
+        self._processes: StdioTransports | None = None
         self._documents: dict[str, DocumentSource] = {}
         """By the names of servers, which stay."""
 
@@ -88,31 +88,31 @@ class Carriers:
         if self._hosts is not None:
             await self._hosts.close()
 
-    def open(self, config: ServerConfig, whose: Whose) -> Carrier:
+    def open(self, config: ServerConfig, whose: UpstreamOwner) -> Transport:
         shown = self._shown(config, whose)
         if config.transport in ("stdio", "sse"):
-            return ChannelCarrier(config, whose, self._all_hosts(), shown)
-        dialled = Dialled(config, self._pool(config), shown)
+            return ChannelTransport(config, whose, self._all_hosts(), shown)
+        dialled = HttpTarget(config, self._pool(config), shown)
         if config.transport == "openapi":
             return self._open_api(dialled)
-        return HttpCarrier(dialled, max_streams=MAX_STREAMS)
+        return HttpTransport(dialled, max_streams=MAX_STREAMS)
 
-    def _open_api(self, dialled: Dialled) -> Carrier:
+    def _open_api(self, dialled: HttpTarget) -> Transport:
         # The SDK's types are loaded with it: only where there is such a server.
         from mcp_bridge.upstream.openapi.source import DocumentSource
-        from mcp_bridge.upstream.openapi.transport import OpenApiCarrier
+        from mcp_bridge.upstream.openapi.transport import OpenApiTransport
 
         config = dialled.config
         source = self._documents.get(config.name)
         if source is None:
             source = DocumentSource(config, partial(self._pool, config))
             self._documents[config.name] = source
-        return OpenApiCarrier(dialled, source)
+        return OpenApiTransport(dialled, source)
 
-    def _all_hosts(self) -> Hosts:
+    def _all_hosts(self) -> ConnectionOwners:
         if self._hosts is None:
             redis, relay = self._shared or (None, None)
-            self._hosts = Hosts(
+            self._hosts = ConnectionOwners(
                 info=OWN_INFO,
                 open_line=self._open_line,
                 credentials=self._credentials,
@@ -122,16 +122,16 @@ class Carriers:
         return self._hosts
 
     def _open_line(
-        self, config: ServerConfig, whose: Whose, credential: CredentialSet
-    ) -> AbstractAsyncContextManager[Line]:
+        self, config: ServerConfig, whose: UpstreamOwner, credential: CredentialSet
+    ) -> AbstractAsyncContextManager[StreamTransport]:
         if config.transport == "sse":
             return open_sse(config, self._plain_pool(config), credential)
         if self._processes is None:
             # The SDK's messages are loaded with it: only where such a server is asked.
-            from mcp_bridge.upstream.stdio.line import StdioLines
+            from mcp_bridge.upstream.stdio.line import StdioTransports
 
             assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
-            self._processes = StdioLines(
+            self._processes = StdioTransports(
                 self._open_launcher, idle_stop_s=self._idle_stop_s, on_end=self._on_end
             )
         return self._processes.open(config, whose, credential)
@@ -158,9 +158,9 @@ class Carriers:
             trust=self._trust,
         )
 
-    def _shown(self, config: ServerConfig, whose: Whose) -> Shown:
+    def _shown(self, config: ServerConfig, whose: UpstreamOwner) -> CredentialSource:
         if config.credential == "none":
-            return shows_nothing
+            return no_credential
 
         async def shown(refused: Refusal | None) -> CredentialSet:
             return await self._credentials.of(whose, config.name, refused)
@@ -168,7 +168,7 @@ class Carriers:
         return shown
 
 
-def whose_of(config: ServerConfig, org_id: str, user_id: str | None) -> Whose:
+def upstream_owner(config: ServerConfig, org_id: str, user_id: str | None) -> UpstreamOwner:
     """Return the owner of what is kept apart: tenants always, users where each is shown as who they
     are."""
-    return Whose(org_id, user_id if config.credential == "user" else None)
+    return UpstreamOwner(org_id, user_id if config.credential == "user" else None)

@@ -19,7 +19,7 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
 from mcp_bridge.upstream.http import FRAMING, refusal_of
-from mcp_bridge.upstream.transport import CarrierFailed, Line, NotTaken
+from mcp_bridge.upstream.transport import CredentialRefused, StreamTransport, TransportFailed
 from mcp_bridge.upstream.transports.streamable_http import MAX_MESSAGE_BYTES
 from mcp_bridge.upstream.upstream import (
     CONNECT_TIMEOUT_S,
@@ -36,7 +36,7 @@ MAX_REPLY_BYTES = 64 * 1024
 """Of what is said to a message that was posted: nothing is meant to be."""
 
 
-class SseLine:
+class SseStreamTransport:
     legacy_only = True
     left = False
 
@@ -63,7 +63,7 @@ class SseLine:
                         return
         except TimeoutError:
             pass
-        raise CarrierFailed("no_endpoint")
+        raise TransportFailed("no_endpoint")
 
     async def send(self, message: Message) -> None:
         content = rpc.encode(message)
@@ -80,14 +80,14 @@ class SseLine:
             ) as response:
                 check_taken(response, self._credential)
                 if not 200 <= response.status < 300:
-                    raise CarrierFailed(f"status_{response.status}")
+                    raise TransportFailed(f"status_{response.status}")
                 size = 0
                 async for chunk in response.aiter_stream():
                     size += len(chunk)
                     if size > MAX_REPLY_BYTES:
-                        raise CarrierFailed("too_long")
+                        raise TransportFailed("too_long")
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise CarrierFailed(type(error).__name__) from error
+            raise TransportFailed(type(error).__name__) from error
 
     async def messages(self) -> AsyncIterator[Message]:
         async for event in self._events:
@@ -95,8 +95,8 @@ class SseLine:
                 try:
                     yield rpc.decode(event.data)
                 except RpcError:
-                    raise CarrierFailed("no_json_rpc") from None
-        raise CarrierFailed("upstream_ended")
+                    raise TransportFailed("no_json_rpc") from None
+        raise TransportFailed("upstream_ended")
 
     async def _read(self, response: httpcore.Response) -> AsyncIterator[sse.Event]:
         decoder = sse.EventParser(MAX_MESSAGE_BYTES)
@@ -105,16 +105,16 @@ class SseLine:
                 for event in decoder.feed(chunk):
                     yield event
         except sse.EventTooLarge:
-            raise CarrierFailed("too_long") from None
+            raise TransportFailed("too_long") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise CarrierFailed(type(error).__name__) from error
+            raise TransportFailed(type(error).__name__) from error
 
 
 def check_taken(response: httpcore.Response, credential: CredentialSet) -> None:
     """Raises: NotTaken."""
     refused = refusal_of(response.status, response.headers, credential)
     if refused is not None:
-        raise NotTaken(refused.status, refused.challenge)
+        raise CredentialRefused(refused.status, refused.challenge)
 
 
 def endpoint_of(stream_url: str, said: bytes) -> str:
@@ -124,16 +124,16 @@ def endpoint_of(stream_url: str, said: bytes) -> str:
         given, wanted = urlsplit(url), urlsplit(stream_url)
         same = (given.scheme, given.netloc) == (wanted.scheme, wanted.netloc)
     except ValueError:
-        raise CarrierFailed("bad_endpoint") from None
+        raise TransportFailed("bad_endpoint") from None
     if not same or len(url) > MAX_URL_CHARS or any(c.isspace() for c in url):
-        raise CarrierFailed("bad_endpoint")
+        raise TransportFailed("bad_endpoint")
     return url
 
 
 @asynccontextmanager
 async def open_sse(
     config: ServerConfig, pool: httpcore.AsyncConnectionPool, credential: CredentialSet
-) -> AsyncIterator[Line]:
+) -> AsyncIterator[StreamTransport]:
     """Open the stream, with `pool`, which is closed with it. Raises: CarrierFailed."""
     own = {name.lower(): value for name, value in credential.values.items()}
     named = {
@@ -159,9 +159,9 @@ async def open_sse(
             check_taken(response, credential)
             kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
             if response.status != 200 or not kinds or not kinds[0].startswith(b"text/event-stream"):
-                raise CarrierFailed(f"status_{response.status}")
-            line = SseLine(config, pool, headers, response, credential)
+                raise TransportFailed(f"status_{response.status}")
+            line = SseStreamTransport(config, pool, headers, response, credential)
             await line.begin()
             yield line
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-        raise CarrierFailed(type(error).__name__) from error
+        raise TransportFailed(type(error).__name__) from error

@@ -18,9 +18,9 @@ from foundation import sse
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
-from mcp_bridge.upstream.http import FRAMING, Dialled, refusal_of
+from mcp_bridge.upstream.http import FRAMING, HttpTarget, refusal_of
 from mcp_bridge.upstream.http1 import Response
-from mcp_bridge.upstream.transport import Carried, NotSent, Spent
+from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer
 from mcp_bridge.upstream.upstream import (
     ACCEPT,
     CONNECT_TIMEOUT_S,
@@ -37,13 +37,13 @@ MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
 MAX_EXCHANGE_MESSAGES = 10_000
 
 
-class HttpCarrier:
+class HttpTransport:
     """The transport over Streamable HTTP.
 
     `max_streams`: without an end, of its connections: whoever listens takes none from who calls.
     """
 
-    def __init__(self, dialled: Dialled, *, max_streams: int) -> None:
+    def __init__(self, dialled: HttpTarget, *, max_streams: int) -> None:
         self._streams = asyncio.Semaphore(max_streams)
         self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
         self._url = urlsplit(dialled.config.url)
@@ -60,12 +60,12 @@ class HttpCarrier:
         endless: bool,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
-    ) -> AbstractAsyncContextManager[Carried]:
+    ) -> AbstractAsyncContextManager[TransportAnswer]:
         ask = self._ask_endless if endless else self._ask
         return ask(method, body, headers, endless, on_change, on_sent)
 
     @asynccontextmanager
-    async def _ask_endless(self, *asked: Any) -> AsyncIterator[Carried]:
+    async def _ask_endless(self, *asked: Any) -> AsyncIterator[TransportAnswer]:
         if self._streams.locked():
             raise NotSent("too_many_streams")
         async with self._streams, self._ask(*asked) as answer:
@@ -80,7 +80,7 @@ class HttpCarrier:
         endless: bool,
         on_change: Callable[[], None],
         on_sent: Callable[[], None],
-    ) -> AsyncIterator[Carried]:
+    ) -> AsyncIterator[TransportAnswer]:
         content = b"" if body is None else rpc.encode(body)
         fixed = {
             "host": self._url.netloc.rpartition("@")[2],
@@ -102,14 +102,18 @@ class HttpCarrier:
             refused = refusal_of(response.status, response.headers, credential)
             again = credential if refused is None else await self._shown(refused)
             if again is credential:
-                yield Answer(self._config.name, response, endless=endless, on_change=on_change)
+                yield StreamableAnswer(
+                    self._config.name, response, endless=endless, on_change=on_change
+                )
                 return
         # Refused before anything was done: a newer token may be taken.
         async with self._once(method, fixed, again, content, extensions) as response:
             refused = refusal_of(response.status, response.headers, again)
             if refused is not None:
                 await self._shown(msgspec.structs.replace(refused, is_last=True))
-            yield Answer(self._config.name, response, endless=endless, on_change=on_change)
+            yield StreamableAnswer(
+                self._config.name, response, endless=endless, on_change=on_change
+            )
 
     @asynccontextmanager
     async def _once(
@@ -133,7 +137,7 @@ class HttpCarrier:
             yield response
 
 
-class Answer:
+class StreamableAnswer:
     """An answer whose head is there."""
 
     def __init__(
@@ -170,7 +174,7 @@ class Answer:
                 raise Unreachable(self._server, "too_long")
         return bytes(body)
 
-    async def messages(self, spent: Spent | None = None) -> AsyncGenerator[Message | None]:
+    async def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
         """Yield one message, or those of a stream; None where a stream only tells from where to
         read on. Without `spent` one without an end may be of any length. Raises: Unreachable."""
         if not self.is_stream:
@@ -178,7 +182,7 @@ class Answer:
             return
         decoder = sse.EventParser(MAX_MESSAGE_BYTES, with_ids=True)
         is_bounded = spent is not None or not self._endless
-        spent = spent or Spent()
+        spent = spent or ReadCount()
         async for chunk in self._response.aiter_stream():
             spent.bytes += len(chunk)
             if is_bounded and spent.bytes > MAX_EXCHANGE_BYTES:

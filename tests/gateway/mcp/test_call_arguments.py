@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.mcp.approvals import PostgresApprovals
 from gateway.mcp.call_arguments import CallArguments, forget_late
 from gateway.mcp.tables import approvals as table
-from mcp_bridge.trust.approvals import Moved, decided, requested, used
+from mcp_bridge.trust.approvals import ApprovalTransition, decided, requested, used
 from tests.gateway.a_secret import a_secret
 from tests.gateway.mcp.test_stores import asked
 
@@ -21,7 +21,7 @@ def store_of(tenant_db: AsyncEngine, *names: str) -> PostgresApprovals:
     return PostgresApprovals(tenant_db, shown=CallArguments(a_secret(*names)))
 
 
-async def insert(store: PostgresApprovals, new: Moved) -> None:
+async def insert(store: PostgresApprovals, new: ApprovalTransition) -> None:
     org_id = new.approval.call.org_id
     assert await store.insert(org_id, new, max_pending=9, arguments=ARGUMENTS)
 
@@ -77,13 +77,15 @@ async def test_they_are_gone_once_it_is_decided(
     store, new = store_of(tenant_db, "k1"), asked(orgs[0], "one")
     await insert(store, new)
     answer = decided(new.approval, approve=yes, by="bob", now_s=NOW_S)
-    assert isinstance(answer, Moved)
+    assert isinstance(answer, ApprovalTransition)
     assert await store.replace(orgs[0], new.approval, answer)
     assert await kept(db) == set()
     if yes:
         call = new.approval.call
         spent = used(answer.approval, call, nonce="n", call_id="c", now_s=NOW_S)
-        assert isinstance(spent, Moved) and await store.replace(orgs[0], answer.approval, spent)
+        assert isinstance(spent, ApprovalTransition) and await store.replace(
+            orgs[0], answer.approval, spent
+        )
 
 
 async def test_nobody_sees_what_nobody_decided_in_time(

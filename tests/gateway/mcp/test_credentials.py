@@ -18,7 +18,7 @@ from gateway.vault.envelope import Vault
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import UpstreamTokens, tokens_to_values
 from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, Whose
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.vault.conftest import Tenants, tenants
@@ -31,7 +31,11 @@ WRITE = 'Bearer error="insufficient_scope", scope="write"'
 
 class Desk:
     def __init__(
-        self, server: TokenServer, tenant_db: AsyncEngine, who: Whose, redis: redis.asyncio.Redis
+        self,
+        server: TokenServer,
+        tenant_db: AsyncEngine,
+        who: UpstreamOwner,
+        redis: redis.asyncio.Redis,
     ) -> None:
         self.server, self.pool, self.who = server, tenant_db, who
         self.now = 0.0
@@ -83,7 +87,9 @@ async def desk(
     tenant_db: AsyncEngine, tenants: Tenants, redis: redis.asyncio.Redis
 ) -> AsyncIterator[Desk]:
     async with running() as server:
-        made = Desk(server, tenant_db, Whose(tenants.alice.org_id, tenants.alice.user_id), redis)
+        made = Desk(
+            server, tenant_db, UpstreamOwner(tenants.alice.org_id, tenants.alice.user_id), redis
+        )
         yield made
         await made.tokens.close()
         made.egress.close()
@@ -95,7 +101,7 @@ async def test_who_has_none_is_sent_without_and_then_to_sign_in(desk: Desk) -> N
     assert await desk.refused(Refusal(NO_CREDENTIAL, 401, said)) == "consent_needed"
     kept = Challenge(scopes=("read",), resource_metadata="https://up.example/m")
     assert await desk.challenges.get(desk.who, "up") == kept
-    other = Whose(desk.who.org_id, "user_other")
+    other = UpstreamOwner(desk.who.org_id, "user_other")
     assert await desk.challenges.get(other, "up") == Challenge()
     await desk.consent()
     assert (await desk.of()).values == {"authorization": "Bearer first"}

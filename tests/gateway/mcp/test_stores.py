@@ -24,12 +24,19 @@ from gateway.mcp.records import masked
 from gateway.mcp.rules import replace_rules
 from gateway.tenancy.errors import InvalidField, NotFound
 from mcp_bridge.caller import Caller
-from mcp_bridge.pinning import Approved, Change, compare, offer_of
-from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall, Moved, decided, requested
+from mcp_bridge.pinning import ApprovedPins, Change, compare, offer_of
+from mcp_bridge.trust.approvals import (
+    Approval,
+    Approvals,
+    ApprovalTransition,
+    ApprovedCall,
+    decided,
+    requested,
+)
 from mcp_bridge.trust.policy import CallLimit, CallState, SpendLimit, ToolRule
 
 TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
-CHANGES = compare(Approved(), offer_of([("tool", TOOL)]))
+CHANGES = compare(ApprovedPins(), offer_of([("tool", TOOL)]))
 
 
 async def approve(
@@ -109,7 +116,7 @@ async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
     assert (await fresh.rules(orgs[1])).version != made.version
 
 
-def asked(org_id: str, approval_id: str, arguments: str = "sha256:1") -> Moved:
+def asked(org_id: str, approval_id: str, arguments: str = "sha256:1") -> ApprovalTransition:
     call = ApprovedCall(
         org_id=org_id,
         caller="a\nb\nc\nd",
@@ -155,7 +162,7 @@ async def test_an_approval_changes_once_and_is_one_orgs(
     for found in (await store.get(mallory, "one"), await store.waiting(mallory, key, 110)):
         assert found is None
     answers = [decided(new.approval, approve=yes, by="bob", now_s=110) for yes in (True, False)]
-    assert all(isinstance(each, Moved) for each in answers)
+    assert all(isinstance(each, ApprovalTransition) for each in answers)
     assert not await store.replace(mallory, new.approval, answers[0])  # type: ignore[arg-type]
     done = await asyncio.gather(
         *(store.replace(alice, new.approval, each) for each in answers)  # type: ignore[arg-type]

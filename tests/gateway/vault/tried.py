@@ -26,7 +26,7 @@ from gateway.vault.registration import Ourselves, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.upstream.audience import EVERYBODY
-from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Whose
+from mcp_bridge.upstream.credentials import NO_CREDENTIAL, UpstreamOwner
 from mcp_bridge.upstream.transport import NotSent
 from tests.gateway.a_secret import a_secret
 from tests.gateway.walls.two_tenants import id_of
@@ -69,7 +69,7 @@ async def find_shown(stage: Stage) -> Any:
         ),
         challenges=Challenges(Redis()),  # asked for nothing here
     )
-    whose = Whose(stage.org, id_of("users"))
+    whose = UpstreamOwner(stage.org, id_of("users"))
     try:
         found = await credentials.of(whose, id_of("upstream_credentials", "upstream"))
     except NotSent as error:

@@ -12,9 +12,9 @@ import msgspec
 import redis.asyncio
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
+from mcp_bridge.server.http import HttpEndpoint
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, Server, whole
 
@@ -93,7 +93,7 @@ async def attacked(
         )
         await bridge.start()
         stack.push_async_callback(bridge.close)
-        door, allowed = Door(bridge), Allowed(public_url=PUBLIC_URL)
+        door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}

@@ -15,7 +15,7 @@ from mcp_bridge.routing import change_streams as changes
 from mcp_bridge.server import http as door
 from mcp_bridge.server import legacy as legacy_face
 from mcp_bridge.server import modern as modern_face
-from mcp_bridge.server.slots import Places
+from mcp_bridge.server.slots import Slots
 from mcp_bridge.upstream import upstream
 from mcp_bridge.upstream.transports import factory as carriers
 from mcp_bridge.upstream.transports import streamable_http as http_carrier
@@ -121,7 +121,7 @@ async def test_calls_of_many_keys_that_wait_for_their_clients_leave_room_for_oth
 def test_places_are_bounded_for_all_for_a_tenant_and_for_a_principal(
     steps: list[tuple[bool, str, str]],
 ) -> None:
-    places, taken = Places(4, 3, 2), list[tuple[str, str]]()
+    places, taken = Slots(4, 3, 2), list[tuple[str, str]]()
     for takes, org, key in steps:
         owners = (org, org + key)
         if takes:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from mcp_bridge.pinning import Approved, pin_of
-from mcp_bridge.routing.catalog import Shown, launch_pin
+from mcp_bridge.pinning import ApprovedPins, pin_of
+from mcp_bridge.routing.catalog import VisibleList, launch_pin
 from mcp_bridge.trust.policy import ToolRule
 from tests.mcp_bridge.memory import MemoryRules
 from tests.mcp_bridge.processes import LegacyClient
@@ -31,14 +31,14 @@ VALUES = st.recursive(
 )
 def test_what_is_written_is_what_is_pinned_but_for_its_name(more: Any, alias: str) -> None:
     pin = pin_of("tool", {**more, "name": "look"})
-    (found,) = Shown((pin,), stale=False).written("s", lambda name: alias, 0, 1)
+    (found,) = VisibleList((pin,), stale=False).written("s", lambda name: alias, 0, 1)
     assert msgspec.json.decode(found) == {**msgspec.json.decode(pin.body), "name": alias}
     if alias == pin.name:
         assert bytes(found) == pin.body
 
 
 def test_a_list_is_written_once_for_each_label_and_leaves_out_what_has_no_name() -> None:
-    shown = Shown(tuple(pin_of("tool", {"name": name}) for name in "abc"), stale=False)
+    shown = VisibleList(tuple(pin_of("tool", {"name": name}) for name in "abc"), stale=False)
     asked: list[str] = []
 
     def alias_of(name: str) -> str | None:
@@ -93,14 +93,14 @@ async def test_whatever_changes_is_in_the_next_list(redis: Redis, namespace: str
 
         kept = await world.pins.approved("org_a", "s")
         without = {key: pin for key, pin in kept.pins.items() if pin.kind != "tool"}
-        world.pins.kept["org_a", "s"] = Approved(without)
+        world.pins.kept["org_a", "s"] = ApprovedPins(without)
         assert await lists.now() == [], "an approval taken back, at once"
         world.pins.kept["org_a", "s"] = kept
         assert [each["name"] for each in await lists.now()] == [name]
 
         launch = launch_pin(world.config)
         unknown = {key: pin for key, pin in kept.pins.items() if key != launch.key}
-        world.pins.kept["org_a", "s"] = Approved(unknown)
+        world.pins.kept["org_a", "s"] = ApprovedPins(unknown)
         assert await lists.now() == [], "how the server is reached"
         world.pins.kept["org_a", "s"] = kept
         pause(world)

@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisGone
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import RpcError
-from mcp_bridge.routing.exchanges import Done, Event, LegacyExchange, Noted
-from mcp_bridge.routing.guard import Asking, GuardedExchange, LetsAllPass, Outcome
+from mcp_bridge.routing.exchanges import Event, LegacyExchange, NotificationEvent, ResultEvent
+from mcp_bridge.routing.guard import AllowAll, GuardedExchange, GuardedRequest, Outcome
 from tests.mcp_bridge.upstream.test_http1 import pool_to
 
 PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "progress": 1})
@@ -35,7 +35,7 @@ class Kept:
         self.outcomes.append(outcome)
 
 
-class Passing(LetsAllPass):
+class Passing(AllowAll):
     def __init__(self) -> None:
         self.passage = Kept()
 
@@ -72,7 +72,7 @@ def guarded(inner: Any) -> tuple[GuardedExchange, Kept]:
     guard = Passing()
     caller = Caller(org_id="org_a", project_id="p", subject="s", client="c")
     source: Any = type("Source", (), {"caller": caller})
-    asking: Any = Asking(upstream=source, alias="a", method="tools/call", params={})
+    asking: Any = GuardedRequest(upstream=source, alias="a", method="tools/call", params={})
     return GuardedExchange(inner, guard, caller, asking), guard.passage
 
 
@@ -86,7 +86,7 @@ async def drained(exchange: GuardedExchange) -> None:
     "error", [RedisGone("gone"), RpcError(rpc.INTERNAL_ERROR, "no"), RuntimeError("a bug")]
 )
 async def test_what_fails_is_not_paid_for(error: Exception, is_out: bool) -> None:
-    for before in ([], [Noted(PROGRESS)]):
+    for before in ([], [NotificationEvent(PROGRESS)]):
         exchange, passage = guarded(Inner([*before, error], is_out=is_out))
         with pytest.raises(type(error)):
             await drained(exchange)
@@ -105,7 +105,7 @@ async def test_who_leaves_pays_for_what_went_out(is_out: bool, expected: Outcome
 
 
 async def test_a_result_is_paid_for() -> None:
-    exchange, passage = guarded(Inner([Noted(PROGRESS), Done({})], is_out=True))
+    exchange, passage = guarded(Inner([NotificationEvent(PROGRESS), ResultEvent({})], is_out=True))
     await drained(exchange)
     assert passage.outcomes == ["done"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.routing import paging as pages
-from mcp_bridge.routing.endpoint import Endpoint, Reach
+from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages
 from mcp_bridge.upstream.upstream import Unreachable
 
@@ -26,7 +26,7 @@ class Server(msgspec.Struct):
     sizes: list[int] | None
 
 
-class Scripted(Reach):
+class Scripted(ClientContext):
     async def _page(
         self, upstream: Any, method: str, params: dict[str, Any], cursor: str | None
     ) -> dict[str, Any]:

@@ -12,22 +12,22 @@ from mcp_bridge.routing.search import (
     CALL,
     DESCRIPTORS,
     SEARCH,
-    Listed,
+    ListedTool,
     ToolIndex,
-    meant,
+    named_call,
     words,
 )
 from mcp_bridge.validation.arguments import Problem, check, compile_schema
 
 
-def listed(alias: str, description: str, **properties: str) -> Listed:
+def listed(alias: str, description: str, **properties: str) -> ListedTool:
     schema = {
         "type": "object",
         "properties": {k: {"description": v} for k, v in properties.items()},
     }
     name = alias.split("__")[1]
     tool = {"name": name, "description": description, "inputSchema": schema}
-    return Listed(alias, msgspec.json.encode(tool))
+    return ListedTool(alias, msgspec.json.encode(tool))
 
 
 TOOLS = [
@@ -94,6 +94,6 @@ def test_the_meta_tools_are_tools() -> None:
 
 
 def test_a_meta_call_names_a_tool_and_no_meta_tool() -> None:
-    assert meant({"name": "a__b", "arguments": {"x": 1}}) == ("a__b", {"x": 1})
-    assert meant({"name": "a__b"}) == ("a__b", {})
-    assert isinstance(meant({"name": CALL, "arguments": {}}), Problem)
+    assert named_call({"name": "a__b", "arguments": {"x": 1}}) == ("a__b", {"x": 1})
+    assert named_call({"name": "a__b"}) == ("a__b", {})
+    assert isinstance(named_call({"name": CALL, "arguments": {}}), Problem)

@@ -10,10 +10,10 @@ from redis.asyncio import Redis
 
 from mcp_bridge.routing.sessions import (
     MAX_EVENTS,
-    About,
-    Head,
     Session,
+    SessionFacts,
     Sessions,
+    StreamHead,
     events_key,
     kept_keys,
 )
@@ -23,7 +23,7 @@ from tests.mcp_bridge.test_hostile import OK, SSE, Server, bridged
 
 MOST = 64 * 1024
 BIG = b"x" * 4000
-HEAD = Head("w", 1)
+HEAD = StreamHead("w", 1)
 UNUSED: Any = None
 
 
@@ -34,13 +34,13 @@ def sessions(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> Sessions:
 
 
 def session_of(org_id: str) -> Session:
-    about = About(principal="p", endpoint="", version="2025-11-25", capabilities={})
+    about = SessionFacts(principal="p", endpoint="", version="2025-11-25", capabilities={})
     return Session(id="s", org_id=org_id, about=about)
 
 
 async def flood(sessions: Sessions, session: Session, count: int) -> None:
     for n in range(count):
-        await sessions.begin_stream(session, f"s{n}", Head("w", n))
+        await sessions.begin_stream(session, f"s{n}", StreamHead("w", n))
         assert await sessions.keep(session, f"s{n}", HEAD, 2, BIG)
 
 
@@ -51,14 +51,14 @@ async def counted(sessions: Sessions, org_id: str) -> dict[str, int]:
 
 async def test_who_floods_loses_the_oldest_of_theirs_alone(sessions: Sessions) -> None:
     theirs, others = session_of("org_a"), session_of("org_b")
-    await sessions.begin_stream(others, "s0", Head("w", 1))
+    await sessions.begin_stream(others, "s0", StreamHead("w", 1))
     await flood(sessions, theirs, 40)
     kept = [n for n in range(40) if await sessions.head_of(theirs, f"s{n}") is not None]
     assert kept == list(range(40 - len(kept), 40)) and len(kept) == MOST // 5300
     assert not await sessions.keep(theirs, "s0", HEAD, 3, b"late"), "it does not begin anew"
     assert await sessions.read_on(theirs, "s0", 1) == []
     assert await sessions.read_on(theirs, "s39", 1) == [(2, BIG)]
-    assert await sessions.head_of(others, "s0") == Head("w", 1)
+    assert await sessions.head_of(others, "s0") == StreamHead("w", 1)
     sizes = await counted(sessions, "org_a")
     assert sizes.pop("total") == sum(sizes.values()) <= MOST
     assert len(sizes) == len(kept)
@@ -103,7 +103,7 @@ async def test_a_stream_of_many_events_is_read_on_from_what_is_left(redis: Redis
     for _ in range(MAX_EVENTS + 300):
         await stream.put(PROGRESS)
     await stream.finish(answer(7))
-    assert await sessions.head_of(session, stream.name) == Head("w", 7)
+    assert await sessions.head_of(session, stream.name) == StreamHead("w", 7)
     left = await sessions.read_on(session, stream.name, MAX_EVENTS + 299)
     assert ends(left[-1][1], 7) and not ends(left[0][1], 7)
 
@@ -131,7 +131,7 @@ async def test_any_id_of_a_request_is_told_from_the_sessions_own_stream(
     for wanted in (request_id, None):
         stream = Stream(sessions, session, "w", wanted)
         await stream.prime()
-        assert await sessions.head_of(session, stream.name) == Head("w", wanted)
+        assert await sessions.head_of(session, stream.name) == StreamHead("w", wanted)
 
 
 async def test_reading_on_behind_an_answer_ends_at_once(redis: Redis) -> None:

@@ -18,12 +18,12 @@ from mcp.client.streamable_http import streamable_http_client
 from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.pinning import Approved, Kind, offer_of
+from mcp_bridge.pinning import ApprovedPins, Kind, offer_of
 from mcp_bridge.routing.catalog import Catalog, changes_of
 from mcp_bridge.server import list_watch
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
+from mcp_bridge.server.http import HttpEndpoint
 from mcp_bridge.server.list_watch import Watch
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.trust.call_records import Rules
@@ -187,7 +187,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 @asynccontextmanager
 async def served(bridge: Bridge) -> AsyncIterator[str]:
     """Its URL; callers are whom `x-who` names."""
-    door, allowed = Door(bridge), Allowed(public_url="http://localhost")
+    door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         org_id, _, namespace = dict(scope["headers"])[b"x-who"].decode().partition("/")
@@ -270,7 +270,7 @@ async def test_who_listens_is_told_of_approvals_revocations_and_rules(
         world.rule("org_a", ALL, ToolRule(id="no", effect="deny", tools=("one__file:*",)))
         for each in concerned:
             await each.hears(PROMPTS, RESOURCES)
-        world.pins.kept["org_a", "one"] = Approved()
+        world.pins.kept["org_a", "one"] = ApprovedPins()
         world.decided("org_a")
         for each in concerned:
             await each.hears(TOOLS, PROMPTS, RESOURCES)

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from mcp_bridge.routing.guard import Outcome
-from mcp_bridge.trust.call_records import CallRecord, ReadRecord, Taken, Ticket
+from mcp_bridge.trust.call_records import CallRecord, CountOutcome, ReadRecord, Ticket
 from mcp_bridge.trust.policy import SpendLimit, ToolRule
 from tests.mcp_bridge import memory as kept
 from tests.mcp_bridge.trust.test_trust import World, bridge_of
@@ -42,7 +42,7 @@ async def test_who_leaves_while_a_budget_is_asked_leaves_nothing_in_it(
     taken, may_go_on = asyncio.Event(), asyncio.Event()
 
     class SlowCalls(kept.MemoryCalls):
-        async def take(self, *given: Any) -> Taken:
+        async def take(self, *given: Any) -> CountOutcome:
             found = await super().take(*given)
             taken.set()
             await may_go_on.wait()

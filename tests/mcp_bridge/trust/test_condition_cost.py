@@ -12,7 +12,7 @@ from mcp_bridge.trust.condition_cost import MAX_PATTERN_STEPS, pattern_steps, sh
 from mcp_bridge.trust.conditions import (
     MAX_CALL_COST_NS,
     MAX_COST_NS,
-    Looked,
+    ConditionArguments,
     holds,
     problem_of,
 )
@@ -24,7 +24,7 @@ MANY: dict[str, Any] = {"x": list(range(8_000)), "y": [[0]] * 400}
 
 def asked(condition: str, args: dict[str, Any]) -> bool | None:
     assert problem_of(condition) is None
-    return holds(condition, looked=Looked(args), tool="t", server="s", annotations={})
+    return holds(condition, looked=ConditionArguments(args), tool="t", server="s", annotations={})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_all_rules_of_a_call_share_a_bound() -> None:
     costly = "args.s.matches('(a|b)*c')"
     cost_ns = shape_of(costly).cost_ns(sizes_of(LONG, 1 << 20) or pytest.fail("too large"))
     assert 1e6 < cost_ns < MAX_COST_NS
-    looked = Looked(LONG)
+    looked = ConditionArguments(LONG)
     found = [
         holds(costly, looked=looked, tool="t", server="s", annotations={}) for _ in range(1_000)
     ]

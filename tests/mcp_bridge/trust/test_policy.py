@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_bridge.errors import PolicyRefused
-from mcp_bridge.trust.conditions import Looked, holds, problem_of
+from mcp_bridge.trust.conditions import ConditionArguments, holds, problem_of
 from mcp_bridge.trust.policy import (
     STRICTNESS,
     CallLimit,
@@ -249,7 +249,7 @@ def test_rules_are_bounded_and_their_ids_single() -> None:
 
 def evaluated(condition: str, **args: object) -> bool | None:
     assert problem_of(condition) is None
-    hints, looked = {"readOnlyHint": True}, Looked(args)
+    hints, looked = {"readOnlyHint": True}, ConditionArguments(args)
     return holds(condition, looked=looked, tool="read", server="files", annotations=hints)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mcp_bridge.pinning import pin_of
 from mcp_bridge.text_safety.confusables import mixed_words, name_skeleton, skeleton
 from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, instructions
-from mcp_bridge.trust.scan import MAX_FINDINGS, Finding, Offered, scan, scan_together, worst
+from mcp_bridge.trust.scan import MAX_FINDINGS, Finding, LabelledPin, scan, scan_together, worst
 from tests.mcp_bridge.test_canonical_json import documents
 from tests.mcp_bridge.text_safety.test_hidden_text import HARMLESS, HIDING
 
@@ -186,14 +186,14 @@ def test_schema_bombs_and_odd_icons_are_findings() -> None:
     assert [(one.code, one.severity) for one in slow] == [("schema_backtracking", "low")]
 
 
-def offered(server: str, **tools: str) -> list[Offered]:
+def offered(server: str, **tools: str) -> list[LabelledPin]:
     return [
-        Offered(server, pin_of("tool", {"name": name, "description": text}))
+        LabelledPin(server, pin_of("tool", {"name": name, "description": text}))
         for name, text in tools.items()
     ]
 
 
-def codes(things: list[Offered]) -> dict[tuple[str, str], set[str]]:
+def codes(things: list[LabelledPin]) -> dict[tuple[str, str], set[str]]:
     found = scan_together(things)
     return {(server, name): {one.code for one in many} for (server, _, name), many in found.items()}
 

@@ -22,9 +22,9 @@ from mcp_bridge.provenance import META_KEY
 from mcp_bridge.routing import endpoint
 from mcp_bridge.routing.catalog import Catalog, changes_of
 from mcp_bridge.routing.exchanges import MAX_PAGES
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
+from mcp_bridge.server.http import HttpEndpoint
 from mcp_bridge.trust.approvals import Approvals
 from mcp_bridge.trust.policy import CallLimit, ToolRule
 from mcp_bridge.trust.trust import Trust
@@ -128,7 +128,7 @@ async def bridge_of(world: World, store: Redis, **config: Any) -> AsyncIterator[
         [world.config], store, KEYS, info={"name": "t", "version": "1"}, guard=world.guard
     )
     await bridge.start()
-    door, allowed = Door(bridge), Allowed(public_url="http://localhost")
+    door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         await door.serve(world.caller, None, allowed, (), scope, receive, send)

@@ -19,7 +19,7 @@ from mcp_bridge.validation import sandboxed_validator as killable_module
 from mcp_bridge.validation.arguments import (
     MAX_LOCATED_WORK,
     MAX_PROBLEMS,
-    Compiled,
+    CompiledSchema,
     Problem,
     SchemaCache,
     check,
@@ -60,7 +60,7 @@ def referred(schema: object, draft: str) -> dict[str, Any]:
     return found
 
 
-def compiled_by_suite(schema: Any, draft: str) -> Compiled:
+def compiled_by_suite(schema: Any, draft: str) -> CompiledSchema:
     if draft == "draft7" and isinstance(schema, dict):
         schema = {"$schema": DRAFT_7, **schema}
     return compile_schema(schema, referred(schema, draft))

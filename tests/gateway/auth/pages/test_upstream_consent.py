@@ -12,7 +12,7 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.mcp.service.service import vault_of
-from mcp_bridge.upstream.credentials import Whose
+from mcp_bridge.upstream.credentials import UpstreamOwner
 from tests.gateway.auth.browsing import live_app, new_browser, sign_in
 from tests.gateway.auth.conftest import Clock, Tenant
 from tests.gateway.vault.token_server import TokenServer, running
@@ -74,7 +74,7 @@ async def consented(signed_in: httpx.AsyncClient, server: TokenServer) -> dict[s
 
 async def shown(app: Litestar, ada: Tenant, user_id: str) -> dict[str, str]:
     vault = vault_of(app.state.services.mcp)
-    return dict((await vault.shown.of(Whose(ada.org_id, user_id), "github")).values)
+    return dict((await vault.shown.of(UpstreamOwner(ada.org_id, user_id), "github")).values)
 
 
 async def test_a_person_lets_us_in_and_a_server_is_shown_it(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_bridge.upstream.stdio.isolation import Bubblewrap, OwnUid, Unprotected
+from mcp_bridge.upstream.stdio.isolation import Bubblewrap, NoIsolation, OwnUid
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.stdio.uids import UidLeases, may_change_uid
 from tests.mcp_bridge.upstream.stdio.servers import FIRST_UID
@@ -26,7 +26,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def launcher(scratch: Path) -> Launcher:
-    return Launcher(Unprotected(), scratch / "servers")
+    return Launcher(NoIsolation(), scratch / "servers")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from mcp_bridge.upstream.launch_spec import LaunchSpec
-from mcp_bridge.upstream.stdio.process import Owner
+from mcp_bridge.upstream.stdio.process import ProcessOwner
 
 SDK_SERVER = """
 import os, sys
@@ -42,7 +42,7 @@ UIDS_OF_A_RUN = 64
 FIRST_UID = 1_000_000_000 + os.getpid() * UIDS_OF_A_RUN
 """Of this process alone: what runs under a uid is ended as a whole, so tests that run at the same
 time have none in common."""
-OWNER = Owner(tenant="org_a", credential_set="none")
+OWNER = ProcessOwner(tenant="org_a", credential_set="none")
 
 
 def sdk_spec(**fields: Any) -> LaunchSpec:

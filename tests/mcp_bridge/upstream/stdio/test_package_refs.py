@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mcp_bridge.upstream.stdio.package_refs import fetched, images_in, unpinned
+from mcp_bridge.upstream.stdio.package_refs import images_in, package_refs, unpinned
 
 SHA, COMMIT = "a" * 64, "b" * 40
 IMAGE = f"ghcr.io/acme/server:1.2@sha256:{SHA}"
@@ -59,7 +59,7 @@ IMAGE = f"ghcr.io/acme/server:1.2@sha256:{SHA}"
 def test_what_is_fetched_is_told_from_what_stands_around_it(
     command: str, args: str, names: list[str | None], exact: bool
 ) -> None:
-    found = fetched(f"/usr/bin/{command}", args.split())
+    found = package_refs(f"/usr/bin/{command}", args.split())
     assert [one.name for one in found] == names
     assert all(one.is_exact for one in found) == exact
     assert len(unpinned(command, args.split())) == sum(not one.is_exact for one in found)

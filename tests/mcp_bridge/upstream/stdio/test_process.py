@@ -23,8 +23,8 @@ from mcp_bridge.upstream.launch_errors import (
     TooManyProcesses,
 )
 from mcp_bridge.upstream.launch_spec import FileDigest, LaunchSpec, ProcessLimits
-from mcp_bridge.upstream.stdio.isolation import OwnUid, Unprotected, chosen
-from mcp_bridge.upstream.stdio.process import Launcher, Owner, ServerProcess
+from mcp_bridge.upstream.stdio.isolation import NoIsolation, OwnUid, chosen
+from mcp_bridge.upstream.stdio.process import Launcher, ProcessOwner, ServerProcess
 from mcp_bridge.upstream.stdio.uids import NoUid, UidLeases, runs_as
 from tests.mcp_bridge.upstream.stdio.servers import (
     FIRST_UID,
@@ -53,7 +53,9 @@ sys.stdin.read()
 """
 
 
-async def started(launcher: Launcher, spec: LaunchSpec, owner: Owner = OWNER) -> ServerProcess:
+async def started(
+    launcher: Launcher, spec: LaunchSpec, owner: ProcessOwner = OWNER
+) -> ServerProcess:
     return await launcher.start(spec, owner, {})
 
 
@@ -88,7 +90,7 @@ def test_a_thousand_cycles_leave_no_orphan(scratch: Path, caplog: pytest.LogCapt
     """On the loop that gateways run, under uids where we may: eight servers and the threads that
     clear up behind them open and close descriptors at the same time."""
     leases = UidLeases(scratch / "uids", first=FIRST_UID)
-    isolation = OwnUid(leases) if os.geteuid() == 0 else Unprotected()
+    isolation = OwnUid(leases) if os.geteuid() == 0 else NoIsolation()
     launcher = Launcher(isolation, scratch / "servers")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -215,7 +217,7 @@ async def test_two_tenants_have_two_processes_and_two_uids(uid_launcher: Launche
     script = "import os, sys; print(os.getuid(), os.getgid(), os.getgroups(), flush=True)"
     seen: dict[str, list[bytes]] = {}
     for tenant in ("org_a", "org_b", "org_a", "org_b"):
-        owner = Owner(tenant=tenant, credential_set="x")
+        owner = ProcessOwner(tenant=tenant, credential_set="x")
         process = await started(uid_launcher, python_spec(script), owner)
         seen.setdefault(tenant, []).append(await process.stdout.readline())
         await process.stop()
@@ -271,14 +273,14 @@ print(json.dumps([resource.getrlimit(getattr(resource, "RLIMIT_" + n)) for n in 
 
 
 async def test_bounds_on_how_many_run(scratch: Path) -> None:
-    launcher = Launcher(Unprotected(), scratch / "s", max_processes=3, max_of_a_tenant=2)
+    launcher = Launcher(NoIsolation(), scratch / "s", max_processes=3, max_of_a_tenant=2)
     running = [await started(launcher, CAT) for _ in range(2)]
     with pytest.raises(TooManyProcesses, match="cat: 2 servers of this tenant run already"):
         await started(launcher, CAT)
-    other = Owner(tenant="org_b", credential_set="x")
+    other = ProcessOwner(tenant="org_b", credential_set="x")
     running.append(await started(launcher, CAT, other))
     with pytest.raises(TooManyProcesses, match="cat: 3 servers run already"):
-        await started(launcher, CAT, Owner(tenant="org_c", credential_set="x"))
+        await started(launcher, CAT, ProcessOwner(tenant="org_c", credential_set="x"))
     for process in running:
         await process.stop()
     assert launcher.num_running == 0
@@ -327,7 +329,7 @@ def test_a_machine_that_can_isolate_nothing_is_told_so(
     monkeypatch.setenv("PATH", str(scratch))
     with pytest.raises(CannotIsolate, match=r"bwrap\(1\) is not installed"):
         chosen("auto", scratch / "uids")
-    assert isinstance(chosen("none", scratch / "uids"), Unprotected)
+    assert isinstance(chosen("none", scratch / "uids"), NoIsolation)
 
 
 def test_uids_are_given_once_and_have_an_end(scratch: Path) -> None:

@@ -18,14 +18,14 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from mcp_bridge.server.allowed_origins import Allowed
+from mcp_bridge.server.allowed_origins import AllowedOrigins
 from mcp_bridge.server.bridge import Bridge
-from mcp_bridge.server.http import Door
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal, Whose
+from mcp_bridge.server.http import HttpEndpoint
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.launch_spec import LaunchSpec
-from mcp_bridge.upstream.stdio.isolation import Isolation, Unprotected
+from mcp_bridge.upstream.stdio.isolation import Isolation, NoIsolation
 from mcp_bridge.upstream.stdio.process import Launcher
-from mcp_bridge.upstream.transports.factory import Carriers
+from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.attacks.hostile import PUBLIC_URL, caller_of
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
@@ -110,16 +110,18 @@ class Held:
     """Credentials of a test: by tenant and user."""
 
     def __init__(self) -> None:
-        self.sets: dict[Whose, CredentialSet] = {}
+        self.sets: dict[UpstreamOwner, CredentialSet] = {}
 
-    async def of(self, whose: Whose, server: str, refused: Refusal | None = None) -> CredentialSet:
-        own = self.sets.get(whose) or self.sets.get(Whose(whose.org_id))
+    async def of(
+        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+    ) -> CredentialSet:
+        own = self.sets.get(whose) or self.sets.get(UpstreamOwner(whose.org_id))
         return own or CredentialSet(f"none-{whose.org_id}", {"TOKEN": "none"})
 
 
 class Worker(httpx.AsyncClient):
     def __init__(self, bridge: Bridge) -> None:
-        door, allowed = Door(bridge), Allowed(public_url=PUBLIC_URL)
+        door, allowed = HttpEndpoint(bridge), AllowedOrigins(public_url=PUBLIC_URL)
 
         async def asgi(scope: Any, receive: Any, send: Any) -> None:
             headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
@@ -143,7 +145,7 @@ class Worker(httpx.AsyncClient):
 class World:
     def __init__(self, folder: Path, store: redis.asyncio.Redis) -> None:
         self.held, self.folder, self._store = Held(), folder, store
-        self.isolation: Callable[[], Isolation] = Unprotected
+        self.isolation: Callable[[], Isolation] = NoIsolation
         self.spec = LaunchSpec(
             name="s",
             command=sys.executable,
@@ -161,7 +163,7 @@ class World:
             launch=self.spec,
             credential="user",
         )
-        carriers = Carriers(
+        carriers = Transports(
             credentials=self.held,
             launcher=lambda: Launcher(self.isolation(), self.folder / "scratch"),
         )
@@ -187,7 +189,7 @@ def world(tmp_path: Path, redis: redis.asyncio.Redis) -> World:
 
 async def test_a_process_is_one_tenants_wherever_it_is_asked_from(world: World) -> None:
     """One for each credential; another tenant, and a user's own credential, have others."""
-    world.held.sets[Whose("org_alice", "carol")] = CredentialSet("carols", {"TOKEN": "c"})
+    world.held.sets[UpstreamOwner("org_alice", "carol")] = CredentialSet("carols", {"TOKEN": "c"})
     async with world.worker() as first, world.worker() as second:
         mine = await first.about()
         assert await second.about() == mine
@@ -282,7 +284,7 @@ async def test_one_that_crashes_rests(world: World) -> None:
 async def test_a_new_credential_is_a_new_process(world: World) -> None:
     async with world.worker() as first, world.worker() as second:
         old = await first.about()
-        world.held.sets[Whose("org_alice")] = CredentialSet("v2", {"TOKEN": "second"})
+        world.held.sets[UpstreamOwner("org_alice")] = CredentialSet("v2", {"TOKEN": "second"})
         new = await second.about()
         assert new["token"] == "second" and new["pid"] != old["pid"]
         async with asyncio.timeout(60):
