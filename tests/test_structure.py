@@ -28,10 +28,10 @@ OF_THE_ENGINE = (
     "engine.transport.usage_record",
 )
 
-FOLDERS_THAT_IMPORT_EACH_OTHER = 19
-DOCSTRINGS_WITHOUT_A_VERB = {"product": 725, "elsewhere": 399}
-CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 68, "billing": 8, "mcp_bridge": 7}
-CLASSES_NAMED_BY_NO_NOUN = 182
+FOLDERS_THAT_IMPORT_EACH_OTHER = 17
+DOCSTRINGS_WITHOUT_A_VERB = {"product": 675, "elsewhere": 399}
+CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 68, "billing": 8, "mcp_bridge": 0}
+CLASSES_NAMED_BY_NO_NOUN = 134
 
 # One word that ends like a participle, or a pronoun, adverb or irregular participle, is no noun.
 PARTICIPLE = re.compile(r"[A-Z][a-z]+(ed|ing)\b")
@@ -45,6 +45,8 @@ NO_NOUN = set(
     " Withdrawn Borne Borrowed Beside Alone Apart Forgotten".split()
 )
 NOUNS = {
+    "Finding",
+    "Listing",
     "Embedding",
     "Setting",
     "Encoding",

@@ -379,7 +379,7 @@ async def offered(
     `on_end`: is told how a process ended that was started for it.
     """
     from gateway.mcp.service.service import NAME, own_version
-    from gateway.mcp.upstreams import open_carriers
+    from gateway.mcp.upstreams import open_transports
     from mcp_bridge.errors import BridgeError
     from mcp_bridge.protocol.rpc import RpcError
     from mcp_bridge.routing.offer_reader import read_offer
@@ -390,9 +390,9 @@ async def offered(
     try:
         async with AsyncExitStack() as stack:
             credentials = await stack.enter_async_context(shown_by(settings, config, db, redis))
-            carriers = stack.enter_context(open_carriers(settings, credentials, on_end))
+            transports = stack.enter_context(open_transports(settings, credentials, on_end))
             return await read_offer(
-                config, {"name": NAME, "version": own_version()}, carriers, org_id
+                config, {"name": NAME, "version": own_version()}, transports, org_id
             )
     except RpcError as error:
         said = f"{config.name}: {error.message}: {error.data}"

@@ -16,7 +16,7 @@ from mcp_bridge.upstream.transports.factory import Transports
 
 
 @contextmanager
-def open_carriers(
+def open_transports(
     settings: Settings,
     credentials: Credentials | None = None,
     on_end: Callable[[LastWords], None] | None = None,

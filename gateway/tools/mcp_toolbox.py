@@ -199,7 +199,7 @@ class BridgeToolbox:
         if endpoint is not None:
             envelope = Envelope(version=MODERN, capabilities={}, info=self._info)
             caller = self._caller_of(principal)
-            await self._bridge.modern.reach(caller, endpoint, envelope).describe()
+            await self._bridge.modern.context(caller, endpoint, envelope).describe()
 
     def _endpoint(self, principal: Principal, server_label: str) -> Endpoint | None:
         """Return the endpoint of one server, whose tools are named by its label. None: there is no

@@ -364,7 +364,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         if is_sampled:
             exchange = SampledExchange(exchange, upstream, self.caller, before)
         catalog = self.guard.catalog if needs_listing(method, params) else None
-        asking = GuardedRequest(
+        request = GuardedRequest(
             upstream=upstream,
             alias=alias,
             method=method,
@@ -372,7 +372,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
             continues=continues,
             seen=None if catalog is None else await self._listing(catalog, upstream),
         )
-        return GuardedExchange(exchange, self.guard, self.caller, asking)
+        return GuardedExchange(exchange, self.guard, self.caller, request)
 
     def _renamed(self, upstream: Upstream, method: str, page: dict[str, Any]) -> dict[str, Any]:
         """Rename the things of a page; entries without a name are dropped."""

@@ -119,7 +119,7 @@ class Guard(Protocol):
         """True if the caller may be told that the resource is there."""
         ...
 
-    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
+    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
         """Check a request before it goes out. None: there is nothing to say of such a request.
         Raises: RpcError, if it is not to go out."""
         ...
@@ -158,7 +158,7 @@ class AllowAll:
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
         return True
 
-    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
+    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
         return None
 
     async def heard(self, caller: Caller, upstream: Upstream) -> None:
@@ -170,10 +170,10 @@ class GuardedExchange:
     What is said and asked before the result loses what hides."""
 
     def __init__(
-        self, inner: Exchange, guard: Guard, caller: Caller, asking: GuardedRequest
+        self, inner: Exchange, guard: Guard, caller: Caller, request: GuardedRequest
     ) -> None:
         self._inner, self._guard = inner, guard
-        self._caller, self._asking = caller, asking
+        self._caller, self._request = caller, request
         self.holds = inner.holds
         self._has_heard = False
 
@@ -182,9 +182,9 @@ class GuardedExchange:
         return self._inner.is_out
 
     async def events(self) -> AsyncGenerator[Event]:
-        passage = await self._guard.before(self._caller, self._asking)
-        if passage is not None and passage.answered is not None:
-            yield ResultEvent(passage.answered)
+        permit = await self._guard.before(self._caller, self._request)
+        if permit is not None and permit.answered is not None:
+            yield ResultEvent(permit.answered)
             return
         outcome: Outcome | None = None
         try:
@@ -195,8 +195,8 @@ class GuardedExchange:
                     event = clean_event(found)
                     if event is None:
                         continue
-                    if passage is not None and isinstance(event, ResultEvent):
-                        event = ResultEvent(await passage.result(event.result))
+                    if permit is not None and isinstance(event, ResultEvent):
+                        event = ResultEvent(await permit.result(event.result))
                         outcome = "done"
                     elif isinstance(event, QuestionEvent) and not self.holds:
                         outcome = "asked"
@@ -211,15 +211,15 @@ class GuardedExchange:
             outcome = "failed"
             raise
         finally:
-            if passage is not None:
+            if permit is not None:
                 left: Outcome = "left" if self._inner.is_out else "failed"
-                passage.ended(outcome or left)
+                permit.ended(outcome or left)
 
     async def _heard(self) -> None:
         """Tell the guard once that something came of the server: results, errors, questions and
         notifications alike."""
         if not self._has_heard:
-            await self._guard.heard(self._caller, self._asking.upstream)
+            await self._guard.heard(self._caller, self._request.upstream)
             self._has_heard = True
 
     async def answer(self, answers: Answers) -> None:

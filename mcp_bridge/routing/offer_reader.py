@@ -46,22 +46,22 @@ class OneSession:
 async def read_offer(
     config: ServerConfig,
     info: dict[str, Any],
-    carriers: Transports | None = None,
+    transports: Transports | None = None,
     org_id: str = "",
     *,
     close: bool = True,
 ) -> Offer:
     """Return what a server offers, as the tenant is shown it.
 
-    `close`: the carriers, too. Raises: RpcError, where the server gives no usable answer;
+    `close`: the transports, too. Raises: RpcError, where the server gives no usable answer;
     NotPinnable, for too much.
     """
-    carriers = carriers or Transports()
-    carrier = carriers.open(config, UpstreamOwner(org_id))
-    upstream = Upstream(config, info, carrier)
+    transports = transports or Transports()
+    transport = transports.open(config, UpstreamOwner(org_id))
+    upstream = Upstream(config, info, transport)
     envelope = Envelope(version=MODERN, capabilities={}, info=info)
     sessions = OneSession(envelope)
-    reach = ClientContext(
+    context = ClientContext(
         caller=NOBODY,
         endpoint=Endpoint(key="", upstreams=(upstream,), keeps_names=True),
         envelope=envelope,
@@ -69,11 +69,11 @@ async def read_offer(
         guard=AllowAll(),
     )
     try:
-        fetched = await reach.fetch(upstream)
+        fetched = await context.fetch(upstream)
         if sessions.session is not None:
             await upstream.end(sessions.session)
     finally:
         await upstream.close()
         if close:
-            await carriers.close()
+            await transports.close()
     return offer_of(fetched.things)

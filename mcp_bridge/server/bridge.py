@@ -53,7 +53,7 @@ class BadServer(BridgeError):
 class Bridge:
     """The bridge of one worker.
 
-    `keys`: for what clients bring back, the newest first. `carriers`: how servers are reached;
+    `keys`: for what clients bring back, the newest first. `transports`: how servers are reached;
     None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
     calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine". `pruner`:
     which catalogues are searched; None: none is.
@@ -67,16 +67,16 @@ class Bridge:
         *,
         info: dict[str, Any],
         guard: Guard | None = None,
-        carriers: Transports | None = None,
+        transports: Transports | None = None,
         network: httpcore.AsyncNetworkBackend | None = None,
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
     ) -> None:
         self._pruner = pruner
         self._servers, self._sampler = check_servers(servers), sampler
-        if carriers is None:
-            carriers = Transports(network_of=None if network is None else lambda _: network)
-        self._carriers = carriers
+        if transports is None:
+            transports = Transports(network_of=None if network is None else lambda _: network)
+        self._transports = transports
         self.info, self._guard = info, guard or AllowAll()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -84,7 +84,7 @@ class Bridge:
         self.relay = Relay(redis)
         self._streams = SharedStreams(redis, self.relay)
         self.sessions = Sessions(redis, self._streams)
-        carriers.share(redis, self.relay)
+        transports.share(redis, self.relay)
         self.watches = Watches(self.relay, self._guard)
         sealer, told = Sealer(keys), (info, self._guard, self.watches)
         self.modern = ModernProtocol(self.sessions, self.relay, sealer, *told)
@@ -108,7 +108,7 @@ class Bridge:
         await self.modern.close()
         await self.watches.close()
         await self._streams.close()
-        await self._carriers.close()
+        await self._transports.close()
         await self.relay.close()
         for upstream in self._upstreams.values():
             await upstream.close()
@@ -162,8 +162,8 @@ class Bridge:
         key = (whose, config.name)
         upstream = self._upstreams.get(key)
         if upstream is None:
-            carrier = self._carriers.open(config, whose)
-            upstream = self._upstreams[key] = Upstream(config, self.info, carrier, self._sampler)
+            transport = self._transports.open(config, whose)
+            upstream = self._upstreams[key] = Upstream(config, self.info, transport, self._sampler)
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._close_soon(self._upstreams.popitem(last=False)[1])
         self._upstreams.move_to_end(key)

@@ -92,7 +92,9 @@ class LegacyProtocol:
         self._places = Slots(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.questions = Questions(relay)
-        self.streams = SessionStreams(sessions, relay, guard, self.questions, watches, self._reach)
+        self.streams = SessionStreams(
+            sessions, relay, guard, self.questions, watches, self._context
+        )
         relay.handlers[CANCEL] = self._take_cancel
 
     def begin_drain(self) -> None:
@@ -124,8 +126,8 @@ class LegacyProtocol:
             session = await self._sessions.open(caller, about)
         except TooManySessions:
             raise RpcError(TOO_MANY, "Too many sessions are open", status=429) from None
-        reach = self._reach(endpoint, session)
-        capabilities, instructions = await reach.capabilities(legacy=True)
+        context = self._context(endpoint, session)
+        capabilities, instructions = await context.capabilities(legacy=True)
         result = {
             "protocolVersion": version,
             "capabilities": capabilities,
@@ -150,7 +152,7 @@ class LegacyProtocol:
             if own is not None:
                 self._spawn(upstream.end(own))
 
-    def _reach(self, endpoint: Endpoint, session: Session) -> ClientContext:
+    def _context(self, endpoint: Endpoint, session: Session) -> ClientContext:
         sessions = ClientSessionSource(self._sessions, session)
         return ClientContext(
             caller=Caller.of(session.about.principal),
@@ -216,25 +218,25 @@ class LegacyProtocol:
         self, endpoint: Endpoint, session: Session, message: Message, stream: Stream
     ) -> dict[str, Any]:
         method, params = message["method"], rpc.params_of(message)
-        reach = self._reach(endpoint, session)
+        context = self._context(endpoint, session)
         if method == "ping":
             return {}
         if method == "logging/setLevel":
-            return await self._set_level(reach, session, params)
+            return await self._set_level(context, session, params)
         if method in (SUBSCRIBE, UNSUBSCRIBE):
             change = subscribe if method == SUBSCRIBE else unsubscribe
-            await change(reach, self._sessions, session, params)
+            await change(context, self._sessions, session, params)
             await self.streams.changed(session)
             return {}
         if method in LISTS:
-            return await reach.list(method, params)
+            return await context.list(method, params)
         if method not in FORWARDED:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
-        found, params = await reach.meant(method, params)
+        found, params = await context.meant(method, params)
         if found is not None:
             return found
-        upstream, own = await reach.target(method, params)
-        exchange = await reach.open(upstream, method, own, alias=str(params.get("name")))
+        upstream, own = await context.target(method, params)
+        exchange = await context.open(upstream, method, own, alias=str(params.get("name")))
         return await self._drive(session, exchange, stream)
 
     async def _drive(self, session: Session, exchange: Exchange, stream: Stream) -> dict[str, Any]:
@@ -267,24 +269,26 @@ class LegacyProtocol:
         return dict(zip(requests, answered, strict=True))
 
     async def _set_level(
-        self, reach: ClientContext, session: Session, params: dict[str, Any]
+        self, context: ClientContext, session: Session, params: dict[str, Any]
     ) -> dict[str, Any]:
         """Keep the level, for servers that want it with each request and those that give no answer
         now; tell it to those that keep it. Whatever they say: the client hears nothing below it."""
         level = params.get("level")
         if level not in LEVELS:
             raise RpcError(INVALID_PARAMS, "level: no log level")
-        told = (self._tell_level(reach, upstream, level) for upstream in reach.endpoint.upstreams)
+        told = (
+            self._tell_level(context, upstream, level) for upstream in context.endpoint.upstreams
+        )
         await asyncio.gather(*told)
         await self._sessions.set_level(session, level)
         return {}
 
-    async def _tell_level(self, reach: ClientContext, upstream: Upstream, level: str) -> None:
+    async def _tell_level(self, context: ClientContext, upstream: Upstream, level: str) -> None:
         try:
             async with asyncio.timeout(SETUP_TIMEOUT_S):
-                described = await reach.described(upstream)
+                described = await context.described(upstream)
                 if not described.modern and "logging" in described.capabilities:
-                    await reach.request(upstream, "logging/setLevel", {"level": level})
+                    await context.request(upstream, "logging/setLevel", {"level": level})
         except (RpcError, TimeoutError) as error:
             name = type(error).__name__
             log.info("mcp: %s: the level of its log is not told: %s", upstream.name, name)

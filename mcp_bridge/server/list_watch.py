@@ -40,8 +40,8 @@ Tell = Callable[[str], Awaitable[None]]
 class Watch:
     """Watches what one listener is shown of each server. `begin` before `run`."""
 
-    def __init__(self, reach: ClientContext, turns: asyncio.Semaphore) -> None:
-        self.reach = reach
+    def __init__(self, context: ClientContext, turns: asyncio.Semaphore) -> None:
+        self.context = context
         self._turns = turns
         self._poked = asyncio.Event()
         self._known: dict[str, Mapping[str, bytes]] = {}
@@ -94,7 +94,7 @@ class Watch:
         self, *, passes_on: bool = False
     ) -> tuple[dict[str, Mapping[str, bytes]], bool]:
         """Return what is shown by server, and whether of all."""
-        upstreams = self.reach.endpoint.upstreams
+        upstreams = self.context.endpoint.upstreams
         looks = await asyncio.gather(*(self._look_at(each, passes_on) for each in upstreams))
         found = {
             upstream.name: look
@@ -110,7 +110,7 @@ class Watch:
         """
         try:
             async with self._turns, asyncio.timeout(LOOK_S):
-                return await self.reach.list_digests(upstream, passes_on=passes_on)
+                return await self.context.list_digests(upstream, passes_on=passes_on)
         except Exception as error:
             name = type(error).__name__
             log.warning("mcp: %s: what is shown of it is not known: %s", upstream.name, name)
@@ -134,8 +134,8 @@ class Watches:
         await asyncio.gather(*self._telling, return_exceptions=True)
 
     @asynccontextmanager
-    async def of(self, reach: ClientContext) -> AsyncIterator[Watch]:
-        org_id, watch = reach.caller.org_id, Watch(reach, self._turns)
+    async def of(self, context: ClientContext) -> AsyncIterator[Watch]:
+        org_id, watch = context.caller.org_id, Watch(context, self._turns)
         self._open.setdefault(org_id, set()).add(watch)
         try:
             yield watch
@@ -178,7 +178,7 @@ class Watches:
         """Poke who has that server, or any; its offer is asked for again, once."""
         others: set[Upstream] = set()
         for watch in watches:
-            found = [u for u in watch.reach.endpoint.upstreams if server in (None, u.name)]
+            found = [u for u in watch.context.endpoint.upstreams if server in (None, u.name)]
             if found:
                 others.update(found)
                 watch.poke()

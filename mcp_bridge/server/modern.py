@@ -94,7 +94,7 @@ class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
 class HeldCall(msgspec.Struct, kw_only=True):
     """A call that waits for its client, open at a server."""
 
-    asker: ClientRequest
+    request: ClientRequest
     server: str
     exchange: Exchange
     events: AsyncGenerator[Event]
@@ -152,30 +152,30 @@ class ModernProtocol:
         """The result of a request; what is said before it goes to `emit`. Raises: RpcError."""
         method, params = message["method"], rpc.params_of(message)
         check_request(method, MODERN, params)
-        reach = self.reach(caller, endpoint, envelope)
-        asker = ClientRequest(
+        context = self.context(caller, endpoint, envelope)
+        request = ClientRequest(
             caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
         )
         try:
             if method == "server/discover":
-                return await self._discover(reach)
+                return await self._discover(context)
             if method == "subscriptions/listen":
-                await listen(reach, message["id"], params, emit, self._drains, self._watches)
+                await listen(context, message["id"], params, emit, self._drains, self._watches)
                 meta = {SUBSCRIPTION_META: message["id"]}
                 return to_modern_result(method, {"_meta": meta}, self._info)
             async with asyncio.timeout(CALL_S):
                 if method in LISTS:
-                    page = await reach.list(method, params)
+                    page = await context.list(method, params)
                     return to_modern_result(method, page, self._info)
                 if method not in FORWARDED:
                     raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
-                return await self._forward(asker, reach, headers, emit)
+                return await self._forward(request, context, headers, emit)
         except RpcError as error:
             raise to_modern_error(method, params, error) from None
         except TimeoutError:
             raise RpcError(INTERNAL_ERROR, "It took too long") from None
 
-    def reach(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> ClientContext:
+    def context(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> ClientContext:
         sessions = PrincipalSessionSource(self._sessions, caller, envelope)
         return ClientContext(
             caller=caller,
@@ -185,42 +185,48 @@ class ModernProtocol:
             guard=self._guard,
         )
 
-    async def _discover(self, reach: ClientContext) -> dict[str, Any]:
-        capabilities, instructions = await reach.capabilities(legacy=False)
+    async def _discover(self, context: ClientContext) -> dict[str, Any]:
+        capabilities, instructions = await context.capabilities(legacy=False)
         found: dict[str, Any] = {"supportedVersions": [MODERN], "capabilities": capabilities}
         if instructions is not None:
             found["instructions"] = instructions
         return to_modern_result("server/discover", found, self._info)
 
     async def _forward(
-        self, asker: ClientRequest, reach: ClientContext, headers: list[tuple[str, str]], emit: Emit
+        self,
+        request: ClientRequest,
+        context: ClientContext,
+        headers: list[tuple[str, str]],
+        emit: Emit,
     ) -> dict[str, Any]:
-        found, asked = await reach.meant(asker.method, asker.params)
+        found, asked = await context.meant(request.method, request.params)
         if found is not None:
-            return to_modern_result(asker.method, found, self._info)
-        upstream, params = await reach.target(asker.method, asked)
-        described = await reach.described(upstream)
-        if asker.method == "tools/call" and asked is asker.params:
-            await self._check_headers(reach, upstream, described.modern, params, headers)
-        state, proven = asker.params.get("requestState"), None
-        if asker.method in INTERACTIVE and state is not None:
-            kept = self._sealer.unseal(state, asker.caller.principal, asker.digest, time.time())
+            return to_modern_result(request.method, found, self._info)
+        upstream, params = await context.target(request.method, asked)
+        described = await context.described(upstream)
+        if request.method == "tools/call" and asked is request.params:
+            await self._check_headers(context, upstream, described.modern, params, headers)
+        state, proven = request.params.get("requestState"), None
+        if request.method in INTERACTIVE and state is not None:
+            kept = self._sealer.unseal(state, request.caller.principal, request.digest, time.time())
             if kept.call is not None:
-                return await self._resume(asker, kept, emit)
+                return await self._resume(request, kept, emit)
             if not described.modern or kept.server != upstream.name:
                 raise refused()
             params = {name: value for name, value in params.items() if name != "requestState"}
             if kept.state is not None:
                 params["requestState"] = kept.state
             proven = str(state)
-            asker = msgspec.structs.replace(asker, rounds=kept.rounds)
+            request = msgspec.structs.replace(request, rounds=kept.rounds)
         alias = str(asked.get("name"))
-        exchange = await reach.open(upstream, asker.method, params, alias=alias, continues=proven)
-        return await self._drive(asker, upstream.name, exchange, exchange.events(), emit)
+        exchange = await context.open(
+            upstream, request.method, params, alias=alias, continues=proven
+        )
+        return await self._drive(request, upstream.name, exchange, exchange.events(), emit)
 
     async def _check_headers(
         self,
-        reach: ClientContext,
+        context: ClientContext,
         upstream: Upstream,
         modern: bool,
         params: dict[str, Any],
@@ -233,16 +239,16 @@ class ModernProtocol:
         arguments = as_object(params.get("arguments"))
         if not arguments and not any(name.startswith("mcp-param-") for name, _ in headers):
             return
-        sessions = None if modern else reach.sessions
+        sessions = None if modern else context.sessions
         schema = await tool_schema(
-            upstream, str(params.get("name")), reach.envelope, sessions=sessions
+            upstream, str(params.get("name")), context.envelope, sessions=sessions
         )
         if schema is not None:
             check_param_headers(schema, arguments, headers)
 
     async def _drive(
         self,
-        asker: ClientRequest,
+        request: ClientRequest,
         server: str,
         exchange: Exchange,
         events: AsyncGenerator[Event],
@@ -260,17 +266,17 @@ class ModernProtocol:
                 event = await (anext(events) if coming is None else coming)
                 coming = None
                 if isinstance(event, NotificationEvent):
-                    await self._note(asker.envelope, event.message, emit)
+                    await self._note(request.envelope, event.message, emit)
                 elif isinstance(event, ResultEvent):
-                    return to_modern_result(asker.method, event.result, self._info)
+                    return to_modern_result(request.method, event.result, self._info)
                 elif isinstance(event, QuestionEvent) and not exchange.holds:
-                    return self._ask(asker, server, exchange, events, event, None)
+                    return self._ask(request, server, exchange, events, event, None)
                 elif isinstance(event, QuestionEvent):
                     until = until or time.monotonic() + GATHER_S
                     requests |= event.requests
                 if requests:
                     coming = asyncio.create_task(next_of(events))
-            result = self._ask(asker, server, exchange, events, QuestionEvent(requests), coming)
+            result = self._ask(request, server, exchange, events, QuestionEvent(requests), coming)
             rests = True
             return result
         except asyncio.CancelledError:
@@ -307,7 +313,7 @@ class ModernProtocol:
 
     def _ask(
         self,
-        asker: ClientRequest,
+        request: ClientRequest,
         server: str,
         exchange: Exchange,
         events: AsyncGenerator[Event],
@@ -315,8 +321,8 @@ class ModernProtocol:
         coming: asyncio.Task[Event] | None,
     ) -> dict[str, Any]:
         """Raises: RpcError."""
-        asker = msgspec.structs.replace(asker, rounds=asker.rounds + 1)
-        if asker.rounds > MAX_ROUNDS:
+        request = msgspec.structs.replace(request, rounds=request.rounds + 1)
+        if request.rounds > MAX_ROUNDS:
             raise RpcError(INTERNAL_ERROR, "The server asked too often")
         expires_at = time.time() + TTL_S
         if not exchange.holds:
@@ -325,14 +331,14 @@ class ModernProtocol:
                 expires_at=expires_at,
                 state=asked.state,
                 asked=tuple(asked.requests),
-                rounds=asker.rounds,
+                rounds=request.rounds,
             )
-            return self._input_required(asker, asked.requests, continuation)
-        if not self._has_place_for(asker.caller):
+            return self._input_required(request, asked.requests, continuation)
+        if not self._has_place_for(request.caller):
             raise RpcError(INTERNAL_ERROR, "Too many calls wait for answers", status=429)
         return self._hold(
             HeldCall(
-                asker=asker,
+                request=request,
                 server=server,
                 exchange=exchange,
                 events=events,
@@ -344,7 +350,7 @@ class ModernProtocol:
         )
 
     def _has_place_for(self, caller: Caller) -> bool:
-        waiting = [each.asker.caller for each in self._held.values()]
+        waiting = [each.request.caller for each in self._held.values()]
         of_org = sum(each.org_id == caller.org_id for each in waiting)
         of_one = sum(each.principal == caller.principal for each in waiting)
         return len(waiting) < MAX_HELD and of_org < MAX_HELD_OF_ORG and of_one < MAX_HELD_OF_ONE
@@ -360,35 +366,35 @@ class ModernProtocol:
             call=key,
             asked=tuple(wanted),
         )
-        return self._input_required(held.asker, wanted, continuation)
+        return self._input_required(held.request, wanted, continuation)
 
     def _input_required(
-        self, asker: ClientRequest, requests: dict[str, Message], continuation: Continuation
+        self, request: ClientRequest, requests: dict[str, Message], continuation: Continuation
     ) -> dict[str, Any]:
-        sealed = self._sealer.seal(continuation, asker.caller.principal, asker.digest)
+        sealed = self._sealer.seal(continuation, request.caller.principal, request.digest)
         found = {
             "resultType": "input_required",
             "inputRequests": requests,
             "requestState": sealed,
         }
-        return to_modern_result(asker.method, found, self._info)
+        return to_modern_result(request.method, found, self._info)
 
     # A call that waits.
 
     async def _resume(
-        self, asker: ClientRequest, found: Continuation, emit: Emit
+        self, request: ClientRequest, found: Continuation, emit: Emit
     ) -> dict[str, Any]:
         assert found.call is not None and found.worker is not None
-        given = as_object(asker.params.get("inputResponses"))
+        given = as_object(request.params.get("inputResponses"))
         answers: Answers = {key: {"result": given[key]} for key in found.asked if key in given}
         if found.worker == self._relay.worker:
-            return await self._go_on(found.call, asker.caller.principal, answers, emit)
+            return await self._go_on(found.call, request.caller.principal, answers, emit)
         return await self._relay.ask(
             found.worker,
             RESUME,
             emit,
             call=found.call,
-            principal=asker.caller.principal,
+            principal=request.caller.principal,
             answers=answers,
         )
 
@@ -403,7 +409,7 @@ class ModernProtocol:
         Raises: RpcError.
         """
         held = self._held.get(key)
-        if held is None or held.asker.caller.principal != principal:
+        if held is None or held.request.caller.principal != principal:
             raise OwnerGone
         del self._held[key]
         held.answers |= answers
@@ -417,7 +423,7 @@ class ModernProtocol:
             self._end_soon(held.exchange, held.events, said, held.coming)
             raise
         return await self._drive(
-            held.asker, held.server, held.exchange, held.events, emit, held.coming
+            held.request, held.server, held.exchange, held.events, emit, held.coming
         )
 
 

@@ -63,10 +63,10 @@ class SessionStreams:
         guard: Guard,
         questions: Questions,
         watches: Watches,
-        reach_of: ContextOf,
+        context_of: ContextOf,
     ) -> None:
         self._sessions, self._relay, self._guard = sessions, relay, guard
-        self._questions, self._watches, self._reach_of = questions, watches, reach_of
+        self._questions, self._watches, self._context_of = questions, watches, context_of
         self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         relay.handlers[ENDED] = self._take_ended
@@ -125,11 +125,11 @@ class SessionStreams:
     async def _follow(
         self, endpoint: Endpoint, session: Session, stream: Stream, changed: asyncio.Event
     ) -> None:
-        reach = self._reach_of(endpoint, session)
+        context = self._context_of(endpoint, session)
         try:
-            async with self._watches.of(reach) as watch:
+            async with self._watches.of(context) as watch:
                 await watch.begin()
-                await self._follow_all(reach, session, stream, changed, watch)
+                await self._follow_all(context, session, stream, changed, watch)
         except Exception:
             # Its client opens another, where one that hears nothing would be kept.
             log.warning("mcp: the stream of a session is ended", exc_info=True)
@@ -137,7 +137,7 @@ class SessionStreams:
 
     async def _follow_all(
         self,
-        reach: ClientContext,
+        context: ClientContext,
         session: Session,
         stream: Stream,
         changed: asyncio.Event,
@@ -157,7 +157,7 @@ class SessionStreams:
             while self._listening.get(session.id, (None,))[0] is stream:
                 changed.clear()
                 now = await self._sessions.reload(session) or session
-                for upstream in reach.endpoint.upstreams:
+                for upstream in context.endpoint.upstreams:
                     uris = now.uris_of(upstream.name)
                     before = followed.get(upstream.name)
                     if before is not None and (before.is_legacy or before.uris == uris):
@@ -166,7 +166,7 @@ class SessionStreams:
                     if before is not None:
                         await end_tasks(before.task)
                     found = followed[upstream.name] = FollowedServer(uris)
-                    work = self._follow_one(reach, session, upstream, found, stream)
+                    work = self._follow_one(context, session, upstream, found, stream)
                     found.task = asyncio.create_task(work)
                 await changed.wait()
         finally:
@@ -174,7 +174,7 @@ class SessionStreams:
 
     async def _follow_one(
         self,
-        reach: ClientContext,
+        context: ClientContext,
         session: Session,
         upstream: Upstream,
         found: FollowedServer,
@@ -189,21 +189,21 @@ class SessionStreams:
             if rpc.is_request(message):
                 while len(asked) >= MAX_ASKED:
                     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                work = self._pass_on(reach, session, upstream, message, stream, samples)
+                work = self._pass_on(context, session, upstream, message, stream, samples)
                 task = self._spawn(work)
                 asked.add(task)
                 task.add_done_callback(asked.discard)
-            elif await self._is_for(reach, session, upstream, message):
+            elif await self._is_for(context, session, upstream, message):
                 await stream.put(to_unsubscribed(message))
 
         async def open_() -> AsyncGenerator[Message | None]:
-            described = await reach.described(upstream)
+            described = await context.described(upstream)
             found.is_legacy = not described.modern
             wanted: dict[str, Any] = dict.fromkeys(LIST_CHANGES.values(), True)
             said: AsyncGenerator[Message | None] = (
-                modern_changes(upstream, reach.envelope, with_uris(wanted, found.uris))
+                modern_changes(upstream, context.envelope, with_uris(wanted, found.uris))
                 if described.modern
-                else session_changes(upstream, reach.sessions)
+                else session_changes(upstream, context.sessions)
             )
             async with aclosing(said) as messages:
                 async for message in messages:
@@ -212,7 +212,7 @@ class SessionStreams:
         await follow(upstream, open_, take)
 
     async def _is_for(
-        self, reach: ClientContext, session: Session, upstream: Upstream, message: Message
+        self, context: ClientContext, session: Session, upstream: Upstream, message: Message
     ) -> bool:
         """True if the client is told a notification: what it said may have changed since, at any
         worker, and so may the rules."""
@@ -225,12 +225,12 @@ class SessionStreams:
         if method == RESOURCE_UPDATED:
             uri = str(rpc.params_of(message).get("uri"))
             is_its_own = await self._sessions.server_of(session, uri) in (None, upstream.name)
-            return is_its_own and await self._guard.shows_resource(reach.caller, upstream, uri)
+            return is_its_own and await self._guard.shows_resource(context.caller, upstream, uri)
         return True
 
     async def _pass_on(
         self,
-        reach: ClientContext,
+        context: ClientContext,
         session: Session,
         upstream: Upstream,
         message: Message,
@@ -242,14 +242,14 @@ class SessionStreams:
             answered: Message = {"result": {}}
         elif is_sampling(message) and upstream.config.sampling != "caller":
             try:
-                answered = {"result": await sampled(upstream, reach.caller, message, samples)}
+                answered = {"result": await sampled(upstream, context.caller, message, samples)}
             except RpcError as error:
                 answered = {"error": error.to_error()}
         else:
-            await self._guard.heard(reach.caller, upstream)
+            await self._guard.heard(context.caller, upstream)
             answered = await self._questions.ask(session, message, stream)
         kept = answer_for_server(answered)
-        own = await reach.sessions.get(upstream)
+        own = await context.sessions.get(upstream)
         with suppress(RpcError, SessionEnded):
             await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})
 

@@ -43,7 +43,7 @@ FLAGS = tuple(LIST_CHANGES.values())
 
 
 async def listen(
-    reach: ClientContext,
+    context: ClientContext,
     subscription: rpc.RequestId,
     params: dict[str, Any],
     emit: Emit,
@@ -52,8 +52,8 @@ async def listen(
 ) -> None:
     """Listen until the client leaves, or this worker does. Raises: RpcError."""
     wanted = checked_filter(as_object(params.get("notifications")))
-    listener = Listener(reach, subscription, wanted)
-    async with watches.of(reach) as watch:
+    listener = Listener(context, subscription, wanted)
+    async with watches.of(context) as watch:
         beginning = asyncio.create_task(watch.begin())
         try:  # at once: a server that does not answer is waited for in both
             answering, owned = await listener.find()
@@ -67,11 +67,11 @@ class Listener:
     """The listener of one subscription. `wanted`: its filter, checked."""
 
     def __init__(
-        self, reach: ClientContext, subscription: rpc.RequestId, wanted: dict[str, Any]
+        self, context: ClientContext, subscription: rpc.RequestId, wanted: dict[str, Any]
     ) -> None:
-        self._reach, self._subscription, self._wanted = reach, subscription, wanted
+        self._context, self._subscription, self._wanted = context, subscription, wanted
         self._granted: dict[str, Any] = {}
-        if reach.guard.catalog is not None:
+        if context.guard.catalog is not None:
             self._granted |= {flag: True for flag in FLAGS if wanted.get(flag) is True}
         self._pending: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING)
         self._acknowledged = asyncio.Semaphore(0)
@@ -79,21 +79,21 @@ class Listener:
     async def find(self) -> tuple[int, Owned]:
         """Return how many servers answer, and which of them have the resources."""
         try:
-            answering = len(await self._reach.describe())
+            answering = len(await self._context.describe())
         except RpcError as error:
             log.info("mcp: no server says what it is: %s", error)
             answering = 0
         uris = self._wanted.get("resourceSubscriptions") or ()
-        return answering, await owned_by(self._reach, uris)
+        return answering, await owned_by(self._context, uris)
 
     async def run(
         self, answering: int, owned: Owned, watch: Watch, emit: Emit, drains: asyncio.Event
     ) -> None:
         async with asyncio.TaskGroup() as group:
             following = []
-            for upstream in self._reach.endpoint.upstreams:
+            for upstream in self._context.endpoint.upstreams:
                 wanted = with_uris(self._wanted, owned.get(upstream.name, ()))
-                open_ = partial(changes_at, self._reach, upstream, wanted)
+                open_ = partial(changes_at, self._context, upstream, wanted)
                 work = follow(upstream, open_, partial(self._take_of, upstream))
                 following.append(group.create_task(work))
             try:
@@ -132,7 +132,7 @@ class Listener:
         if message["method"] != RESOURCE_UPDATED:
             return True
         uri = str(rpc.params_of(message).get("uri"))
-        return await self._reach.guard.shows_resource(self._reach.caller, upstream, uri)
+        return await self._context.guard.shows_resource(self._context.caller, upstream, uri)
 
     async def _put(self, message: Message) -> None:
         await self._pending.put(to_subscribed(message, self._subscription))
@@ -149,11 +149,11 @@ async def pass_on(pending: asyncio.Queue[Message], emit: Emit) -> None:
 
 
 async def changes_at(
-    reach: ClientContext, upstream: Upstream, wanted: dict[str, Any]
+    context: ClientContext, upstream: Upstream, wanted: dict[str, Any]
 ) -> AsyncGenerator[Message | None]:
     """Yield changes at a server by the era that it is of now. Raises: RpcError."""
-    described = await reach.described(upstream)
+    described = await context.described(upstream)
     open_ = modern_changes if described.modern else legacy_changes
-    async with aclosing(open_(upstream, reach.envelope, wanted)) as found:
+    async with aclosing(open_(upstream, context.envelope, wanted)) as found:
         async for message in found:
             yield message

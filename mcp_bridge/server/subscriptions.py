@@ -28,7 +28,7 @@ Owned = dict[str, tuple[str, ...]]
 
 
 async def subscribe(
-    reach: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
+    context: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
     """Subscribe the stream of the session, once its server has taken it. Raises: RpcError."""
     uri = str(params.get("uri"))
@@ -36,37 +36,37 @@ async def subscribe(
         raise RpcError(INVALID_PARAMS, f"uri: more than {MAX_URI_LEN} characters")
     if uri not in session.uris and len(session.uris) >= MAX_SUBSCRIPTIONS:
         raise RpcError(INVALID_PARAMS, "uri: too many subscriptions")
-    owner = await reach.owner(uri)
-    async with permitted(reach, owner, SUBSCRIBE, uri):
-        described = await reach.described(owner)
+    owner = await context.owner(uri)
+    async with permitted(context, owner, SUBSCRIBE, uri):
+        described = await context.described(owner)
         if not described.modern:
             resources = as_object(described.capabilities.get("resources"))
             if resources.get("subscribe") is not True:
                 said = f"The server {owner.name!r} takes no subscriptions"
                 raise RpcError(METHOD_NOT_FOUND, said, SUBSCRIBE)
-            await reach.request(owner, SUBSCRIBE, {"uri": uri})
+            await context.request(owner, SUBSCRIBE, {"uri": uri})
         await sessions.subscribe(session, uri, owner.name)
 
 
 async def unsubscribe(
-    reach: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
+    context: ClientContext, sessions: Sessions, session: Session, params: dict[str, Any]
 ) -> None:
     """Unsubscribe, whatever its server says: what is not kept is told to no session that begins
     there."""
     uri = str(params.get("uri"))
     owner = session.uris.get(uri)
     await sessions.unsubscribe(session, uri)
-    for upstream in reach.endpoint.upstreams:
+    for upstream in context.endpoint.upstreams:
         if upstream.name != owner:
             continue
         try:
-            if not (await reach.described(upstream)).modern:
-                await reach.request(upstream, UNSUBSCRIBE, {"uri": uri})
+            if not (await context.described(upstream)).modern:
+                await context.request(upstream, UNSUBSCRIBE, {"uri": uri})
         except RpcError as error:
             log.info("mcp: %s: the end of a subscription is not told: %s", owner, error)
 
 
-async def owned_by(reach: ClientContext, uris: Iterable[str]) -> Owned:
+async def owned_by(context: ClientContext, uris: Iterable[str]) -> Owned:
     """Return the owners of URIs, without what is nobody's, what the rules refuse, and what is not
     found out in time: who listens is told which of them it will hear of."""
     found: Owned = {}
@@ -74,8 +74,8 @@ async def owned_by(reach: ClientContext, uris: Iterable[str]) -> Owned:
         async with asyncio.timeout(SETUP_TIMEOUT_S):
             for uri in uris:
                 with suppress(RpcError):
-                    owner = await reach.owner(uri)
-                    async with permitted(reach, owner, LISTEN, uri):
+                    owner = await context.owner(uri)
+                    async with permitted(context, owner, LISTEN, uri):
                         found[owner.name] = (*found.get(owner.name, ()), uri)
     except TimeoutError:
         log.info("mcp: whose some resources are was not found out in time")
@@ -84,18 +84,18 @@ async def owned_by(reach: ClientContext, uris: Iterable[str]) -> Owned:
 
 @asynccontextmanager
 async def permitted(
-    reach: ClientContext, owner: Upstream, method: str, uri: str
+    context: ClientContext, owner: Upstream, method: str, uri: str
 ) -> AsyncIterator[None]:
     """Check a subscription by the rules and the caller's limits, and put it on record.
 
     Raises: RpcError.
     """
-    asking = GuardedRequest(upstream=owner, alias=uri, method=method, params={"uri": uri})
-    passage = await reach.guard.before(reach.caller, asking)
+    request = GuardedRequest(upstream=owner, alias=uri, method=method, params={"uri": uri})
+    permit = await context.guard.before(context.caller, request)
     outcome: Outcome = "failed"
     try:
         yield
         outcome = "done"
     finally:
-        if passage is not None:
-            passage.ended(outcome)
+        if permit is not None:
+            permit.ended(outcome)

@@ -48,14 +48,14 @@ class CallAdmission:
     def __init__(
         self,
         ports: Ports,
-        asking: GuardedRequest,
+        request: GuardedRequest,
         call: ToolCall,
         rules: Rules,
         record: CallRecord,
         *,
         goes_on: bool,
     ) -> None:
-        self._ports, self._asking, self._goes_on = ports, asking, goes_on
+        self._ports, self._request, self._goes_on = ports, request, goes_on
         self._call, self._rules, self.record = call, rules, record
         self._by: list[ToolRule] = []
         self._ticket: Ticket | None = None
@@ -157,11 +157,11 @@ class CallAdmission:
         return 0 if self._ticket is None else self._ticket.cost_pico
 
     def _denial(self, reason: str) -> Denial:
-        return denial_of(self.record.caller, self._asking, self.record.tool, reason)
+        return denial_of(self.record.caller, self._request, self.record.tool, reason)
 
     async def _denied(self, decision: Decision) -> RpcError:
         denial = self._denial(decision.reason)
-        return await record_denial(self._ports.records, denial, decision, self._asking.alias)
+        return await record_denial(self._ports.records, denial, decision, self._request.alias)
 
     async def _admitted(self) -> Ticket:
         """Raises: RpcError."""
@@ -177,7 +177,7 @@ class CallAdmission:
         record, approvals = self.record, self._ports.approvals
         if self._goes_on:
             return None
-        if self._asking.continues is not None:
+        if self._request.continues is not None:
             raise RpcError(DENIED, "This call has gone on already", {"reason": "replayed"})
         call = ApprovedCall(
             org_id=record.caller.org_id,
@@ -199,7 +199,7 @@ class CallAdmission:
             raise RpcError(DENIED, str(error), {"reason": "too_many_approvals"}) from None
         if found.state == "approved":
             return found
-        raise no_yes(found, self._asking.alias)
+        raise no_yes(found, self._request.alias)
 
     async def _spend(self, found: Approval) -> None:
         """Raises: RpcError."""
@@ -207,12 +207,12 @@ class CallAdmission:
             found.id, found.call, nonce=found.nonce, call_id=self.record.id
         )
         if isinstance(spent, str):
-            raise no_yes(found, self._asking.alias)
+            raise no_yes(found, self._request.alias)
 
 
-def denial_of(caller: Caller, asking: GuardedRequest, name: str, reason: str) -> Denial:
-    server = asking.upstream.name
-    return Denial(caller=caller, server=server, name=name, reason=reason, method=asking.method)
+def denial_of(caller: Caller, request: GuardedRequest, name: str, reason: str) -> Denial:
+    server = request.upstream.name
+    return Denial(caller=caller, server=server, name=name, reason=reason, method=request.method)
 
 
 async def record_denial(

@@ -41,9 +41,9 @@ class RequestSubject(msgspec.Struct, frozen=True):
     arguments: Mapping[str, object] = {}
 
 
-def subject_of(asking: GuardedRequest) -> RequestSubject | None:
-    params = asking.params
-    match asking.method:
+def subject_of(request: GuardedRequest) -> RequestSubject | None:
+    params = request.params
+    match request.method:
         case "tools/call":
             return RequestSubject("tool", str(params.get("name")))
         case "prompts/get":
@@ -95,7 +95,7 @@ async def permit_read(
     ports: Ports,
     now_s: Callable[[], float],
     caller: Caller,
-    asking: GuardedRequest,
+    request: GuardedRequest,
     about: RequestSubject,
     rules: Rules,
     *,
@@ -104,10 +104,10 @@ async def permit_read(
 ) -> ReadPermit:
     """Check a read by the rules and the caller's limits, and count it. `pin`: of a prompt, its
     digest as it was approved. Raises: RpcError."""
-    server, name = asking.upstream.name, about.name
+    server, name = request.upstream.name, about.name
     call = to_call(caller, server, about.kind, name, arguments=about.arguments)
-    denial = Denial(caller=caller, server=server, name=name, reason="", method=asking.method)
-    said = asking.alias if asking.method == "prompts/get" else name
+    denial = Denial(caller=caller, server=server, name=name, reason="", method=request.method)
+    said = request.alias if request.method == "prompts/get" else name
     decision = decide(call, rules.rules, CallState())
     if decision.effect != "allow":
         raise await record_denial(ports.records, denial, decision, said)
@@ -115,7 +115,7 @@ async def permit_read(
         id=read_id,
         caller=caller,
         server=server,
-        method=asking.method,
+        method=request.method,
         name=name,
         rules=decision.rules,
     )
@@ -137,7 +137,7 @@ async def permit_read(
         pin=pin,
         call_id=record.id,
         received_at_s=0.0,
-        trusted=asking.upstream.config.trust == "all",
+        trusted=request.upstream.config.trust == "all",
     )
     return ReadPermit(ports, now_s, record, origin)
 

@@ -160,40 +160,42 @@ class Trust:
 
     # A call.
 
-    async def before(self, caller: Caller, asking: GuardedRequest) -> RequestPermit | None:
-        about = subject_of(asking)
+    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
+        about = subject_of(request)
         if about is None:
             return None
         if about.kind == "resource":
-            return await self._before_read(caller, asking, about)
-        seen = asking.seen
+            return await self._before_read(caller, request, about)
+        seen = request.seen
         assert seen is not None, "a request about a tool or a prompt comes with the listing"
         if seen.stale:
-            raise Unreachable(asking.upstream.name, "catalogue")
+            raise Unreachable(request.upstream.name, "catalogue")
         pin = seen.pins.get((about.kind, about.name))
         if pin is None:
-            await self.ports.records.denied(denial_of(caller, asking, about.name, "not_approved"))
-            raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {asking.alias}")
+            await self.ports.records.denied(denial_of(caller, request, about.name, "not_approved"))
+            raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {request.alias}")
         if about.kind == "prompt":
-            return await self._before_read(caller, asking, about, pin=pin.digest)
-        return await self._before_call(caller, asking, pin)
+            return await self._before_read(caller, request, about, pin=pin.digest)
+        return await self._before_call(caller, request, pin)
 
     async def _before_read(
-        self, caller: Caller, asking: GuardedRequest, about: RequestSubject, *, pin: str = ""
+        self, caller: Caller, request: GuardedRequest, about: RequestSubject, *, pin: str = ""
     ) -> RequestPermit:
         rules = await self.rules.rules(caller.org_id)
         read_id = self.new_id()
         return await permit_read(
-            self.ports, self.now_s, caller, asking, about, rules, read_id=read_id, pin=pin
+            self.ports, self.now_s, caller, request, about, rules, read_id=read_id, pin=pin
         )
 
-    async def _before_call(self, caller: Caller, asking: GuardedRequest, pin: Pin) -> RequestPermit:
+    async def _before_call(
+        self, caller: Caller, request: GuardedRequest, pin: Pin
+    ) -> RequestPermit:
         tool = pin.value()
         assert isinstance(tool, dict)
-        arguments = asking.params.get("arguments")
+        arguments = request.params.get("arguments")
         arguments = {} if arguments is None else arguments
         wrong = await self._wrong_arguments(pin, tool, arguments)
-        denial = denial_of(caller, asking, pin.name, "arguments")
+        denial = denial_of(caller, request, pin.name, "arguments")
         if wrong:
             await self.ports.records.denied(denial)
             return KnownResult(failed_result("The arguments do not conform to inputSchema.", wrong))
@@ -204,7 +206,7 @@ class Trust:
             await self.ports.records.denied(denial)
             return KnownResult(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
-        config = asking.upstream.config
+        config = request.upstream.config
         # By its own name, however the client calls it.
         call = to_call(
             caller,
@@ -223,10 +225,10 @@ class Trust:
             pin=pin.digest,
             arguments_digest=digest,
             rules=(),
-            continues=asking.continues is not None,
+            continues=request.continues is not None,
         )
-        goes_on = await self._goes_on(caller, asking)
-        permit = CallAdmission(self.ports, asking, call, rules, record, goes_on=goes_on)
+        goes_on = await self._goes_on(caller, request)
+        permit = CallAdmission(self.ports, request, call, rules, record, goes_on=goes_on)
         try:
             await permit.ask()
             output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
@@ -235,14 +237,14 @@ class Trust:
             if permit.holds:
                 self.ports.endings.spawn(permit.give_back())
             raise
-        return CallPermit(self, asking.upstream, permit, output)
+        return CallPermit(self, request.upstream, permit, output)
 
-    async def _goes_on(self, caller: Caller, asking: GuardedRequest) -> bool:
+    async def _goes_on(self, caller: Caller, request: GuardedRequest) -> bool:
         """It went out before, was permitted and counted then, and its client was asked something.
         Each of its states goes on once; shown again it is a call like all others."""
-        if asking.continues is None:
+        if request.continues is None:
             return False
-        state = hashlib.sha256(asking.continues.encode()).hexdigest()
+        state = hashlib.sha256(request.continues.encode()).hexdigest()
         return await self.ports.memory.once(caller.org_id, state, REPLAY_TTL_S)
 
     async def _wrong_arguments(

@@ -53,7 +53,7 @@ class Credentials(Protocol):
     ) -> CredentialSet:
         """refused: so that another is had if there is one.
 
-        Raises: carrier.NotSent.
+        Raises: transport.NotSent.
         """
         ...
 

@@ -16,7 +16,7 @@ FRAMING = frozenset(
 
 
 class HttpTarget(msgspec.Struct, frozen=True):
-    """A server that is asked over HTTP. `pool`: of one carrier alone, which closes it."""
+    """A server that is asked over HTTP. `pool`: of one transport alone, which closes it."""
 
     config: ServerConfig
     pool: Pool

@@ -1,7 +1,7 @@
 """The transport of messages to a server and back, whatever the server is behind it.
 
-`http_carrier` is the one of Streamable HTTP, whose words all carriers speak: a request has a
-method, headers and at most one message, an answer has a status, headers and messages. A carrier
+`http_transport` is the one of Streamable HTTP, whose words all transports speak: a request has a
+method, headers and at most one message, an answer has a status, headers and messages. A transport
 knows no era and no caller.
 """
 

@@ -163,20 +163,20 @@ class Unreachable(RpcError):
 class Upstream:
     """A server as one owner reaches it.
 
-    `carrier`: of this one alone; closed with it. `sampler`: for servers that ours answers.
+    `transport`: of this one alone; closed with it. `sampler`: for servers that ours answers.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         info: dict[str, Any],
-        carrier: Transport,
+        transport: Transport,
         sampler: Sampler | None = None,
     ) -> None:
         self.config, self.sampler = config, sampler
         self.name = config.name
         self._info = info
-        self._carrier = carrier
+        self._transport = transport
         self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: ServerDescription | None = None
@@ -192,7 +192,7 @@ class Upstream:
         """Until then it is taken for one without streams outside of requests (monotonic)."""
 
     async def close(self) -> None:
-        await self._carrier.close()
+        await self._transport.close()
 
     def seen(self, envelope: Envelope) -> Envelope:
         """A caller as the server is to see it: whether a model can be asked is not its alone."""
@@ -223,7 +223,7 @@ class Upstream:
         """
         attempt, is_open = self._attempt(), True
         try:
-            async with self._carrier.ask(
+            async with self._transport.ask(
                 method, body, headers, endless=endless, on_change=self.changed, on_sent=on_sent
             ) as answer:
                 failure = f"status_{answer.status}" if answer.status >= 500 else None

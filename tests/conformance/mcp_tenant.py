@@ -136,8 +136,8 @@ async def tenant_of(lent: Lent, server: str, context: dict[str, Any]) -> AsyncIt
         stack.push_async_callback(made.tokens.close)
         if "client_id" in context:
             made.known = msgspec.convert(context, KnownClient)
-        carriers = Transports(credentials=made.credentials)
-        bridge = Bridge([config], redis, [b"k" * 32], info=INFO, carriers=carriers)
+        transports = Transports(credentials=made.credentials)
+        bridge = Bridge([config], redis, [b"k" * 32], info=INFO, transports=transports)
         await bridge.start()
         stack.push_async_callback(bridge.close)
         made.url = await stack.enter_async_context(door(bridge, lent))

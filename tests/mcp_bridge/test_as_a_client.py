@@ -138,8 +138,8 @@ async def test_a_credential_that_is_refused_is_followed_by_one_other(
         return whole(said, header, status)
 
     server, wallet = Server(refusing), Wallet(has)
-    carriers = Transports(credentials=wallet)
-    async with bridged(redis, server, carriers=carriers) as client:
+    transports = Transports(credentials=wallet)
+    async with bridged(redis, server, transports=transports) as client:
         found = await ask_modern(client, "/mcp", "tools/call", CALL)
     assert found["error"].get("data", {}).get("reason") == reason
     shown = [call["head"].partition("authorization: ")[2][:8] for call in server.calls]

@@ -95,7 +95,7 @@ async def bridged(
     store: redis.asyncio.Redis,
     server: Server,
     others: Sequence[ServerConfig] = (),
-    carriers: Transports | None = None,
+    transports: Transports | None = None,
     **caller: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     listening = await asyncio.start_server(server.handle, "127.0.0.1", 0)
@@ -104,10 +104,10 @@ async def bridged(
         name="s",
         url=f"http://127.0.0.1:{port}/mcp",
         namespace="identity",
-        credential="none" if carriers is None else "tenant",
+        credential="none" if transports is None else "tenant",
     )
     info = {"name": "t", "version": "1"}
-    bridge = Bridge([*others, config], store, KEYS, info=info, carriers=carriers)
+    bridge = Bridge([*others, config], store, KEYS, info=info, transports=transports)
     await bridge.start()
     server.bridge = bridge
     made, allowed = door.HttpEndpoint(bridge), AllowedOrigins(public_url="http://localhost")

@@ -47,7 +47,7 @@ class Worker:
         may_start.set()
 
         @asynccontextmanager
-        async def open_line(*_: Any) -> AsyncIterator[Any]:
+        async def open_stream(*_: Any) -> AsyncIterator[Any]:
             if self.refuses:
                 raise TransportFailed("refused")
             try:
@@ -57,7 +57,7 @@ class Worker:
 
         unasked: Any = None
         self.hosts = ConnectionOwners(
-            info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
+            info={}, open_stream=open_stream, credentials=unasked, redis=store, relay=self.relay
         )
         self.hosts.knows(CONFIG)
 

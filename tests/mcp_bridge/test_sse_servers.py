@@ -101,9 +101,9 @@ async def worker(
     config = ServerConfig(
         name="s", namespace="identity", url=url, transport="sse", credential="tenant"
     )
-    carriers = Transports(credentials=credentials or TenantsOwn())
+    transports = Transports(credentials=credentials or TenantsOwn())
     info = {"name": "t", "version": "1"}
-    bridge = Bridge([config], store, KEYS, info=info, carriers=carriers)
+    bridge = Bridge([config], store, KEYS, info=info, transports=transports)
     await bridge.start()
     try:
         async with Worker(bridge) as client:

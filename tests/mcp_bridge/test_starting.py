@@ -16,8 +16,8 @@ from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.transport import TransportAnswer
 from mcp_bridge.upstream.transports.channel import ChannelRequest
-from mcp_bridge.upstream.transports.channel_carrier import ChannelTransport
 from mcp_bridge.upstream.transports.channel_owners import ConnectionOwner, ConnectionOwners
+from mcp_bridge.upstream.transports.channel_transport import ChannelTransport
 from mcp_bridge.upstream.upstream import ServerConfig
 from mcp_bridge.worker_relay import Relay
 
@@ -97,7 +97,7 @@ class Worker:
             info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
         )
         config = ServerConfig(name="s", url="http://x/", transport="sse")
-        self._carrier = ChannelTransport(config, UpstreamOwner("org_a"), self.hosts, nothing)
+        self._transport = ChannelTransport(config, UpstreamOwner("org_a"), self.hosts, nothing)
 
     def _sent(self) -> None:
         self.is_out = True
@@ -105,7 +105,7 @@ class Worker:
     async def ask(self, method: str, **headers: str) -> TransportAnswer:
         message = {"jsonrpc": "2.0", "id": 1, "method": method}
         ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": self._sent}
-        async with self._carrier.ask("POST", message, headers, endless=False, **ears) as answer:
+        async with self._transport.ask("POST", message, headers, endless=False, **ears) as answer:
             return answer
 
 

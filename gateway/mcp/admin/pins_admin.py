@@ -63,13 +63,13 @@ class PinsAdmin:
     def __init__(
         self,
         servers: Sequence[ServerConfig],
-        carriers: Transports,
+        transports: Transports,
         info: dict[str, Any],
         db: AsyncEngine,
         redis: Redis,
     ) -> None:
         self._servers = {each.name: each for each in servers}
-        self._carriers, self._info = carriers, info
+        self._transports, self._info = transports, info
         self._db, self._redis = db, redis
         self._looks = asyncio.Semaphore(MAX_LOOKS)
 
@@ -145,7 +145,9 @@ class PinsAdmin:
         async with self._looks:
             try:
                 async with asyncio.timeout(LOOK_S):
-                    return await read_offer(config, self._info, self._carriers, org_id, close=False)
+                    return await read_offer(
+                        config, self._info, self._transports, org_id, close=False
+                    )
             except TimeoutError:
                 return f"no answer in {LOOK_S:.0f} s"
             except RpcError as error:

@@ -154,13 +154,13 @@ async def open_mcp(
         open_trust,
         tell_of,
     )
-    from gateway.mcp.upstreams import open_carriers
+    from gateway.mcp.upstreams import open_transports
     from mcp_bridge.routing.pruning import Pruner
     from mcp_bridge.server.allowed_origins import AllowedOrigins
     from mcp_bridge.server.bridge import Bridge
 
     vault = await open_vault(settings, stack, secret, db, redis, auth.authority.keys)
-    carriers = stack.enter_context(open_carriers(settings, vault.shown))
+    transports = stack.enter_context(open_transports(settings, vault.shown))
     callers = Callers()
     meter = CallMeter(
         callers,
@@ -185,14 +185,14 @@ async def open_mcp(
         [key.derive(STATE_PURPOSE) for key in secret.keys],
         info=info,
         guard=guard,
-        carriers=carriers,
+        transports=transports,
         sampler=open_sampler(settings, own, records),
         pruner=Pruner(settings.mcp_max_catalogue_tokens, open_embedder(settings, own)),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
     tell_of(feed, bridge.watches)
-    pins = PinsAdmin(servers, carriers, info, db, redis)
+    pins = PinsAdmin(servers, transports, info, db, redis)
 
     def approvals_of(principal: Principal) -> Approvals:
         return open_approvals(db, to_actor(principal))

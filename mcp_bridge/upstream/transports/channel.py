@@ -133,7 +133,7 @@ class Channel:
         self,
         server: str,
         info: dict[str, Any],
-        line: StreamTransport,
+        stream: StreamTransport,
         *,
         sampling: dict[str, Any] | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class Channel:
         self.modern = False
         self.answered = False
         """Whether it was of use since it began."""
-        self._info, self._line = info, line
+        self._info, self._stream = info, stream
         self._about: dict[str, Any] = {}
         self._ids = itertools.count(1)
         self._under_way: dict[int, PendingRequest] = {}
@@ -161,7 +161,7 @@ class Channel:
         """Raises: CarrierFailed, by which all that waits fails too."""
         failure = TransportFailed("upstream_ended")
         try:
-            async for message in self._line.messages():
+            async for message in self._stream.messages():
                 await self._take(message)
             raise failure
         except TransportFailed as error:
@@ -177,7 +177,7 @@ class Channel:
     async def start(self) -> None:
         """Start the connection, while `run` runs. Raises: CarrierFailed."""
         try:
-            if not self._line.legacy_only:
+            if not self._stream.legacy_only:
                 await self._discover()
             if not self.modern:
                 async with asyncio.timeout(HANDSHAKE_S):
@@ -209,7 +209,7 @@ class Channel:
             # 2024-11-05, whose messages are those of the revision after it.
             about = {**about, "protocolVersion": ASSUMED_VERSION}
         self._about = about
-        await self._line.send(rpc.notification("notifications/initialized"))
+        await self._stream.send(rpc.notification("notifications/initialized"))
 
     async def _own(self, method: str, params: dict[str, Any]) -> Message:
         return await self._request("", 0, method, params, Inbox(), ignored)
@@ -233,12 +233,12 @@ class Channel:
 
     async def _take_request(self, message: Message) -> None:
         if message["method"] == "ping":
-            await self._line.send(rpc.result(message["id"], {}))
+            await self._stream.send(rpc.result(message["id"], {}))
             return
         only = self._only()
         if only is None:
             error = RpcError(METHOD_NOT_FOUND, "Nobody can be asked this now")
-            await self._line.send(rpc.failure(message["id"], error))
+            await self._stream.send(rpc.failure(message["id"], error))
         else:
             only.inbox.note(message)
 
@@ -333,7 +333,7 @@ class Channel:
         answered = False
         try:
             await emit(SENT)
-            await self._line.send(rpc.request(own, method, params))
+            await self._stream.send(rpc.request(own, method, params))
             found = await inbox.drain(emit)
             answered = True
             return found
@@ -353,7 +353,7 @@ class Channel:
     async def _send_quietly(self, message: Message) -> None:
         with suppress(TransportFailed, TimeoutError):
             async with asyncio.timeout(HANDSHAKE_S):
-                await self._line.send(message)
+                await self._stream.send(message)
 
     async def _pass_on(self, asker: str, message: Message) -> None:
         method = message.get("method")
@@ -364,9 +364,9 @@ class Channel:
             for own, one in self._under_way.items():
                 if one.asker == asker and one.id == wanted:
                     params = {**rpc.params_of(message), "requestId": own}
-                    await self._line.send({**message, "params": params})
+                    await self._stream.send({**message, "params": params})
             return
-        await self._line.send(message)
+        await self._stream.send(message)
 
     # Those who listen.
 

@@ -79,11 +79,11 @@ class ConnectionOwner:
         whose: UpstreamOwner,
         credential: CredentialSet,
         info: dict[str, Any],
-        open_line: OpenStreamTransport,
+        open_stream: OpenStreamTransport,
     ) -> None:
         self.config, self.whose, self.credential = config, whose, credential
         self.used_at = time.monotonic()
-        self._info, self._open_line = info, open_line
+        self._info, self._open_stream = info, open_stream
         self._breaker = Breaker(config.name)
         self._turn = asyncio.Lock()
         self._opened: asyncio.Future[Channel] | None = None
@@ -139,9 +139,9 @@ class ConnectionOwner:
         failure: str | None = None
         used = left = False
         try:
-            async with self._open_line(self.config, self.whose, self.credential) as line:
+            async with self._open_stream(self.config, self.whose, self.credential) as stream:
                 sampling = SAMPLING_BY[self.config.sampling]
-                channel = Channel(self.config.name, self._info, line, sampling=sampling)
+                channel = Channel(self.config.name, self._info, stream, sampling=sampling)
                 running = asyncio.create_task(channel.run())
                 try:
                     await until_ready(channel, running)
@@ -149,7 +149,7 @@ class ConnectionOwner:
                     ready.set_result(channel)
                     await running
                 finally:
-                    used, left = channel.answered, line.left
+                    used, left = channel.answered, stream.left
                     running.cancel()
                     await asyncio.gather(running, return_exceptions=True)
         except TransportFailed as error:
@@ -198,16 +198,16 @@ class ConnectionOwners:
         self,
         *,
         info: dict[str, Any],
-        open_line: OpenStreamTransport,
+        open_stream: OpenStreamTransport,
         credentials: Credentials,
         redis: Redis | None = None,
         relay: Relay | None = None,
     ) -> None:
-        self._info, self._open_line, self._credentials = info, open_line, credentials
+        self._info, self._open_stream, self._credentials = info, open_stream, credentials
         self._redis, self._relay = redis, relay
         self._mine = "" if relay is None else relay.worker
         self._configs: dict[str, ServerConfig] = {}
-        self._hosts: dict[ConnectionKey, ConnectionOwner] = {}
+        self._connections: dict[ConnectionKey, ConnectionOwner] = {}
         self._turns: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
         self._signing: asyncio.Task[None] | None = None
         self._signs: dict[ConnectionKey, asyncio.Task[None]] = {}
@@ -226,7 +226,7 @@ class ConnectionOwners:
         if signs := list(self._signs.values()):  # one of them may be ending a connection
             await asyncio.wait(signs, timeout=CLOSE_S)
             await end_tasks(*signs)
-        places = list(self._hosts)
+        places = list(self._connections)
         await asyncio.gather(*(self._let_go(place) for place in places))
 
     async def ask(
@@ -242,9 +242,11 @@ class ConnectionOwners:
         for _ in range(MAX_MOVES):
             async with self._turn(place):
                 owner = await self._owner(place)
-                host = self._host(place, whose, credential) if owner == self._mine else None
-            if host is not None:
-                return await host.ask(ask, emit)
+                connection = (
+                    self._connection(place, whose, credential) if owner == self._mine else None
+                )
+            if connection is not None:
+                return await connection.ask(ask, emit)
             assert self._relay is not None
             try:
                 found = await self._relay.ask(
@@ -283,21 +285,21 @@ class ConnectionOwners:
         """Return the lock of a connection: its owner does not change while somebody goes by it."""
         return self._turns.setdefault(place, asyncio.Lock())
 
-    def _host(
+    def _connection(
         self, place: ConnectionKey, whose: UpstreamOwner, credential: CredentialSet
     ) -> ConnectionOwner:
         """Return the connection that is ours, at its turn. Raises: NotSent."""
-        host = self._hosts.get(place)
-        if host is None:
-            if len(self._hosts) >= MAX_OWNERS:
+        connection = self._connections.get(place)
+        if connection is None:
+            if len(self._connections) >= MAX_OWNERS:
                 raise NotSent("too_many_connections")
             config = self._configs[place.server]
-            host = ConnectionOwner(config, whose, credential, self._info, self._open_line)
-            self._hosts[place] = host
+            connection = ConnectionOwner(config, whose, credential, self._info, self._open_stream)
+            self._connections[place] = connection
             if self._signing is None and self._relay is not None:
                 self._signing = asyncio.create_task(self._sign_forever())
-        host.used_at = time.monotonic()
-        return host
+        connection.used_at = time.monotonic()
+        return connection
 
     async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
         """Serve a request of another worker.
@@ -316,10 +318,10 @@ class ConnectionOwners:
                     401, ""
                 )  # as the server would: who asks looks for the newer one
             async with self._turn(place):
-                if place not in self._hosts and await self._owner(place) != self._mine:
+                if place not in self._connections and await self._owner(place) != self._mine:
                     return {"moved": True}
-                host = self._host(place, whose, credential)
-            told = await host.ask(msgspec.convert(payload["ask"], ChannelRequest), emit)
+                connection = self._connection(place, whose, credential)
+            told = await connection.ask(msgspec.convert(payload["ask"], ChannelRequest), emit)
         except CredentialRefused as error:
             return {"refused": {"status": error.status, "challenge": error.challenge}}
         except TransportFailed as error:
@@ -338,38 +340,38 @@ class ConnectionOwners:
     async def _sign_forever(self) -> None:
         while True:
             await asyncio.sleep(SIGN_S)
-            for place, host in list(self._hosts.items()):
+            for place, connection in list(self._connections.items()):
                 if place not in self._signs:
-                    task = self._signs[place] = asyncio.create_task(self._sign(place, host))
+                    task = self._signs[place] = asyncio.create_task(self._sign(place, connection))
                     task.add_done_callback(partial(self._signed, place))
 
     def _signed(self, place: ConnectionKey, task: asyncio.Task[None]) -> None:
         del self._signs[place]
         report(task)
 
-    async def _sign(self, place: ConnectionKey, host: ConnectionOwner) -> None:
+    async def _sign(self, place: ConnectionKey, connection: ConnectionOwner) -> None:
         """Sign one connection by itself: one that takes long to end costs no other its sign of
         life."""
         try:
-            is_shown = await self._is_shown(place, host)
+            is_shown = await self._is_shown(place, connection)
             async with self._turn(place):
-                if not is_shown or not await self._keeps(place, host):
+                if not is_shown or not await self._keeps(place, connection):
                     await self._let_go(place)
         except RedisError as error:
             log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
 
-    async def _is_shown(self, place: ConnectionKey, host: ConnectionOwner) -> bool:
+    async def _is_shown(self, place: ConnectionKey, connection: ConnectionOwner) -> bool:
         """True if its credential is in use."""
         try:
-            current = await self._current(host.config, host.whose)
+            current = await self._current(connection.config, connection.whose)
         except TransportFailed:
             return False
         return current.name == place.credential
 
-    async def _keeps(self, place: ConnectionKey, host: ConnectionOwner) -> bool:
+    async def _keeps(self, place: ConnectionKey, connection: ConnectionOwner) -> bool:
         """True if it stays ours: it is used, and nobody else has it."""
         assert self._redis is not None
-        if not host.is_open and time.monotonic() > host.used_at + IDLE_S:
+        if not connection.is_open and time.monotonic() > connection.used_at + IDLE_S:
             return False
         if await self._owner(place) != self._mine:
             log.warning("mcp: %s: another worker has its connection now", place.server)
@@ -378,10 +380,10 @@ class ConnectionOwners:
         return True
 
     async def _let_go(self, place: ConnectionKey) -> None:
-        host = self._hosts.pop(place, None)
-        if host is None:
+        connection = self._connections.pop(place, None)
+        if connection is None:
             return
-        await host.close()
+        await connection.close()
         if self._relay is not None:
             try:
                 await self._disown(place, self._relay.worker)

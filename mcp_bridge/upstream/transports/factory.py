@@ -26,8 +26,8 @@ from mcp_bridge.upstream.credentials import (
 from mcp_bridge.upstream.http import HttpTarget
 from mcp_bridge.upstream.http1 import Pool
 from mcp_bridge.upstream.transport import StreamTransport, Transport
-from mcp_bridge.upstream.transports.channel_carrier import ChannelTransport
 from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
+from mcp_bridge.upstream.transports.channel_transport import ChannelTransport
 from mcp_bridge.upstream.transports.legacy_sse import open_sse
 from mcp_bridge.upstream.transports.streamable_http import HttpTransport
 from mcp_bridge.upstream.upstream import (
@@ -42,9 +42,9 @@ from mcp_bridge.worker_relay import Relay
 
 if TYPE_CHECKING:
     from mcp_bridge.upstream.openapi.source import DocumentSource
-    from mcp_bridge.upstream.stdio.line import StdioTransports
     from mcp_bridge.upstream.stdio.process import Launcher
     from mcp_bridge.upstream.stdio.stderr_tail import LastWords
+    from mcp_bridge.upstream.stdio.stream_transport import StdioTransports
 
 OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
 """What we are to a server that many of our clients share."""
@@ -74,7 +74,7 @@ class Transports:
         self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
         self._on_end = on_end
         self._shared: tuple[Redis, Relay] | None = None
-        self._hosts: ConnectionOwners | None = None
+        self._connections: ConnectionOwners | None = None
         self._processes: StdioTransports | None = None
         self._documents: dict[str, DocumentSource] = {}
         """By the names of servers, which stay."""
@@ -85,13 +85,13 @@ class Transports:
         self._shared = redis, relay
 
     async def close(self) -> None:
-        if self._hosts is not None:
-            await self._hosts.close()
+        if self._connections is not None:
+            await self._connections.close()
 
     def open(self, config: ServerConfig, whose: UpstreamOwner) -> Transport:
         shown = self._shown(config, whose)
         if config.transport in ("stdio", "sse"):
-            return ChannelTransport(config, whose, self._all_hosts(), shown)
+            return ChannelTransport(config, whose, self._all_connections(), shown)
         dialled = HttpTarget(config, self._pool(config), shown)
         if config.transport == "openapi":
             return self._open_api(dialled)
@@ -109,26 +109,26 @@ class Transports:
             self._documents[config.name] = source
         return OpenApiTransport(dialled, source)
 
-    def _all_hosts(self) -> ConnectionOwners:
-        if self._hosts is None:
+    def _all_connections(self) -> ConnectionOwners:
+        if self._connections is None:
             redis, relay = self._shared or (None, None)
-            self._hosts = ConnectionOwners(
+            self._connections = ConnectionOwners(
                 info=OWN_INFO,
-                open_line=self._open_line,
+                open_stream=self._open_stream,
                 credentials=self._credentials,
                 redis=redis,
                 relay=relay,
             )
-        return self._hosts
+        return self._connections
 
-    def _open_line(
+    def _open_stream(
         self, config: ServerConfig, whose: UpstreamOwner, credential: CredentialSet
     ) -> AbstractAsyncContextManager[StreamTransport]:
         if config.transport == "sse":
             return open_sse(config, self._plain_pool(config), credential)
         if self._processes is None:
             # The SDK's messages are loaded with it: only where such a server is asked.
-            from mcp_bridge.upstream.stdio.line import StdioTransports
+            from mcp_bridge.upstream.stdio.stream_transport import StdioTransports
 
             assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
             self._processes = StdioTransports(

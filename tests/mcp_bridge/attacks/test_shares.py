@@ -17,8 +17,8 @@ from mcp_bridge.server import legacy as legacy_face
 from mcp_bridge.server import modern as modern_face
 from mcp_bridge.server.slots import Slots
 from mcp_bridge.upstream import upstream
-from mcp_bridge.upstream.transports import factory as carriers
-from mcp_bridge.upstream.transports import streamable_http as http_carrier
+from mcp_bridge.upstream.transports import factory as transports
+from mcp_bridge.upstream.transports import streamable_http as http_transport
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, modern
 from tests.mcp_bridge.test_hostile import OK, SSE, whole
@@ -161,8 +161,8 @@ async def test_who_listens_takes_no_connection_from_who_calls(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, is_modern: bool
 ) -> None:
     """Nor does the breaker hear of it: the server did nothing."""
-    monkeypatch.setattr(carriers, "MAX_STREAMS", SHARE)
-    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(transports, "MAX_STREAMS", SHARE)
+    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(changes, "FIRST_PAUSE_S", 0.01)
     refused: Counter[str] = Counter()
 
@@ -193,9 +193,9 @@ async def test_who_listens_takes_no_connection_from_who_calls(
 async def test_where_all_connections_are_in_use_the_server_is_not_to_blame(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 1)
-    monkeypatch.setattr(carriers, "MAX_STREAMS", 0)
-    monkeypatch.setattr(http_carrier, "PLACE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(transports, "MAX_STREAMS", 0)
+    monkeypatch.setattr(http_transport, "PLACE_TIMEOUT_S", 0.05)
     server = Slow()
     async with attacked(redis, server) as client:
         asking = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", SLOW))

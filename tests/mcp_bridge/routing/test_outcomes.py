@@ -21,7 +21,7 @@ PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "prog
 
 
 class Kept:
-    """A passage."""
+    """A permit."""
 
     answered = None
 
@@ -37,10 +37,10 @@ class Kept:
 
 class Passing(AllowAll):
     def __init__(self) -> None:
-        self.passage = Kept()
+        self.permit = Kept()
 
     async def before(self, *_: Any) -> Any:
-        return self.passage
+        return self.permit
 
 
 class Inner:
@@ -73,7 +73,7 @@ def guarded(inner: Any) -> tuple[GuardedExchange, Kept]:
     caller = Caller(org_id="org_a", project_id="p", subject="s", client="c")
     source: Any = type("Source", (), {"caller": caller})
     asking: Any = GuardedRequest(upstream=source, alias="a", method="tools/call", params={})
-    return GuardedExchange(inner, guard, caller, asking), guard.passage
+    return GuardedExchange(inner, guard, caller, asking), guard.permit
 
 
 async def drained(exchange: GuardedExchange) -> None:
@@ -87,27 +87,27 @@ async def drained(exchange: GuardedExchange) -> None:
 )
 async def test_what_fails_is_not_paid_for(error: Exception, is_out: bool) -> None:
     for before in ([], [NotificationEvent(PROGRESS)]):
-        exchange, passage = guarded(Inner([*before, error], is_out=is_out))
+        exchange, permit = guarded(Inner([*before, error], is_out=is_out))
         with pytest.raises(type(error)):
             await drained(exchange)
-        assert passage.outcomes == ["failed"]
+        assert permit.outcomes == ["failed"]
 
 
 @pytest.mark.parametrize(("is_out", "expected"), [(True, "left"), (False, "failed")])
 async def test_who_leaves_pays_for_what_went_out(is_out: bool, expected: Outcome) -> None:
     inner = Inner([None], is_out=is_out)
-    exchange, passage = guarded(inner)
+    exchange, permit = guarded(inner)
     waiting = asyncio.create_task(drained(exchange))
     await inner.waits.wait()
     waiting.cancel()
     await asyncio.wait({waiting})
-    assert passage.outcomes == [expected]
+    assert permit.outcomes == [expected]
 
 
 async def test_a_result_is_paid_for() -> None:
-    exchange, passage = guarded(Inner([NotificationEvent(PROGRESS), ResultEvent({})], is_out=True))
+    exchange, permit = guarded(Inner([NotificationEvent(PROGRESS), ResultEvent({})], is_out=True))
     await drained(exchange)
-    assert passage.outcomes == ["done"]
+    assert permit.outcomes == ["done"]
 
 
 async def test_nothing_went_out_where_there_is_no_session() -> None:
@@ -118,10 +118,10 @@ async def test_nothing_went_out_where_there_is_no_session() -> None:
     upstream: Any = type("Upstream", (), {"next_id": staticmethod(lambda: 1), "name": "s"})
     sessions: Any = Sessions()
     inner = LegacyExchange(upstream, sessions, "tools/call", {"name": "t"}, {})
-    exchange, passage = guarded(inner)
+    exchange, permit = guarded(inner)
     with pytest.raises(RedisGone):
         await drained(exchange)
-    assert not exchange.is_out and passage.outcomes == ["failed"]
+    assert not exchange.is_out and permit.outcomes == ["failed"]
 
 
 async def test_a_request_is_out_once_there_is_a_connection_to_write_it_to() -> None:

@@ -51,7 +51,7 @@ def everything_of(servers: list[Server]) -> list[str]:
 
 def followed(servers: list[Server]) -> list[dict[str, Any]]:
     endpoint = Endpoint(key="k", upstreams=tuple(servers), keeps_names=False)  # type: ignore[arg-type]
-    reach = Scripted(
+    context = Scripted(
         caller=CALLER,
         endpoint=endpoint,
         envelope=Envelope(version="2026-07-28", capabilities={}),
@@ -62,7 +62,7 @@ def followed(servers: list[Server]) -> list[dict[str, Any]]:
     async def follow() -> list[dict[str, Any]]:
         found, params = [], {}
         while True:
-            page = await reach.list("tools/list", params)
+            page = await context.list("tools/list", params)
             found.append(page)
             if "nextCursor" not in page:
                 return found

@@ -349,9 +349,9 @@ def watch_of(guard: Guard, *names: str) -> Watch:
     class Reach:
         pass
 
-    reach: Any = Reach()
-    reach.list_digests, reach.endpoint = guard.list_digests, Endpoint
-    return Watch(reach, asyncio.Semaphore(1))
+    context: Any = Reach()
+    context.list_digests, context.endpoint = guard.list_digests, Endpoint
+    return Watch(context, asyncio.Semaphore(1))
 
 
 CHANGED = {kind: f"notifications/{kind}/list_changed" for kind in KINDS}

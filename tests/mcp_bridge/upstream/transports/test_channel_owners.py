@@ -163,12 +163,12 @@ class World:
             launch=self.spec,
             credential="user",
         )
-        carriers = Transports(
+        transports = Transports(
             credentials=self.held,
             launcher=lambda: Launcher(self.isolation(), self.folder / "scratch"),
         )
         info = {"name": "t", "version": "1"}
-        bridge = Bridge([config], self._store, KEYS, info=info, carriers=carriers)
+        bridge = Bridge([config], self._store, KEYS, info=info, transports=transports)
         await bridge.start()
         try:
             async with Worker(bridge) as client:

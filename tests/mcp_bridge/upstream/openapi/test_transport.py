@@ -1,4 +1,4 @@
-"""An API behind a carrier, over real sockets: what goes there, what comes back, and what does not
+"""An API behind a transport, over real sockets: what goes there, what comes back, and what does not
 go at all."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mcp_bridge.upstream.credentials import CredentialSet, Refusal, UpstreamOwne
 from mcp_bridge.upstream.openapi import calls
 from mcp_bridge.upstream.openapi import http as openapi_http
 from mcp_bridge.upstream.transport import NotSent, TransportFailed
-from mcp_bridge.upstream.transports import factory as carriers
+from mcp_bridge.upstream.transports import factory as transports
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
 from tests.mcp_bridge.upstream.openapi.documents import document
@@ -112,12 +112,12 @@ async def asking(
 ) -> AsyncIterator[Ask]:
     networks = UpstreamNetworks(look_up)
     opened = Transports(network_of=networks.of, credentials=credentials)
-    carrier = opened.open(config, WHO)
+    transport = opened.open(config, WHO)
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
         message = rpc.request(1, method, params)
         ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": on_sent}
-        asked = carrier.ask("POST", message, {}, endless=False, **ears)
+        asked = transport.ask("POST", message, {}, endless=False, **ears)
         async with asked as answer:
             (found,) = [each async for each in answer.messages()]
         assert found is not None
@@ -126,7 +126,7 @@ async def asking(
     try:
         yield ask
     finally:
-        await carrier.close()
+        await transport.close()
         await opened.close()
 
 
@@ -225,8 +225,8 @@ async def test_what_had_no_connection_was_not_sent(
     api: Api, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So nobody holds it against the API."""
-    monkeypatch.setattr(carriers, "MAX_CONNECTIONS", 0)
-    monkeypatch.setattr(carriers, "MAX_STREAMS", 0)
+    monkeypatch.setattr(transports, "MAX_CONNECTIONS", 0)
+    monkeypatch.setattr(transports, "MAX_STREAMS", 0)
     monkeypatch.setattr(openapi_http, "PLACE_TIMEOUT_S", 0.01)
     async with asking(of(api, file)) as ask:
         with pytest.raises(NotSent) as found:
@@ -356,8 +356,8 @@ async def test_what_was_approved_is_each_tool_and_where_it_is(api: Api, file: Pa
     async def seen(
         config: ServerConfig, approved: ApprovedPins
     ) -> tuple[set[tuple[str, str, str]], Any]:
-        carriers = Transports(network_of=UpstreamNetworks(look_up).of)
-        offer = await read_offer(config, {"name": "test", "version": "1"}, carriers, WHO.org_id)
+        transports = Transports(network_of=UpstreamNetworks(look_up).of)
+        offer = await read_offer(config, {"name": "test", "version": "1"}, transports, WHO.org_id)
         changes = changes_of(config, approved, offer)
         return {(each.state, each.kind, each.name) for each in changes}, changes
 

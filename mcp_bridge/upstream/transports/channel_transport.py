@@ -77,12 +77,17 @@ class ChannelTransport:
         self,
         config: ServerConfig,
         whose: UpstreamOwner,
-        hosts: ConnectionOwners,
+        connections: ConnectionOwners,
         shown: CredentialSource,
     ) -> None:
-        self._config, self._whose, self._hosts, self._shown = config, whose, hosts, shown
+        self._config, self._whose, self._connections, self._shown = (
+            config,
+            whose,
+            connections,
+            shown,
+        )
         self._asker = secrets.token_hex(8)
-        hosts.knows(config)
+        connections.knows(config)
 
     async def close(self) -> None:
         """The connection is everybody's."""
@@ -136,7 +141,7 @@ class ChannelTransport:
             if message != SENT:
                 await said.put(message)
 
-        work = self._hosts.ask(self._config, self._whose, credential, asked, emit)
+        work = self._connections.ask(self._config, self._whose, credential, asked, emit)
         ending = asyncio.create_task(work)
         try:
             first = await next_of(said, ending, read_s)
