@@ -26,6 +26,7 @@ def moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
 
 
 def moment_made(name: str = "created_at") -> sa.Column[datetime]:
-    """Of the transaction that adds the row, unless it says otherwise."""
+    """Return a column with the time of the transaction that adds the row, unless it says
+    otherwise."""
     made = sa.TIMESTAMP(timezone=True)
     return sa.Column(name, made, nullable=False, server_default=sa.func.now())

@@ -1,4 +1,4 @@
-"""What a credential looks like, where it can be told from other texts.
+"""Recognizes credentials by their form, where they can be told from other texts.
 
 Sessions, codes and passwords have no form: no text says that it is one.
 """

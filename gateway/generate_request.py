@@ -1,4 +1,4 @@
-"""What every wire format becomes before it meets the fleet: `GenerateRequest`.
+"""Defines `GenerateRequest`, which every wire format becomes before it meets the fleet.
 
 Knows no HTTP and no vendor.
 """
@@ -25,7 +25,7 @@ MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
 
 class OutputForm(msgspec.Struct, frozen=True):
-    """What an answer must look like."""
+    """The form that an answer must have."""
 
     grammar: Grammar
     param: str
@@ -73,7 +73,7 @@ class PromptPlace(msgspec.Struct, frozen=True):
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True):
-    """What is before `end` is to be kept."""
+    """A mark that what is before `end` is to be cached."""
 
     end: PromptPlace
     ttl: Ttl
@@ -82,8 +82,8 @@ class CacheBreakpoint(msgspec.Struct, frozen=True):
 
 
 class Writing(msgspec.Struct, frozen=True, kw_only=True):
-    """What our own engine is to write, whatever it follows: every field is understood and will be
-    honoured."""
+    """The request for our own engine to write, whatever the prompt is: every field is understood
+    and will be honoured."""
 
     max_tokens: int | None = None
     """Per choice. None: what is left of the context."""
@@ -130,7 +130,7 @@ class ChatPrompt(Writing, frozen=True, kw_only=True):
     """None: the model is shown none."""
 
     def path_of(self, index: int) -> str:
-        """Of a message, for a refusal."""
+        """Return the path of a message in the request, for a refusal."""
         return self.message_paths[index] if self.message_paths else f"messages[{index}]"
 
 
@@ -158,7 +158,7 @@ class EmbeddingPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlainForward(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a body for an upstream, which is no chat's, the gateway needs to know."""
+    """The facts that the gateway needs of a forwarded body that is no chat's."""
 
     path: Literal["completions", "embeddings"]
     """Behind the upstream's base URL."""
@@ -168,7 +168,7 @@ class PlainForward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToTokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """What is only to be told in tokens; exactly one of `text` and `chat`."""
+    """A prompt that is only to be tokenized; exactly one of `text` and `chat`."""
 
     text: str | None = None
     chat: ChatPrompt | None = None
@@ -209,7 +209,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heading(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer says of itself before it says anything."""
+    """The facts that an answer states of itself before its first content."""
 
     id: str
     created: int
@@ -223,8 +223,7 @@ def under_a_cap(request: GenerateRequest) -> GenerateRequest:
 
 
 def bounded_to(request: GenerateRequest, max_output_tokens: int) -> GenerateRequest:
-    """The same, of one that did not say how much may be written: no more than that, over all
-    choices."""
+    """Cap the output of a request that names no maximum, over all choices."""
     per_choice = max_output_tokens // request.n
     if request.prompt is not None:
         prompt = msgspec.structs.replace(request.prompt, max_tokens=per_choice)

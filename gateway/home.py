@@ -1,4 +1,5 @@
-"""Where one gateway keeps its state: the layout of `TOLLGATE_HOME`, its modes and its lock.
+"""The folder where one gateway keeps its state: the layout of `TOLLGATE_HOME`, its modes and its
+lock.
 
 Knows paths, not what is written under them. Folders made here have mode 0700, but root's own HOME
 has 0711, so that the servers it runs as somebody else reach the folder that is theirs; a folder
@@ -25,7 +26,7 @@ class HomeBusy(Exception):
 
 
 class NoHome(Exception):
-    """What should be the home of an installation is none."""
+    """The folder that was named is no home of an installation."""
 
 
 class Home:
@@ -71,7 +72,7 @@ class Home:
         return socket_folder(self.run, name) / name
 
     def usage_record(self, model: str) -> Path:
-        """What the engine of `model` keeps of what it has generated."""
+        """Return the file in which the engine of `model` keeps what it has generated."""
         return self.usage / f"{quote(model, safe='')}.record"
 
 

@@ -25,7 +25,7 @@ def uuid7_hex() -> str:
 
 
 def uuid7_text() -> str:
-    """As RFC 9562 writes it."""
+    """Return a UUIDv7 as RFC 9562 writes it."""
     digits = uuid7_hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 

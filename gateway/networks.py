@@ -86,7 +86,7 @@ class Networks(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def ranges(self) -> list[str]:
-        """As they are written."""
+        """The ranges as they are written."""
         v4 = [
             summarize_address_range(IPv4Address(first), IPv4Address(last))
             for first, last in zip(*self.v4, strict=True)

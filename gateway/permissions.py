@@ -106,7 +106,7 @@ def expanded(scopes: Iterable[str]) -> frozenset[str]:
 
 
 def common(scopes: Iterable[str], others: Iterable[str]) -> frozenset[str]:
-    """What both hold: of `admin:*` and a part of it, the part."""
+    """Return the scopes that both hold: of `admin:*` and a part of it, the part."""
     one, other = frozenset(scopes), frozenset(others)
     return (one & expanded(other)) | (other & expanded(one))
 

@@ -1,5 +1,5 @@
-"""Who is calling and what they may spend: made by `auth`, read by everything behind it. Pure
-data."""
+"""Defines `Principal`: who is calling and what they may spend; made by `auth`, read by everything
+behind it. Pure data."""
 
 from __future__ import annotations
 

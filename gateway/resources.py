@@ -1,4 +1,5 @@
-"""What one worker process opens before its services: each `open_*` takes of it what it needs."""
+"""Opens what one worker process needs before its services: each `open_*` takes of it what it
+needs."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class SecretKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file holds. To rotate, put a new key first and keep the old ones behind it."""
+    """The content of the secret's file. To rotate, put a new key first and keep the old ones behind
+    it."""
 
     version: Literal[1]
     keys: tuple[SecretKey, ...]

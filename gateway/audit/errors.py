@@ -1,4 +1,4 @@
-"""What can go wrong with the audit log.
+"""The errors of the audit log.
 
 SecretInAudit        somebody tried to record a secret: a mistake in our code; names its key
 └── CredentialInAudit  a client wrote a credential where none belongs (names `field`)

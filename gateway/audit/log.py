@@ -56,10 +56,11 @@ ActorKind = Literal["user", "service_account", "api_key", "client", "system"]
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who did it: the credential that was shown, and whom it acts for.
+    """The actor of a change: the credential that was shown, and whom it acts for.
 
     `user`: somebody who is logged in. `api_key`, `client`: the key or OAuth client, `on_behalf_of`
-    the user or service account whose it is. `system`: the command line, the first start."""
+    the user or service account whose it is. `system`: the command line, the first start.
+    """
 
     kind: ActorKind
     id: str
@@ -80,7 +81,7 @@ ROTATION = Actor(kind="system", id="rotation")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What `record` is told, of one of many."""
+    """One of many entries for `record_all`, with the arguments of `record`."""
 
     actor: Actor
     action: str

@@ -35,7 +35,7 @@ NOWHERE = Standing(0, GENESIS.hex())
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with an org's log, at the first entry that is not as it was recorded."""
+    """A fault in an org's log, at the first entry that is not as it was recorded."""
 
     sequence: int
     id: str | None
@@ -87,7 +87,7 @@ async def verify_org(conn: AsyncConnection, org_id: str, witness: Standing) -> V
 
 
 def _judge(row: Any, last: Standing, head: Standing | None, witness: Standing) -> str | None:
-    """What is wrong with an entry that comes after `last`."""
+    """Return what is wrong with an entry that comes after `last`; None: nothing."""
     if row.sequence > last.sequence + 1:
         return "it is missing"
     if row.sequence <= last.sequence:

@@ -1,4 +1,4 @@
-"""Which organizations list an origin, as this process knows it.
+"""A copy, in this process, of which organizations list an origin.
 
 All origins of the installation are one small table, read when a browser first asks and again, in
 the background, when one asks and the copy is older than `REFRESH_S`. Only where it is older than

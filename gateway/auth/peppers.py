@@ -27,11 +27,11 @@ class Peppers:
         self._keys = tuple((key.id, key.derive(purpose)) for key in secret.keys)
 
     def hash(self, value: str) -> str:
-        """What to store: `pepper id:HMAC` in lower-case hex."""
+        """Return what to store: `pepper id:HMAC` in lower-case hex."""
         return self.hashes(value)[0]
 
     def hashes(self, value: str) -> list[str]:
-        """What may be stored for `value`, for an index to look up."""
+        """Return all that may be stored for `value`, for an index to look up."""
         data = value.encode()
         return [f"{key_id}:{hmac.digest(key, data, 'sha256').hex()}" for key_id, key in self._keys]
 

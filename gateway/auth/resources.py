@@ -1,4 +1,4 @@
-"""What a token can be good for: the resources of this installation (RFC 8707).
+"""The resources of this installation that a token can be good for (RFC 8707).
 
 There are three kinds: the issuer itself, its API, and one MCP endpoint for each org. A resource has
 one spelling here, without a slash at its end, in which it is stored, compared and written into

@@ -1,5 +1,5 @@
-"""Where the bytes of files are. In Postgres: rows of some hundred kilobytes, each written and read
-in a transaction of its own, so that a slow client holds neither memory nor a connection.
+"""Stores the bytes of files in Postgres: rows of some hundred kilobytes, each written and read in a
+transaction of its own, so that a slow client holds neither memory nor a connection.
 
 Beside it `s3_contents`. Knows nothing of a file but its id and whose it is; that it is wholly
 there, and in which place, says its row.
@@ -36,17 +36,17 @@ class Writer(Protocol):
 class Contents(Protocol):
     @property
     def place(self) -> str:
-        """What rows call it."""
+        """The name of this store in the rows of files."""
         ...
 
     def writer(self, org_id: str, file_id: str) -> Writer: ...
 
     def read(self, org_id: str, file_id: str) -> AsyncIterator[bytes]:
-        """From the first byte to the last. Raises: FilesError."""
+        """Yield the content from the first byte to the last. Raises: FilesError."""
         ...
 
     async def delete(self, org_id: str, file_id: str) -> None:
-        """Whatever is there of it. Idempotent. Raises: FilesError."""
+        """Delete whatever is there of it. Idempotent. Raises: FilesError."""
         ...
 
 

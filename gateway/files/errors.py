@@ -1,4 +1,4 @@
-"""What can keep the content of a file from being written or read.
+"""The errors that keep the content of a file from being written or read.
 
 FilesError
 ├── FileStoreAway       the store does not answer, or does not let us in: nothing has changed

@@ -69,7 +69,7 @@ class S3Contents:
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="file store")
 
     def close(self) -> None:
-        """What is under way ends by its own timeouts."""
+        """Close the client; requests under way end by their own timeouts."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def writer(self, org_id: str, file_id: str) -> Writer:

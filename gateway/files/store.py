@@ -62,7 +62,8 @@ class FileStore(Flusher):
         )
 
     async def begin_output(self, org_id: str, project_id: str, *, most_bytes: int) -> Upload:
-        """What we owe a tenant has room whatever else there is. Raises: InvalidField."""
+        """Begin a file that we write for a tenant: it has room whatever else there is. Raises:
+        InvalidField."""
         return await begin_upload(
             self._db,
             self._contents,
@@ -79,8 +80,8 @@ class FileStore(Flusher):
         return found.read(file.org_id, file.id)
 
     async def open(self, file: File) -> AsyncIterator[bytes]:
-        """As `read`, once its first bytes are there: what is away or lost is told before anything
-        is answered. Raises: FilesError, UnknownSecret."""
+        """Read like `read`, but return once the first bytes are there: a store that is away or a
+        lost content is reported before anything is answered. Raises: FilesError, UnknownSecret."""
         pieces = self.read(file)
         return _following(await anext(pieces, b""), pieces)
 

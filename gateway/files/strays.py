@@ -82,8 +82,8 @@ class Strays(Flusher):
     async def _missing(
         self, after: Place, until: Place | None, there: Collection[Place], age_s: float
     ) -> list[str]:
-        """Of the files between two places, those whose content is not. Stores list in the order of
-        bytes; of one that does not, each is looked at by itself."""
+        """Return the files between two places whose content is not there. Stores list in the order
+        of bytes; of one that does not, each is looked at by itself."""
         old = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, age_s)
         place = sa.tuple_(files.c.org_id.collate("C"), files.c.id.collate("C"))
         meant = sa.select(files.c.org_id, files.c.id).where(

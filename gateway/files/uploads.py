@@ -92,7 +92,7 @@ class Upload:
         return File(**row._mapping)
 
     async def give_up(self) -> None:
-        """Whatever was written of it is swept. Idempotent."""
+        """Leave the upload; whatever was written of it is swept. Idempotent."""
         begun = sa.and_(files.c.org_id == self.org_id, files.c.id == self.file_id)
         begun = sa.and_(begun, files.c.uploading_since.is_not(None))
         async with tenant(self._db, self.org_id) as conn:
@@ -108,8 +108,8 @@ async def begin_upload(
     most_bytes: int,
     org_bytes: int | None = None,
 ) -> Upload:
-    """Of at most so many bytes. `org_bytes`: what an organization may have in all; None: it
-    is not asked.
+    """Begin a file of at most so many bytes. `org_bytes`: what an organization may have in all;
+    None: no limit is checked.
 
     Raises: InvalidField.
     """

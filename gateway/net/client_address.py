@@ -79,7 +79,8 @@ def _unquote(content: str) -> str:
 
 
 def _walk(direct: Address, hops: Sequence[str], trusted: Networks) -> Address | None:
-    """From the right, past the trusted ones; where all of them are, the leftmost is the client."""
+    """Walk from the right past the trusted hops; where all of them are trusted, the leftmost is the
+    client."""
     address = direct
     for hop in reversed(hops[-MAX_HOPS:]):
         before = _read_node(hop.strip())

@@ -252,7 +252,7 @@ class Egress:
                 raise EgressTimeout("no whole answer in time") from None
 
     def target(self, url: str) -> Target:
-        """As far as it is plainly written. Raises: ForbiddenTarget."""
+        """Read the URL as far as it is plainly written. Raises: ForbiddenTarget."""
         try:
             return parse_target(url, allow_loopback=self._allow_loopback, near=self._near)
         except Forbidden as error:

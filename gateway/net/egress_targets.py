@@ -1,4 +1,5 @@
-"""Where the gateway may go when a stranger says where: pure, over URLs and IP addresses.
+"""Decides where the gateway may connect when a stranger names the target: pure, over URLs and IP
+addresses.
 
 Only plainly written https URLs of plainly written hosts, and of addresses only those that are
 somebody's on the public internet. What is not known to be harmless is forbidden: every address that
@@ -118,7 +119,7 @@ def check_address(text: str, *, allow_loopback: bool = False, allow_private: boo
 
 
 def allowed_of(host: str, near: NearHosts, *, allow_loopback: bool) -> dict[str, bool]:
-    """As `check_address` takes it."""
+    """Return the allowances of a host as arguments of `check_address`."""
     kind = near.get(host)
     return {
         "allow_loopback": allow_loopback or kind == "loopback",

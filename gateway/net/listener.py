@@ -53,7 +53,7 @@ def local_address(listener: socket.socket) -> tuple[str, int]:
 
 
 def base_url(listener: socket.socket) -> str:
-    """What the official SDK takes as its `base_url` on this machine."""
+    """Return what the official SDK takes as its `base_url` on this machine."""
     return f"{origin(*local_address(listener))}/v1"
 
 

@@ -35,7 +35,7 @@ def with_server(content: str, written: Mapping[str, Any]) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """Of strings, and lists and tables of them."""
+    """Write a string, or lists and tables of them, as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {to_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -104,7 +104,8 @@ def rewrite(path: Path, content: str, flags: Mapping[str, str | int | Path | Non
 def _read(
     content: str, lines: list[str], name: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]], int, list[int]]:
-    """What it says, its servers, which of them is named so, and the lines where they begin."""
+    """Return what the file says, its servers, the position of the one with that name, and the lines
+    where servers begin."""
     said = tomllib.loads(content)
     servers = said["mcp"]["servers"]
     position = [each.get("name") for each in servers].index(name)

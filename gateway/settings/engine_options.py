@@ -1,4 +1,5 @@
-"""What an operator may ask of the engines that `tollgate up` starts: flags of `python -m engine`.
+"""The options that an operator may set for the engines that `tollgate up` starts: flags of `python
+-m engine`.
 
 Knows no model.
 """

@@ -277,7 +277,7 @@ class WrittenMcp(Strict, frozen=True, kw_only=True):
 
 
 class Scalars(Strict, frozen=True, kw_only=True):
-    """What may stand in the file, the environment and the flags alike."""
+    """The settings that the file, the environment and the flags can all give."""
 
     home: Path = Path(".tollgate")
     host: Name = "127.0.0.1"

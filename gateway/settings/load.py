@@ -1,4 +1,4 @@
-"""What the operator configured, read once and frozen: a TOML file, then TOLLGATE_*, then flags.
+"""Reads the operator's configuration once and freezes it: a TOML file, then TOLLGATE_*, then flags.
 
 A later source wins over an earlier one. A key that is not known is refused by name, never ignored,
 and so is a TOLLGATE_* variable. Relative paths are the working folder's.
@@ -195,7 +195,7 @@ def save(settings: Settings, path: Path) -> None:
 
 
 def restore(path: Path) -> Settings:
-    """What `save` wrote. Raises: OSError, msgspec.DecodeError."""
+    """Read back what `save` wrote. Raises: OSError, msgspec.DecodeError."""
     return msgspec.json.decode(path.read_bytes(), type=Settings, dec_hook=decode_path)
 
 

@@ -46,7 +46,7 @@ MCP_CALLS = "mcp"
 
 
 def priced_as(server: str) -> str:
-    """What the calls of an MCP server are in the price book, on the bill and to limits."""
+    """Return the name of an MCP server's calls in the price book, on the bill and for limits."""
     return f"{MCP_CALLS}/{server}"
 
 
@@ -82,7 +82,7 @@ def check_mcp_servers(
 
 
 def _check_idle(place: str, server: WrittenMcpServer) -> None:
-    """What would do nothing."""
+    """Refuse settings that would do nothing."""
     plain = WrittenMcpServer(name=server.name)
     other = "command" if server.command is None else "url"
     for field in OF_COMMANDS if server.command is None else OF_URLS:
@@ -134,8 +134,8 @@ def _check_oauth(place: str, server: WrittenMcpServer, *, near: bool) -> None:
 
 
 def issuer_hosts_of(server: WrittenMcpServer) -> NearHosts:
-    """Where what gives tokens for it may lie as near as itself: the hosts that the operator named,
-    and its own, which says who that is."""
+    """Return the hosts at which the authorization server of an MCP server may lie as near as
+    itself: those that the operator named, and its own, which names its issuer."""
     if not server.issuer_hosts or server.url is None or server.network == "public":
         return {}
     try:
@@ -159,7 +159,7 @@ def _check_issuer_hosts(place: str, server: WrittenMcpServer) -> None:
 
 
 def _check_known(place: str, oauth: WrittenMcpOauth) -> None:
-    """Of a client whose endpoints are discovered: its secret goes to one issuer alone."""
+    """Check a client whose endpoints are discovered: its secret goes to one issuer alone."""
     for field in (*ENDPOINTS, "auth_method", "scope", "resource"):
         if getattr(oauth, field) is not None:
             both = "authorization_endpoint and token_endpoint"
@@ -169,8 +169,8 @@ def _check_known(place: str, oauth: WrittenMcpOauth) -> None:
 
 
 def _check_openapi(place: str, server: WrittenMcpServer, *, near: bool) -> None:
-    """What it says is looked at when it is read: a document that cannot be used is its server's
-    trouble alone."""
+    """Check where an OpenAPI document is; its content is looked at when it is read: a document that
+    cannot be used is its server's trouble alone."""
     from mcp_bridge.upstream.openapi.calls import checked_base_url
     from mcp_bridge.upstream.openapi.errors import BadDocument
 

@@ -59,7 +59,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def account(self) -> tuple[str, str, str | None]:
-        """Whose bound `max_concurrency` is: not its position, which a new configuration moves."""
+        """The account that `max_concurrency` bounds: not its position, which a new configuration
+        moves."""
         return self.upstream, self.upstream_model, self.api_key_env
 
 

@@ -1,9 +1,8 @@
-"""What may keep a row, as it stands under its lock, from being changed: `If-Match`, a credential
-that may not.
-"""
+"""The default of `check`, which may keep a row, as it is under its lock, from being changed:
+`If-Match`, or a credential that may not."""
 
 from __future__ import annotations
 
 
 def unchecked(_: object) -> None:
-    """Whatever it is by now."""
+    """Allow any change."""

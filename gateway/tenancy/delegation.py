@@ -1,4 +1,4 @@
-"""What a credential may make that outlives it: keys and clients. Pure.
+"""Decides what a credential may make that outlives it: keys and clients. Pure.
 
 Which scopes may be given is `policy`'s; here stands for how long and to whom:
 
@@ -58,7 +58,7 @@ NOBODY = Owner()
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """What a key can be used for, by whoever has it."""
+    """The power of a key, for anybody who has it."""
 
     scopes: Collection[str]
     owner: Owner
@@ -79,7 +79,7 @@ def bounds_of(maker: Principal) -> Bounds:
 
 
 def owner_of_new(maker: Principal, scopes: Iterable[str], asked: Owner) -> Owner:
-    """Whose a new key is: of administration, that of whom its maker acts for.
+    """Return the owner of a new key: of a key of administration, the one that its maker acts for.
 
     Raises: NotAllowed.
     """

@@ -1,5 +1,5 @@
-"""What can go wrong when tenants are administered. Every one names the field it is about, and has
-a `detail`, which unlike `message` never holds a value of the caller's.
+"""The errors of administering tenants. Each names the field it is about, and has a `detail`, which
+unlike `message` never holds a value of the caller's.
 
 TenancyError
 ├── InvalidField         a value that breaks a rule

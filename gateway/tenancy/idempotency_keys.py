@@ -93,7 +93,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bound(self) -> bytes:
-        """What a sealed answer belongs to."""
+        """The context that a sealed answer is bound to."""
         named = hashlib.sha256(f"{self.org_id}\n{self.principal}".encode()).digest()
         return named + self.key_digest + self.request_digest
 
@@ -185,7 +185,7 @@ class IdempotencyKeys:
             await self._keep(conn, claim, answer)
 
     async def keep(self, claim: Claim, answer: Answer | None) -> None:
-        """What a generation was answered; None: that is lost, and it was billed."""
+        """Keep what a generation was answered; None: that is lost, and it was billed."""
         kept = answer or Answer(status=LOST, headers=[], body=b"")
         async with tenant(self._db, claim.org_id) as conn:
             await self._keep(conn, claim, kept)

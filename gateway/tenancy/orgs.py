@@ -198,7 +198,7 @@ async def lift_suspension(
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:
-    """What has suspended it by now does so no longer; every worker goes by it within a second.
+    """Lift the present suspension; every worker goes by it within a second.
 
     Raises: NotFound, ChangeNotAnnounced, and what `check` raises.
     """

@@ -21,7 +21,7 @@ Order = Literal["asc", "desc"]
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """Which page is wanted: up to `limit` rows behind the row `after`, or from the start."""
+    """The page that is wanted: up to `limit` rows behind the row `after`, or from the start."""
 
     after: str | None = None
     limit: int = DEFAULT_LIMIT

@@ -210,7 +210,8 @@ async def archive_project(
     org_id: str,
     actor: Actor,
 ) -> None:
-    """As `archive`; every worker knows within a second. Raises: NotFound, ChangeNotAnnounced."""
+    """Archive a project, like `archive`; every worker knows within a second. Raises: NotFound,
+    ChangeNotAnnounced."""
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         await archive(conn, org_id=org_id, project_id=project_id, actor=actor)
 

@@ -1,4 +1,4 @@
-"""What a server says when it refuses us: a challenge (RFC 9110, 11.6.1; RFC 6750, 3; RFC 9728).
+"""Reads the challenge with which a server refuses us (RFC 9110, 11.6.1; RFC 6750, 3; RFC 9728).
 
 Pure. Of several challenges the bearer's is read; what is no challenge says nothing.
 """
@@ -25,7 +25,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_challenge(header: str) -> Challenge:
-    """Of a `WWW-Authenticate` header. What it does not say is not there."""
+    """Read a `WWW-Authenticate` header; members that it does not name are left out."""
     found: dict[str, str] = {}
     is_bearer = False
     for part in parse_http_list(header[:MAX_LENGTH]):

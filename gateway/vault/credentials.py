@@ -1,4 +1,5 @@
-"""What an upstream of the MCP bridge wants to be shown: a tenant's, or one user's.
+"""Keeps the credential that an upstream of the MCP bridge is to be shown: a tenant's, or one
+user's.
 
 A user's own stands before the tenant's. What goes out is only ever the upstream's own credential:
 nothing here takes or knows the one that the caller has shown us. Names of values are known to
@@ -158,8 +159,8 @@ async def open_credential(
     user_id: str | None,
     lock: bool = False,
 ) -> OpenCredential | None:
-    """As `find_credential`, with its values. lock: nobody else changes it before the transaction
-    ends. Raises: CannotOpen."""
+    """Find a credential like `find_credential`, with its values. lock: nobody else changes it
+    before the transaction ends. Raises: CannotOpen."""
     asked = _select_best(org_id, upstream, user_id, [*COLUMNS, *SEALED])
     row = (await conn.execute(asked.with_for_update() if lock else asked)).first()
     if row is None:
@@ -252,7 +253,7 @@ async def rewrap_credentials(
 
 
 def context_of(org_id: str, credential_id: str, version: int) -> bytes:
-    """What is sealed is this row's, with these values, and no other's."""
+    """Return the context that binds sealed values to this row and this version of it."""
     return f"{org_id}\n{credential_id}\n{version}".encode()
 
 

@@ -1,4 +1,5 @@
-"""Who gives tokens for an upstream, as the upstream and that server themselves say.
+"""Discovers the authorization server of an upstream, from what the upstream and that server
+publish.
 
 RFC 9728 (the protected resource's metadata), then RFC 8414 or OpenID Connect Discovery 1.0 (the
 authorization server's). A document is believed about the URL that it was asked at and about nothing
@@ -102,7 +103,7 @@ class Discovery:
         return found
 
     async def _first(self, upstream: str, places: Sequence[str], kind: type[T]) -> T:
-        """Of the first place where there is one at all."""
+        """Return the document of the first place that has one."""
         for place in places:
             try:
                 egress = self._egress.of(upstream)

@@ -54,7 +54,7 @@ class Vault:
             raise Unreadable("the values") from None
 
     def rewrap(self, envelope: Envelope, context: bytes) -> Envelope:
-        """The same values; their key under the current secret. Raises: Unreadable."""
+        """Seal the key of the same values under the current secret. Raises: Unreadable."""
         wrapped = self._wrapping.seal(self._key(envelope, context), b"key\0" + context)
         return msgspec.structs.replace(
             envelope, wrapped_key=wrapped.data, secret_id=wrapped.secret_id

@@ -1,4 +1,4 @@
-"""What can go wrong with the credentials of upstreams.
+"""The errors of the credentials of upstreams.
 
 VaultError                code
 ├── CannotOpen            credential_unreadable     sealed under a lost secret, or tampered with

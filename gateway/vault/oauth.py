@@ -65,7 +65,7 @@ Mint = Callable[[], Awaitable[str]]
 
 
 class Consent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state holds: who began it, for whom."""
+    """A consent that was begun, as its state holds it: by whom, for whom."""
 
     org_id: str
     upstream: str
@@ -126,8 +126,8 @@ class Consents:
         carries_client: bool = False,
         needs_iss: bool = False,
     ) -> str:
-        """Where to send the browser with the cookie `browser`, in which `began` (an id) is signed
-        in. carries_client: sealed in the state, for `finish`. Raises: SignInRefused."""
+        """Return where to send the browser with the cookie `browser`, in which `began` (an id) is
+        signed in. carries_client: sealed in the state, for `finish`. Raises: SignInRefused."""
         if client.authorization_endpoint is None:
             raise SignInRefused(upstream, "it has no authorization endpoint")
         consent = Consent(
@@ -156,8 +156,8 @@ class Consents:
         return url
 
     def read(self, state: str, *, org_id: str, began: str, browser: str) -> Consent:
-        """Of whom it is, before the client is known. Raises: SignInRefused, for what was begun by
-        somebody else, elsewhere or too long ago."""
+        """Read the consent of a state, before the client is known. Raises: SignInRefused, for one
+        that was begun by somebody else, elsewhere or too long ago."""
         secret_id, _, data = state.rpartition(".")
         try:
             if len(state) > MAX_STATE_LENGTH:
@@ -181,7 +181,7 @@ class Consents:
         answer: Mapping[str, str],
         actor: Actor,
     ) -> UpstreamCredential:
-        """What came back with the browser: a code, which is redeemed and kept. client: None where
+        """Redeem the code that came back with the browser, and keep the tokens. client: None where
         the state carries it.
 
         Raises: SignInRefused, IssuerUnavailable, InvalidField.
@@ -243,7 +243,7 @@ class UpstreamTokens:
         self._exchanged: Lru[tuple[str, ...], tuple[UpstreamToken, float]] = Lru(MAX_EXCHANGED)
 
     async def close(self) -> None:
-        """What is being asked for is waited for: it may be the only token left."""
+        """Wait for requests under way: each may bring the only token left."""
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     async def access_token(
@@ -332,7 +332,7 @@ class UpstreamTokens:
     async def _refresh(
         self, org_id: str, upstream: str, user_id: str | None, refused: str | None
     ) -> UpstreamToken:
-        """What the server says is decided upon once it is committed."""
+        """Refresh the token; an answer of the server is acted on once it is committed."""
         async with self._turns, tenant(self._db, org_id) as conn:
             found = await open_credential(
                 conn, self._vault, org_id=org_id, upstream=upstream, user_id=user_id, lock=True

@@ -40,7 +40,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator registered by hand."""
+    """A client that the operator registered by hand."""
 
     client_id: str
     client_secret: str | None = None
@@ -52,7 +52,8 @@ class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ourselves(msgspec.Struct, frozen=True, kw_only=True):
-    """As we present ourselves. `document_url`: where our metadata can be read, if it can be."""
+    """The name under which we register as a client. `document_url`: where our metadata can be read,
+    if it can be."""
 
     redirect_uri: str
     name: str = "Tollgate"
@@ -149,7 +150,7 @@ class Registration:
 
 
 def best_method(server: Server) -> AuthMethod | None:
-    """Of those that both know; a secret rather than none."""
+    """Return the best method that both know; a secret rather than none."""
     for method in get_args(AuthMethod):
         if method in server.token_endpoint_auth_methods_supported:
             found: AuthMethod = method

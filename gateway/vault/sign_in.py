@@ -41,8 +41,8 @@ class SignIn:
         before: UpstreamClient | None = None,
         is_refused: bool = False,
     ) -> str:
-        """Where to send the browser, as `Consents.start` has it. url: the upstream's; `known`: what
-        the operator registered there; `before`: the client of the consent that there is;
+        """Return where to send the browser, as `Consents.start` does. url: the upstream's; `known`:
+        what the operator registered there; `before`: the client of the consent that there is;
         `is_refused`: its issuer takes it no more, or who consented with it.
 
         Raises: IssuerUnavailable, SignInRefused.

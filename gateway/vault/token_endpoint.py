@@ -1,4 +1,4 @@
-"""What an upstream's authorization server is asked, and what of its answer is of use.
+"""Asks an upstream's authorization server for tokens, and reads what is of use of its answer.
 
 RFC 6749 (sections 4.1.3, 5, 6), RFC 8707 (`resource`) and RFC 8693 (section 2). Knows no tenant and
 no table. It has no parameter for the token that the caller showed us: that one is nobody else's to
@@ -34,8 +34,8 @@ JWT = "urn:ietf:params:oauth:token-type:jwt"
 
 
 class UpstreamClient(msgspec.Struct, frozen=True, kw_only=True):
-    """What we are at an upstream's authorization server. Endpoints are asked through the egress,
-    wherever they lie."""
+    """The client that we are at an upstream's authorization server. Endpoints are asked through the
+    egress, wherever they lie."""
 
     token_endpoint: str
     client_id: str

@@ -133,6 +133,7 @@ async def open_authenticator(
 
 
 def audiences(issuer: str) -> frozenset[str]:
-    """What a client's assertion may be addressed to (RFC 7523, section 3): us, or where it goes."""
+    """Return what a client's assertion may be addressed to (RFC 7523, section 3): the issuer, or
+    the endpoint that it is sent to."""
     paths = (TOKEN_PATH, REVOCATION_PATH, INTROSPECTION_PATH)
     return frozenset({issuer, *(issuer + path for path in paths)})

@@ -1,5 +1,5 @@
-"""What one process needs for those whom it does not know itself: clients that publish what they
-are, issuers that others run. Put together here, and taken apart again.
+"""Opens what one process needs for parties that others run: clients that publish a metadata
+document, and external issuers.
 
 What is opened is pushed on the caller's stack, in the order of dependence.
 """

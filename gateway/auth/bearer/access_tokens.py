@@ -1,4 +1,4 @@
-"""From an access token of ours to a principal: the JWT branch of the `Authenticator`.
+"""Resolves one of our access tokens to a principal: the JWT branch of the `Authenticator`.
 
 It knows no HTTP.
 
@@ -190,7 +190,7 @@ class AccessTokens:
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:
-    """Whose change, once announced, has this principal read anew."""
+    """Return the ids whose announced change has this principal read anew."""
     return (
         principal.org_id,
         principal.project_id,

@@ -1,4 +1,5 @@
-"""From an API key to a principal, without asking Postgres each time or trusting a copy for long.
+"""Resolves an API key to a principal, without asking Postgres each time or trusting a copy for
+long.
 
 It knows no HTTP. Nothing here keeps a key: cached answers stand under a keyed hash of it (BLAKE2b:
 a quarter of the time that HMAC-SHA256 takes, under which Postgres knows the key).
@@ -258,7 +259,8 @@ def _answer(record: KeyRecord, as_of: float) -> Known | Refused:
 
 
 async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Principal:
-    """Of a key that has asked for what is done now. Raises: InvalidKey, RevokedKey, ExpiredKey."""
+    """Return the principal of a key that asked earlier for what is done now. Raises: InvalidKey,
+    RevokedKey, ExpiredKey."""
     record = await read_key(conn, org_id=org_id, key_id=key_id)
     if record is None:
         raise InvalidKey("unknown")
@@ -272,7 +274,8 @@ async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Pr
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:
-    """What may be announced, and has this principal read anew: the key, whose it is, where."""
+    """Return the ids whose announced change has this principal read anew: the key, its owner, its
+    project."""
     return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
 
 

@@ -90,7 +90,7 @@ DECODER = msgspec.json.Decoder(list[Revocation])
 
 
 class Announcement:
-    """What one transaction revokes; `announcing` publishes it."""
+    """The revocations of one transaction; `announcing` publishes them."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float]) -> None:
         self._redis = redis
@@ -253,7 +253,7 @@ class Denylist:
         )
 
     def _heard(self, message: str) -> None:
-        """From the feed, in order."""
+        """Apply a message of the feed, in the order in which they come."""
         if message == EVERYTHING:
             self._fall_behind()
         elif message.encode() == INTENT:

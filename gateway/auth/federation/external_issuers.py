@@ -142,7 +142,8 @@ class ExternalIssuers:
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:
-        """What a token of ours with the same powers would name (RFC 9068 `aud`)."""
+        """Return the resources that one of our tokens with the same powers would name (RFC 9068
+        `aud`)."""
         base = self._public_url
         return frozenset({base, base + API_PATH, f"{base}/mcp/{org_id}"})
 

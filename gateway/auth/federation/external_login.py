@@ -70,7 +70,7 @@ class LoginRefused(Exception):
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state holds."""
+    """A login that was begun, as its state holds it."""
 
     issuer_id: str
     nonce: str
@@ -82,14 +82,16 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What a code stands for. `access_token` is good for one question: who is it?"""
+    """The tokens that a code was redeemed for. `access_token` is good for one question: who is
+    it?"""
 
     id_token: str
     access_token: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """Who came back, for which authorization request, and what `sign_in` made."""
+    """A login that came back: the user, the authorization request it was for, and what `sign_in`
+    made."""
 
     org_id: str
     user_id: str
@@ -129,8 +131,8 @@ class ExternalLogin:
         return [issuer for issuer in mine if issuer.client_id is not None]
 
     async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
-        """Where to send the browser that holds the cookie `browser`. request: what comes back with
-        it; our own endpoint reads it anew.
+        """Return where to send the browser that holds the cookie `browser`. request: what comes
+        back with it; our own endpoint reads it anew.
 
         Raises: LoginRefused, AuthUnavailable.
         """
@@ -257,8 +259,8 @@ class ExternalLogin:
     async def _ask_who(
         self, discovered: Discovered, tokens: Tokens, subject: str
     ) -> dict[str, Any]:
-        """What an ID token leaves out where an access token comes with it (OpenID Connect Core,
-        5.4): the claims that USERINFO names, of the very same subject."""
+        """Read the claims that an ID token leaves out where an access token comes with it (OpenID
+        Connect Core, 5.4): those that USERINFO names, of the very same subject."""
         url, token = discovered.userinfo_endpoint, tokens.access_token
         if url is None or token is None or TOKEN.fullmatch(token) is None:
             return {}

@@ -38,7 +38,7 @@ class Registry(JWSRegistry):
 
 
 class Unverified(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token says, with nothing proved: for finding the key and nothing else."""
+    """The claims of a token with nothing proved: for finding the key and nothing else."""
 
     token: str
     alg: str
@@ -54,8 +54,8 @@ PEEK = msgspec.json.Decoder(Peek)
 
 
 def issuer_of(token: str) -> str | None:
-    """Who the token says has signed it; None where it says so nowhere. Cheap: each token is asked
-    this, ours too."""
+    """Return the issuer that the token names, unverified; None where it names none. Cheap: it runs
+    for each token, ours too."""
     payload = token[:MAX_TOKEN_BYTES].partition(".")[2].partition(".")[0]
     try:
         found = PEEK.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))).iss
@@ -174,7 +174,8 @@ def audiences(claims: Mapping[str, Any]) -> list[str]:
 
 
 def texts_at(claims: Mapping[str, Any], path: str) -> list[str]:
-    """What stands in the claim `path`: one named so, dots and all, or else along its names."""
+    """Return the texts of the claim `path`: one of that very name, dots and all, or else along its
+    names."""
     found: Any = claims
     if path in claims:
         found = claims[path]

@@ -82,7 +82,8 @@ class IssuerDirectory:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def snapshot(self) -> Snapshot:
-        """As Postgres has it, or had it less than a second ago. Raises: AuthUnavailable."""
+        """Return the issuers as Postgres has them, or had them less than a second ago. Raises:
+        AuthUnavailable."""
         for _ in range(MAX_READS):
             found = self._snapshot
             if found is not None and self._is_trusted(found):

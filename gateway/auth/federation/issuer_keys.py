@@ -60,7 +60,8 @@ class IssuerUnavailable(Exception):
 
 
 class Discovered(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of OpenID Connect Discovery 1.0, section 3."""
+    """The members of an issuer's metadata that are used (OpenID Connect Discovery 1.0, section
+    3)."""
 
     issuer: str
     jwks_uri: str

@@ -44,7 +44,7 @@ ClaimValue = str | bool | int
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an admin says of an issuer."""
+    """The settings that an admin gives for an issuer."""
 
     name: str
     issuer: str

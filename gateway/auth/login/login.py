@@ -30,11 +30,11 @@ KIND = "login"
 
 
 class WrongCredentials(Exception):
-    """Whatever of it was wrong."""
+    """The credentials do not match; nothing says which part of them was wrong."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an attempt comes from."""
+    """The origin of an attempt to log in."""
 
     address: str | None
     device_cookie: str | None
@@ -105,8 +105,8 @@ class Login:
     async def by_old_password(
         self, *, org_id: str, user_id: str, password: str, where: Where
     ) -> str:
-        """Of somebody who is signed in, and wants another one; the hash that it has. A browser left
-        open lets nobody guess more often than the login page would.
+        """Check the current password of a signed-in user who wants another one, and return its
+        hash. A browser left open lets nobody guess more often than the login page would.
 
         Raises: WrongCredentials, Waits, PasswordsBusy, redis.exceptions.RedisError.
         """

@@ -68,7 +68,8 @@ class Ceremonies:
 
     @staticmethod
     def challenge_in(credential: Any) -> bytes:
-        """What was signed. AttributeError too, where it is no such thing."""
+        """Return the challenge that was signed. Raises: AttributeError too, where it is no such
+        thing."""
         data = json.loads(base64url_to_bytes(credential["response"]["clientDataJSON"]))
         return base64url_to_bytes(data["challenge"])
 

@@ -47,7 +47,7 @@ class InvalidPasskey(Exception):
 
 
 class Passkey(msgspec.Struct, frozen=True, kw_only=True):
-    """As its user may see it."""
+    """A passkey as its user may see it."""
 
     id: str
     name: str

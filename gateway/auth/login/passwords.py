@@ -45,7 +45,8 @@ def check_strength(password: str, *others: str) -> None:
 
 
 def prepare(password: str) -> bytes:
-    """The same bytes whatever keyboard it was typed on (NIST SP 800-63B, 3.1.1.2)."""
+    """Normalize a password to the same bytes whatever keyboard it was typed on (NIST SP 800-63B,
+    3.1.1.2)."""
     return unicodedata.normalize("NFKC", password).encode("utf-8", "surrogatepass")
 
 

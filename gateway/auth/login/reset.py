@@ -81,7 +81,7 @@ async def make_reset(
 async def find_reset(
     conn: AsyncConnection, token: str, *, secret: Secret, now: datetime
 ) -> Forgetful:
-    """Whose link it is; `conn` is the system's, or of their org.
+    """Return whose link it is; `conn` is the system's, or of their org.
 
     Raises: NotFound: made up, used, overtaken or expired alike.
     """

@@ -1,4 +1,4 @@
-"""Who is signed in, in which browser: sessions and what is derived from their cookie.
+"""Keeps sessions: which user is signed in at which browser, and what is derived from their cookie.
 
 A browser has a cookie before anybody signs in with it, so that forms are bound to it; signing in
 gives it another one, so that nobody can plant theirs. A session stands hashed and ends by itself.
@@ -153,7 +153,8 @@ async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -
 
 
 class Seals:
-    """What a browser is given and has to show again, unforgeable and bound to its cookie."""
+    """Makes and checks what a browser is given and has to show again, unforgeable and bound to its
+    cookie."""
 
     def __init__(self, secret: Secret) -> None:
         self._keys = tuple(key.derive("oauth-browser-seal") for key in secret.keys)

@@ -62,7 +62,7 @@ FAILED = Bound(name="failed", free=10, first_s=60.0, longest_s=300.0, lifetime_s
 
 
 class SoFar(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands against one account at one address."""
+    """The failures counted so far against one account at one address."""
 
     wait_s: float = 0.0
     """0: it may be tried now."""
@@ -78,7 +78,7 @@ class Waits(Exception):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """Who tries, and from where: what `Throttle.begin` charged."""
+    """An attempt that `Throttle.begin` charged: which account, from which address."""
 
     kind: str
     account: str
@@ -88,8 +88,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def network_of(address: str | None) -> str:
-    """Who shares a counter: an IPv4 address, an IPv6 network; those of no known address
-    together."""
+    """Return the network that shares a counter: an IPv4 address, an IPv6 network; callers of no
+    known address share one."""
     try:
         found = ipaddress.ip_address(address or "")
     except ValueError:
@@ -143,7 +143,8 @@ class Throttle:
         await self._script(keys=[_failed(kind, account, address)], args=FAILED.arguments())
 
     async def forget(self, kind: str, *, account: str, address: str) -> None:
-        """Of who got in after all. Raises: redis.exceptions.RedisError."""
+        """Drop the failures of an account that got in after all. Raises:
+        redis.exceptions.RedisError."""
         await self._redis.delete(_failed(kind, account, address))
 
     async def know(self, kind: str, account: str, digest: str) -> None:

@@ -1,4 +1,4 @@
-"""What the authorization server of one process is made of, for its endpoints to share.
+"""The parts of one process's authorization server that its endpoints share.
 
 Data, and what several endpoints say alike: what a token is good for, what it may do, who it is
 bound to.
@@ -50,8 +50,8 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
     def narrowed_resources(
         self, asked: list[str], granted: Sequence[str], org_id: str
     ) -> list[str]:
-        """What a token is good for: of what was granted (nothing named: the API) what was asked
-        for. Raises: OAuthError."""
+        """Return what a token is good for: the requested part of what was granted; without a
+        request, the API. Raises: OAuthError."""
         known = list(granted) or [self.issuer + API_PATH]
         try:
             wanted = find_resources(asked, self.issuer)

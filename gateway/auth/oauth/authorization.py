@@ -1,4 +1,4 @@
-"""What the pages of the authorization server work with, wired; and how a grant comes about.
+"""Wires what the pages of the authorization server work with, and makes grants.
 
 Knows no HTTP.
 """

@@ -1,5 +1,5 @@
-"""Which client is speaking (RFC 6749, section 2.3): a secret in the header or in the body, an
-assertion, or its name alone.
+"""Authenticates clients (RFC 6749, section 2.3): by a secret in the header or in the body, by an
+assertion, or by name alone.
 
 A client authenticates in the one way that it registered. Knows no grant.
 
@@ -180,7 +180,7 @@ class ClientAuthentication:
         await self._shared(self._throttle.failed(KIND, account=client_id, address=address))
 
     async def _shared(self, asked: Awaitable[T]) -> T | None:
-        """What all processes know together; None where Redis cannot say."""
+        """Await what all processes count together; None where Redis cannot say."""
         try:
             async with asyncio.timeout(SHARED_TIMEOUT_S):
                 found = await asked

@@ -35,7 +35,7 @@ class Form(msgspec.Struct, frozen=True):
         return self.values[name]
 
     def all(self, name: str) -> list[str]:
-        """Of one that may stand there more than once."""
+        """Return all values of a field that may be repeated."""
         return self.repeated.get(name, [])
 
 

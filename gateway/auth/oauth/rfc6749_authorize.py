@@ -84,7 +84,7 @@ class Refused(Exception):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the query, read strictly."""
+    """The parameters of the query, read strictly."""
 
     values: dict[str, str]
     resources: list[str]
@@ -95,7 +95,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         return self.values.get(name)
 
     def query(self, mark: str | None = None) -> str:
-        """As a query again, for a page to come back with."""
+        """Return the parameters as a query again, for a page to come back with."""
         pairs = [*self.values.items(), *((REPEATABLE, each) for each in self.resources)]
         if mark is not None:
             pairs.append((MARK, mark))
@@ -121,7 +121,7 @@ class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def org_id(self) -> str | None:
-        """Whose users it is for; None: whoever signs in."""
+        """The org whose users it is for; None: whoever signs in."""
         of_resource = [each.org_id for each in self.resources if each.org_id is not None]
         return self.client.org_id or next(iter(of_resource), None)
 
@@ -219,7 +219,7 @@ class _Server(AuthorizationServer):  # type: ignore[misc]
 
 
 def default_scopes(client: Client) -> set[str]:
-    """Where the request names none: nothing of administration."""
+    """Return the scopes of a request that names none: nothing of administration."""
     left_out = policy.ADMIN_SCOPES | policy.OPERATOR_SCOPES
     return {scope for scope in client.scopes if scope not in left_out}
 
@@ -257,7 +257,7 @@ def check_request(
 def _check_rest(
     parameters: Parameters, client: Client, redirect_uri: str, scopes: list[str], public_url: str
 ) -> AuthorizationRequest:
-    """What is beyond RFC 6749. Raises: Refused."""
+    """Check what goes beyond RFC 6749. Raises: Refused."""
     if parameters.repeated:
         raise Refused("invalid_request")
     for name in ("request", "request_uri"):

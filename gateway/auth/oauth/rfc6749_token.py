@@ -119,9 +119,9 @@ async def from_code(authority: Authority, request: TokenRequest) -> Answer:
 
 
 def _check_code(code: Code, request: TokenRequest, redirect_uri: str | None, verifier: str) -> None:
-    """Where it raises the code is not spent: it may have been somebody else who asked. OAuth 2.1
-    has no redirect_uri here, PKCE does its work; where a client of OAuth 2.0 sends one it counts.
-    """
+    """Check that the code may be redeemed by this request. Where it raises the code is not spent:
+    it may have been somebody else who asked. OAuth 2.1 has no redirect_uri here, PKCE does its
+    work; where a client of OAuth 2.0 sends one it counts."""
     if redirect_uri is not None and not hmac.compare_digest(
         code.redirect_uri.encode(), redirect_uri.encode()
     ):
@@ -281,7 +281,7 @@ async def from_client_credentials(authority: Authority, request: TokenRequest) -
 
 
 async def _project_of(conn: AsyncConnection, client: Client) -> str:
-    """Who is billed. Raises: OAuthError where nobody is."""
+    """Return the project that is billed. Raises: OAuthError where there is none."""
     project_id = client.project_id
     if project_id is None and client.service_account_id is not None:
         found = sa.select(service_accounts.c.project_id).where(

@@ -47,7 +47,8 @@ class AssertionClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_client(assertion: str) -> str:
-    """Whose it says it is, before anything is verified. Raises: OAuthError."""
+    """Return the client that the assertion names, before anything is verified. Raises:
+    OAuthError."""
     if len(assertion) > MAX_BYTES:
         raise invalid_client("an assertion that is too long")
     try:

@@ -69,8 +69,8 @@ async def _refresh_token(authority: Authority, token: str, client: Client) -> di
 
 
 def _as_access(authority: Authority, held: RefreshToken, grant: Grant) -> AccessClaims:
-    """What an access token would say that it were exchanged for now: so it is known whether
-    somebody is gone, and what is conferred."""
+    """Return the claims of the access token that a refresh token would be exchanged for now: it
+    shows whether its user is gone, and what is conferred."""
     return AccessClaims(
         iss=authority.issuer,
         sub=grant.user_id,

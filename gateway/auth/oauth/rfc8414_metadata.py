@@ -1,4 +1,5 @@
-"""What this authorization server can do (RFC 8414), which is its OpenID Connect discovery too.
+"""Describes what this authorization server can do (RFC 8414); it serves as OpenID Connect discovery
+too.
 
 Pure.
 """

@@ -95,8 +95,8 @@ async def _conferred(authority: Authority, claims: AccessClaims) -> AccessClaims
 async def _actor(
     authority: Authority, form: Form, client: Client, subject: AccessClaims
 ) -> tuple[Actor, dict[str, int]]:
-    """Who acts now, in front of who acted before; and the actor's token with its end, if one was
-    shown: it must be the client's own, who else could speak for it?"""
+    """Return who acts now, in front of who acted before, and the actor's token with its end, if one
+    was shown: it must be the client's own, since nobody else could speak for it."""
     sub, bound = client.service_account_id or client.id, {}
     if form.get("actor_token") is not None:
         shown = await _verified(authority, form, "actor_token")

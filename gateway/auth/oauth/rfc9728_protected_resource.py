@@ -36,7 +36,8 @@ class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_metadata(path: str, public_url: str) -> ProtectedResource | None:
-    """Of the resource at `path` (of its URL; empty for the installation); None: there is none."""
+    """Return the metadata of the resource at `path` (of its URL; empty for the installation); None:
+    there is none."""
     scopes: Iterable[str]
     if path in ("", API_PATH):
         scopes = KEY_SCOPES
@@ -57,8 +58,8 @@ def metadata_url(path: str, public_url: str) -> str:
 
 
 def find_error(error: Exception) -> ChallengeError | None:
-    """What a challenge says of why a credential was refused; None: there was none (RFC 6750, 3.1:
-    then nothing is said), or it was not for the credential."""
+    """Return what a challenge says of why a credential was refused; None: there was none (RFC 6750,
+    3.1: then nothing is said), or it was not for the credential."""
     match error:
         case MissingScope():
             return "insufficient_scope"

@@ -1,4 +1,4 @@
-"""What happens to an API key after it was made: updated, rotated, reported as leaked.
+"""Changes an API key after it was made: updates it, rotates it, takes a report that it leaked.
 
 A rotated key stays the same key, with its id, its limits and its bill: its new secret is good at
 once, the one before it until a grace period is over. There are never more than two: rotating again
@@ -176,7 +176,7 @@ async def rotate_key(
 
 
 async def report_leak(db: AsyncEngine, redis: Redis, hashes: Hashes, *, actor: Actor) -> bool:
-    """Whoever shows a key may end it, at once: nobody is asked, and what stands in public is worth
+    """End a key for anybody who shows it, at once: nobody is asked, and a public secret is worth
     nothing more. A secret that was rotated away ends alone. `db` must see all orgs; `hashes`: of
     the key, under every pepper.
 

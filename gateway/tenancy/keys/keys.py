@@ -197,7 +197,7 @@ async def create_key(
 
 
 def power_of(row: Mapping[str, Any]) -> Power:
-    """Of a key with these columns, whose values have been checked."""
+    """Return the power of a key with these columns, whose values have been checked."""
     ranges, models, ends = row["ip_ranges"], row["models"], row["expires_at"]
     return Power(
         scopes=row["scopes"],
@@ -213,7 +213,7 @@ def power_of(row: Mapping[str, Any]) -> Power:
 def _bound(
     by: Principal, restrictions: Restrictions, expires_at: datetime | None
 ) -> tuple[Restrictions, datetime | None]:
-    """Where nothing was said, what binds `by`."""
+    """Fill in, where nothing was said, what binds `by`."""
     bounds, given = bounds_of(by), restrictions
     if given.ip_ranges is None and bounds.networks is not None:
         given = replace(given, ip_ranges=bounds.networks.ranges())
@@ -265,7 +265,8 @@ async def _lock_owner(
 
 
 async def _lock_place(conn: AsyncConnection, *, org_id: str, project_id: str | None) -> None:
-    """What a new key belongs to cannot be archived before this commits. Raises: NotFound."""
+    """Lock the org and project of a new key, so that neither is archived before this commits.
+    Raises: NotFound."""
     if project_id is None:
         live = sa.select(orgs.c.id).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
     else:

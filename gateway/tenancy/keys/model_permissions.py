@@ -1,4 +1,4 @@
-"""Which models a project may use: a list of those allowed, or of those denied, or neither.
+"""Keeps which models a project may use: a list of those allowed, or of those denied, or neither.
 
 The lookup of a key reads the columns too (`key_records.find_key`). A model need not be served (yet,
 or any more).
@@ -23,7 +23,7 @@ from gateway.tenancy.tables import projects
 async def read_model_permissions(
     conn: AsyncConnection, project_id: str, *, org_id: str, lock: bool = False
 ) -> ModelPermissions:
-    """Of a live project. Raises: NotFound."""
+    """Read those of a live project. Raises: NotFound."""
     found = sa.select(projects.c.models_mode, projects.c.models)
     found = found.where(projects.c.org_id == org_id, projects.c.id == project_id)
     found = found.where(projects.c.archived_at.is_(None))

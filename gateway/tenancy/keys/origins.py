@@ -1,4 +1,4 @@
-"""From which web pages browsers may call: each organization's exact origins.
+"""Keeps the web pages from which browsers may call: each organization's exact origins.
 
 Knows no HTTP.
 """
@@ -69,7 +69,7 @@ async def update_origins(
 
 
 async def all_origins(conn: AsyncConnection) -> dict[str, frozenset[str]]:
-    """Of all live organizations: origin -> the organizations that list it."""
+    """Return the origins of all live organizations: origin -> the organizations that list it."""
     listed = sa.select(orgs.c.id, orgs.c.cors_origins)
     listed = listed.where(
         orgs.c.archived_at.is_(None), sa.func.cardinality(orgs.c.cors_origins) > 0

@@ -91,7 +91,8 @@ async def get_key(
 async def lock_key(
     conn: AsyncConnection, *, org_id: str, key_id: str, project_id: str | None
 ) -> OwnedKey:
-    """As `get_key`; nobody changes it before this commits. Raises: NotFound."""
+    """Read a key like `get_key`, and lock it: nobody changes it before this commits. Raises:
+    NotFound."""
     held = sa.select(api_keys.c.id).where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
     await conn.execute(held.with_for_update(key_share=True))
     return await get_key(conn, org_id=org_id, key_id=key_id, project_id=project_id)

@@ -1,4 +1,4 @@
-"""Whose an API key is, in SQL.
+"""Selects the owner of an API key, in SQL.
 
 A key may be a user's, a service account's, or nobody's; it is good for nothing while whose it is
 may not use its project.

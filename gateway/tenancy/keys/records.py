@@ -102,7 +102,7 @@ async def find_key(conn: AsyncConnection, *, key_hash: str, pepper_id: str) -> K
 
 
 async def read_key(conn: AsyncConnection, *, org_id: str, key_id: str) -> KeyRecord | None:
-    """The same of a key that nobody shows: for what it has asked to be done later."""
+    """Read the record of a key that nobody shows: for what it has asked to be done later."""
     mine = sa.and_(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
     row = (await conn.execute(_records().where(mine))).one_or_none()
     return None if row is None else _to_record(row._mapping, row.key_hash)

@@ -1,5 +1,5 @@
-"""What narrows an API key beside its scopes and its plan, and which models a project may use: the
-rules of such values. Pure.
+"""Checks what narrows an API key beside its scopes and its plan, and which models a project may
+use: the rules of such values. Pure.
 
 Knows no table: a value that is in order here is stored as it is returned.
 """
@@ -73,7 +73,7 @@ class ModelPermissions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
-    """As columns. Raises: InvalidField."""
+    """Return the restrictions as columns. Raises: InvalidField."""
     row: dict[str, Any] = {
         "models": None if wanted.models is None else check_models(wanted.models, minimum=1),
         "ip_ranges": None if wanted.ip_ranges is None else check_ip_ranges(wanted.ip_ranges),

@@ -99,7 +99,7 @@ async def update_service_account(
     name: str | None = None,
     project_role: str | None = None,
 ) -> ServiceAccount:
-    """What is None stays. To be announced: with its first role its keys begin to work.
+    """Change what is not None. To be announced: with its first role its keys begin to work.
 
     Raises: InvalidField, NotFound, Archived.
     """

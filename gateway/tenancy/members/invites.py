@@ -83,7 +83,8 @@ COLUMNS = [invites.c[field] for field in Invite.__struct_fields__]
 
 
 def token_hashes(secret: Secret, token: str) -> list[str]:
-    """Of the token under each of the installation's secrets, the current one first."""
+    """Return the hash of the token under each of the installation's secrets, the current one
+    first."""
     return [
         hmac.new(key.derive(PEPPER_PURPOSE), token.encode(), "sha256").hexdigest()
         for key in secret.keys
@@ -159,7 +160,7 @@ async def create_invite(
 
 
 async def default_projects(conn: AsyncConnection, *, org_id: str) -> list[ProjectGrant]:
-    """Of an invite that names none: the oldest live project of the org."""
+    """Return the projects of an invite that names none: the oldest live project of the org."""
     live = sa.select(projects.c.id).where(projects.c.org_id == org_id)
     live = live.where(projects.c.archived_at.is_(None)).order_by(projects.c.id).limit(1)
     oldest = await conn.scalar(live)

@@ -1,1 +1,1 @@
-"""What a tenant may spend: plans, caps, credits, top-ups and suspension."""
+"""The limits on what a tenant may spend: plans, caps, credits, top-ups and suspension."""

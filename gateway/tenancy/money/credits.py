@@ -112,9 +112,11 @@ async def take_back_credit(
     actor: Actor,
     check: Check,
 ) -> Credit:
-    """What nobody has spent of it; what is leased just now follows when the lease ends. Idempotent.
+    """Take back what nobody has spent of it; what is leased just now follows when the lease ends.
+    Idempotent.
 
-    Raises: NotFound, and what `check` raises."""
+    Raises: NotFound, and what `check` raises.
+    """
     async with tenant(db, org_id) as conn:
         await hold_org(conn, org_id)
         found = await get_credit(conn, org_id=org_id, credit_id=credit_id)

@@ -36,12 +36,12 @@ MAX_LIMIT = 1_000_000_000_000
 
 
 def plan_columns(owner: str, plan: sa.FromClause) -> list[sa.ColumnElement[Any]]:
-    """Of the joined `plan` of `owner`, for `plan_of`."""
+    """Select the columns of the joined `plan` of `owner`, for `plan_of`."""
     return [plan.c[field].label(f"{owner}_plan_{field}") for field in PLAN_FIELDS]
 
 
 def plan_of(owner: str, values: Mapping[str, Any] | sa.RowMapping) -> Plan:
-    """What `plan_columns` selected; an owner without a plan is unlimited."""
+    """Read the plan that `plan_columns` selected; an owner without a plan is unlimited."""
     if values[f"{owner}_plan_name"] is None:
         return UNLIMITED
     return Plan(**{field: values[f"{owner}_plan_{field}"] for field in PLAN_FIELDS})
@@ -71,7 +71,7 @@ Check = Callable[[PlanRow], None]
 
 
 class PlanChange(msgspec.Struct, frozen=True):
-    """What the settings changed of one plan; `before` None: it is new."""
+    """A change that the settings made to one plan; `before` None: it is new."""
 
     action: str
     name: str

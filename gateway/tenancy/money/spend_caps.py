@@ -110,7 +110,8 @@ async def create_spend_cap(
     operator_org: str | None = None,
     actor: Actor,
 ) -> SpendCapRow:
-    """Of the org, or of one project, key, model or tag. Every worker goes by it within a second.
+    """Create a cap of the org, or of one project, key, model or tag. Every worker goes by it within
+    a second.
 
     Raises: InvalidField, NotFound (org, project, key), Conflict, ChangeNotAnnounced.
     """
@@ -245,7 +246,8 @@ def _check_amount(amount_pico: Pico) -> None:
 
 
 def _check_hardness(told_of: str | None, hard: bool) -> None:
-    """What the limiter counts has no counter of a model over all projects, nor of a tag."""
+    """Check that a hard cap can be counted: the limiter has no counter of a model over all
+    projects, nor of a tag."""
     if told_of is not None and hard:
         raise InvalidField("hard", "a cap of a model or a tag refuses nothing: it must be false")
 

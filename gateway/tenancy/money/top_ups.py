@@ -150,7 +150,7 @@ def credit_id_of(top_up_id: str) -> str:
 
 
 async def _hold(conn: AsyncConnection, org_id: str, top_up_id: str, check: Check) -> TopUp:
-    """As it stands while nobody else answers it, nor asks for another one."""
+    """Read and lock a top-up, so that nobody else answers it or asks for another one meanwhile."""
     await hold_org(conn, org_id)
     await hold_line(conn, org_id)
     found = await _find(conn, org_id, top_up_id, lock=True)

@@ -1,4 +1,4 @@
-"""What a client says about itself (RFC 7591, section 2), read and checked.
+"""Reads and checks the metadata of a client (RFC 7591, section 2).
 
 Pure. Members that are not known are ignored, as the RFC has it; what is known is valid or refused
 by its name.
@@ -80,8 +80,9 @@ class ClientMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def native(self) -> bool:
-        """What it says; where it says nothing, whether all of its redirects are, or one is of a
-        scheme of its own: agents register such a one beside an https URI for their web face."""
+        """True if the client says that it is native, or, where it says nothing, if all of its
+        redirects are or one has a private scheme: agents register such a one beside an https URI
+        for their web interface."""
         if self.application_type is not None:
             return self.application_type == "native"
         if any(map(has_own_scheme, self.redirect_uris)):

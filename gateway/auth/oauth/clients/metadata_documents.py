@@ -84,7 +84,8 @@ class ClientDocuments:
         self._fetches: dict[str, asyncio.Task[ClientMetadata]] = {}
 
     async def fetch_client(self, url: str) -> ClientMetadata:
-        """What the client says of itself that `url` is the id of. Raises: ClientDocumentError."""
+        """Fetch the metadata of the client that has `url` as its id. Raises:
+        ClientDocumentError."""
         host = check_client_id_url(url, allow_loopback=self._allow_loopback)
         kept, now = self._kept.get(url), self._clock()
         if kept is not None and now < kept.until:

@@ -1,5 +1,5 @@
-"""Which redirect URIs a client may have, and which one a request may name (RFC 6749, 3.1.2; OAuth
-2.1; RFC 8252).
+"""Checks which redirect URIs a client may have, and which one a request may name (RFC 6749, 3.1.2;
+OAuth 2.1; RFC 8252).
 
 Everything is read off the string itself by one grammar that is narrower than RFC 3986: no parser
 stands between what is compared and what a browser will make of it. Hosts are ASCII, so that none
@@ -107,8 +107,8 @@ def find_registered(registered: Iterable[str], uri: str, *, native: bool) -> str
 
 
 def origin_of(uri: str) -> str:
-    """Where it leads, for people and for a policy of the browser: scheme and host, or the scheme of
-    a private one. `uri` has passed `refusal`."""
+    """Return where the URI leads, for people and for a browser's policy: scheme and host, or a
+    private scheme alone. `uri` has passed `refusal`."""
     scheme, _, rest = uri.partition(":")
     if not rest.startswith("//"):
         return f"{scheme}:"

@@ -445,8 +445,8 @@ def _columns(metadata: ClientMetadata, scopes: Sequence[str]) -> dict[str, Any]:
 
 
 def scopes_of_a_stranger(metadata: ClientMetadata) -> list[str]:
-    """What a client that nobody vouched for can be given: of what it asks for, or of all, nothing
-    of administration. What is unknown here is left out (RFC 7591, 2: the server may)."""
+    """Return the scopes that a client may get that nobody vouched for: what it asks for, or all,
+    but nothing of administration. Unknown scopes are left out (RFC 7591, 2: the server may)."""
     asked = STRANGERS & set(metadata.scopes)
     return sorted(asked or STRANGERS)
 

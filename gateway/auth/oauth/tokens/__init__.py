@@ -1,1 +1,1 @@
-"""What the authorization server issues: grants, tokens, and the keys that sign them."""
+"""The grants and tokens that the authorization server issues, and the keys that sign them."""

@@ -1,4 +1,4 @@
-"""What a user allowed before: one row for (user, client, redirect URI, resource).
+"""Remembers what a user allowed: one row for (user, client, redirect URI, resource).
 
 A consent saves the user a question, and is no grant: nothing can be had with it. Consent to an
 application on the user's own machine is asked for each time (RFC 8252, 8.6), which is decided

@@ -46,7 +46,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """What a code stands for."""
+    """The grant and the request that a code stands for."""
 
     org_id: str
     grant_id: str
@@ -150,7 +150,8 @@ async def issue_code(
 async def redeem_code(
     conn: AsyncConnection, peppers: Peppers, *, code: str, client_id: str, now: datetime
 ) -> Code | Replayed | None:
-    """What `code` stands for, once; None for one that is unknown, expired, or another client's.
+    """Redeem `code` once and return what it stands for; None for one that is unknown, expired, or
+    another client's.
 
     What the caller's transaction does with it commits with the redemption or not at all. A code
     whose grant was revoked meanwhile is nobody's.

@@ -114,7 +114,7 @@ async def read(ring: KeyRing, token: str, *, issuer: str, now: float) -> AccessC
 
 
 async def read_expired(ring: KeyRing, token: str, *, issuer: str, now: float) -> AccessClaims:
-    """As `read`, of a token that was good once."""
+    """Read a token that was good once, like `read` without its end."""
     if len(token) > MAX_TOKEN_BYTES:
         raise InvalidToken("too long")
     try:

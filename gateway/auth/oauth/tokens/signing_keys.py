@@ -199,7 +199,7 @@ async def _add(
 
 
 async def _note(conn: AsyncConnection, action: str, kids: list[str]) -> None:
-    """What keys do by themselves, in the operator's audit log."""
+    """Record what keys do by themselves in the operator's audit log."""
     operator = await find_operator(conn)
     if operator is None:
         return
@@ -228,10 +228,11 @@ async def _retire(
 async def read_ring(
     conn: AsyncConnection, cipher: Cipher, now: datetime, *, before: Ring | None = None
 ) -> Ring:
-    """Of `before` the keys that are still there are taken as they are: a key id stands for one key,
-    and to import a private one keeps the loop for some 50 ms.
+    """Read all keys, and reuse those that `before` holds already: a key id stands for one key, and
+    to import a private one keeps the loop for some 50 ms.
 
-    Raises: AuthUnavailable where no key can sign."""
+    Raises: AuthUnavailable where no key can sign.
+    """
     alive = sa.or_(signing_keys.c.verify_until.is_(None), signing_keys.c.verify_until > now)
     found = sa.select(signing_keys).where(alive).order_by(signing_keys.c.kid.desc()).limit(MAX_RING)
     verifying: dict[str, RSAKey] = {}
