@@ -29,7 +29,7 @@ OF_THE_ENGINE = (
 )
 
 FOLDERS_THAT_IMPORT_EACH_OTHER = 17
-DOCSTRINGS_WITHOUT_A_VERB = {"product": 675, "elsewhere": 399}
+DOCSTRINGS_WITHOUT_A_VERB = {"product": 521, "elsewhere": 399}
 CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 68, "billing": 8, "mcp_bridge": 0}
 CLASSES_NAMED_BY_NO_NOUN = 134
 
