@@ -16,7 +16,7 @@ import uvicorn
 from litestar import Litestar, Request, post
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.app.connection import Connection
+from gateway.app.connection import ClientConnection
 from gateway.fleet.upstream.http1 import Pool
 from gateway.fleet.upstream.replica import CHAT_PATH, request_headers, url_of
 
@@ -92,7 +92,7 @@ def main() -> None:
         host="127.0.0.1",
         port=options.port,
         loop="uvloop",
-        http=Connection,
+        http=ClientConnection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -29,9 +29,9 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.http_errors.table import INVALID, Face, face, unavailable
+from gateway.http_errors.table import INVALID, HttpError, http_error, unavailable
 from gateway.ids import uuid7
-from gateway.routes.asgi.envelope import named
+from gateway.routes.asgi.response_headers import named
 from gateway.routes.shared.reply import ON_LEAVE
 
 log = logging.getLogger(__name__)
@@ -62,24 +62,26 @@ whose client was let in and is about to write, or one that was kept, whose clien
 SEPARATORS_BYTES = 4
 """Of a header line: a colon, a space and the line's end."""
 
-TOO_LARGE = face(
+TOO_LARGE = http_error(
     431,
     f"The request line and headers are too large: more than {MAX_HEAD_BYTES} bytes.",
     INVALID,
     code="request_header_fields_too_large",
     param="headers",
 )
-TOO_SLOW = face(408, "The request's headers took too long.", INVALID, code="request_timeout")
-TOO_SLOW_BODY = face(408, "The request's body took too long.", INVALID, code="request_timeout")
-MALFORMED = face(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
+TOO_SLOW = http_error(408, "The request's headers took too long.", INVALID, code="request_timeout")
+TOO_SLOW_BODY = http_error(
+    408, "The request's body took too long.", INVALID, code="request_timeout"
+)
+MALFORMED = http_error(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
 TOO_MANY = unavailable("This gateway has too many open connections.", code="overloaded")
 
 
-class _Refused(Exception):
+class _RequestRefused(Exception):
     """Ends the parsing of a request that is whole and not wanted."""
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """The protocol that uvicorn makes for each client.
 
     `refusal`: the error that the client was told; whatever it sends from then on is dropped.
@@ -93,7 +95,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.refusal: Face | None = None
+        self.refusal: HttpError | None = None
         self._max_connections = max_connections()
         self._running: RequestResponseCycle | None = None
         """What is being answered, or was last."""
@@ -115,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None
 
     @classmethod
-    def reading_within(cls, unread_s: float) -> type[Connection]:
+    def reading_within(cls, unread_s: float) -> type[ClientConnection]:
         return type(cls.__name__, (cls,), {"unread_s": unread_s})
 
     # asyncio.Protocol
@@ -231,10 +233,10 @@ class Connection(HttpToolsProtocol):
         size_bytes += sum(map(len, chain.from_iterable(self.headers)))
         if size_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
-            raise _Refused
+            raise _RequestRefused
         if len(self.connections) > self._max_connections:
             self._refuse(TOO_MANY)
-            raise _Refused
+            raise _RequestRefused
         super().on_headers_complete()
         self._in_head = False
 
@@ -255,7 +257,7 @@ class Connection(HttpToolsProtocol):
         if self.refusal is None:
             self._refuse(MALFORMED)
 
-    def _refuse(self, why: Face) -> None:
+    def _refuse(self, why: HttpError) -> None:
         """Send the refusal, as long as no answer is on its way, and close."""
         self.refusal = why
         self._cancel_timer()

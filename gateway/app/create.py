@@ -52,7 +52,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
-from gateway.http_errors.table import to_face, to_responses_face
+from gateway.http_errors.table import to_http_error, to_responses_error
 from gateway.inference.generate import Desk, drain
 from gateway.inference.settlement import Settlement
 from gateway.inference.superseded import start_superseded
@@ -66,16 +66,16 @@ from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
 from gateway.routes.all import ROUTES
 from gateway.routes.asgi.cors import Cors
-from gateway.routes.asgi.envelope import Envelope
-from gateway.routes.asgi.fast_path import Straight
-from gateway.routes.asgi.head import Head
-from gateway.routes.asgi.request_metrics import Counted
+from gateway.routes.asgi.fast_path import FastPath
+from gateway.routes.asgi.head import HeadMethod
+from gateway.routes.asgi.request_metrics import RequestMetrics
+from gateway.routes.asgi.response_headers import ResponseHeaders
 from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
 from gateway.routes.shared.guards import authenticate
-from gateway.routes.shared.idempotency import Idempotent, claim_key
+from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
 from gateway.routes.shared.openapi import complete, openapi_config
-from gateway.routes.shared.problem import asked_as, encode_face, spoken
+from gateway.routes.shared.problem import asked_as, encode_error, with_vendor_status
 from gateway.routes.shared.readiness import Readiness
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.routes.shared.services import Services
@@ -136,8 +136,8 @@ def with_routes(max_body_bytes: int) -> Litestar:
         logging_config=None,
     )
     complete(app)
-    others = Cors(Idempotent(Head(app.asgi_handler)))
-    app.asgi_handler = Counted(Envelope(Straight(others, app)))
+    others = Cors(IdempotencyLayer(HeadMethod(app.asgi_handler)))
+    app.asgi_handler = RequestMetrics(ResponseHeaders(FastPath(others, app)))
     return app
 
 
@@ -172,14 +172,14 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
         return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
     path = asked_as(scope["path"], scope["headers"])
-    face = spoken(to_face(error), path)
-    headers = face.headers
+    http_error = with_vendor_status(to_http_error(error), path)
+    headers = http_error.headers
     if isinstance(error, (AuthError, MissingScope)):
         headers = headers | protected_resources.challenged(request, error)
     if oauth_errors.speaks_oauth(scope["path"]):
-        return oauth_errors.to_response(request, face, headers)
-    body, media_type = encode_face(face, path, scope.get("state", {}).get(REQUEST_ID))
-    return Response(body, status_code=face.status, headers=headers, media_type=media_type)
+        return oauth_errors.to_response(request, http_error, headers)
+    body, media_type = encode_error(http_error, path, scope.get("state", {}).get(REQUEST_ID))
+    return Response(body, status_code=http_error.status, headers=headers, media_type=media_type)
 
 
 async def open_services(
@@ -274,7 +274,9 @@ async def open_resources(
 
 def batch_endpoints(desk: Desk, responses: Responses) -> dict[str, Endpoint]:
     """Return what a line of a batch may ask, by its path."""
-    respond = Endpoint(to_call=partial(ask_response, desk, responses), to_face=to_responses_face)
+    respond = Endpoint(
+        to_call=partial(ask_response, desk, responses), to_http_error=to_responses_error
+    )
     plain = {
         path: Endpoint(to_call=partial(ask_surface, desk, surface))
         for path, surface in SURFACES.items()

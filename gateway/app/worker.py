@@ -25,7 +25,7 @@ import uvicorn
 
 from billing.spool.spool import Spool
 from gateway import logs
-from gateway.app.connection import Connection
+from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
 from gateway.net.listener import bound_unread, local_address, origin
 from gateway.settings.load import Settings
@@ -46,7 +46,7 @@ GC_THRESHOLD = 10_000
 then."""
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A uvicorn server that says when it listens and when it begins to leave."""
 
     def __init__(
@@ -99,7 +99,7 @@ def run(
         address = origin(*local_address(listener))  # the port too, where any free one was asked for
         settings = msgspec.structs.replace(settings, public_url=address)
     app = create_app(settings, worker_id=worker_id, metrics=metrics)
-    connections = Connection.reading_within(settings.stalled_reader_s)
+    connections = ClientConnection.reading_within(settings.stalled_reader_s)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -126,7 +126,7 @@ def run(
         app.state.begin_drain()
 
     watch: list[asyncio.Task[None]] = []
-    server = _Server(config, on_started=started, on_leaving=leaving)
+    server = _UvicornServer(config, on_started=started, on_leaving=leaving)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listener]))
     if any(task.done() and not task.cancelled() for task in watch):

@@ -21,12 +21,12 @@ from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused, waste_of
 from gateway.db import DATABASE_ERRORS
-from gateway.http_errors.table import SERVER, face
+from gateway.http_errors.table import SERVER, http_error
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-UNBOOKABLE = face(500, "What this request used could not be booked.", SERVER)
+UNBOOKABLE = http_error(500, "What this request used could not be booked.", SERVER)
 
 
 class PendingEnd(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.http_errors.table import Face, to_face
+from gateway.http_errors.table import HttpError, to_http_error
 from gateway.inference.calls import Asker, to_call
 from gateway.inference.generate import Call, Desk
 from gateway.request_errors import UnsupportedField
@@ -28,11 +28,11 @@ NOT_OF_A_RESPONSE = {
 """What a line may not ask of `/v1/responses`, and why."""
 
 
-def in_openai_shape(found: Face, request_id: str) -> bytes:
+def in_openai_shape(found: HttpError, request_id: str) -> bytes:
     return found.encode()
 
 
-def in_anthropic_shape(found: Face, request_id: str) -> bytes:
+def in_anthropic_shape(found: HttpError, request_id: str) -> bytes:
     status = to_status(found.status, found.body.code)
     body = found.body
     return msgspec.json.encode(to_anthropic_error(status, body.message, request_id, body.param))
@@ -41,8 +41,8 @@ def in_anthropic_shape(found: Face, request_id: str) -> bytes:
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     to_call: Callable[[Asker, bytes], Awaitable[Call]]
     """Raises what the surface raises: BadField, UnknownModel, NotFound."""
-    to_face: Callable[[Exception], Face] = to_face
-    encode: Callable[[Face, str], bytes] = in_openai_shape
+    to_http_error: Callable[[Exception], HttpError] = to_http_error
+    encode: Callable[[HttpError, str], bytes] = in_openai_shape
     """With the id of the request."""
 
 

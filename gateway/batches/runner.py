@@ -221,7 +221,7 @@ class BatchRunner:
         found = await self._principal(line.org_id, line.key_id)
         endpoint = self._endpoints[line.endpoint]
         if isinstance(found, Exception):
-            unasked = refused(endpoint, line, endpoint.to_face(found))
+            unasked = refused(endpoint, line, endpoint.to_http_error(found))
             await self._ender.end(unasked, LineAccount())
             return
         ran = await self._ask(endpoint, found, line)

@@ -13,7 +13,7 @@ import msgspec
 from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
-from gateway.http_errors.table import Face
+from gateway.http_errors.table import HttpError
 from gateway.inference.calls import Asker
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, RateLimited, generate
@@ -146,7 +146,7 @@ def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine
         return PutOff(0.0)
     if isinstance(error, Suspended):
         return PutOff(SUSPENDED_S)
-    found = endpoint.to_face(error)
+    found = endpoint.to_http_error(error)
     if found.status == OVERLOADED:
         return PutOff(getattr(error, "retry_after_s", 0.0), is_away=True)
     if found.status >= 500 and line.losses + 1 < MAX_LOSSES:
@@ -154,7 +154,7 @@ def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine
     return refused(endpoint, line, found)
 
 
-def refused(endpoint: Endpoint, line: LeasedLine, found: Face) -> EndedLine:
+def refused(endpoint: Endpoint, line: LeasedLine, found: HttpError) -> EndedLine:
     return EndedLine(
         line=line,
         state="failed",

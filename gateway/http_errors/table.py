@@ -110,7 +110,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     code: str | None = None
 
 
-class Face(msgspec.Struct, frozen=True, kw_only=True):
+class HttpError(msgspec.Struct, frozen=True, kw_only=True):
     """An error as the client sees it."""
 
     status: int
@@ -137,7 +137,7 @@ UNREADABLE = "This can no longer be read: the secret that it was sealed under wa
 DEADLINE = DEADLINE_HEADER.decode()
 
 
-def face(
+def http_error(
     status: int,
     message: str,
     kind: str,
@@ -146,11 +146,11 @@ def face(
     param: str | None = None,
     headers: dict[str, str] | None = None,
     detail: str | None = None,
-) -> Face:
+) -> HttpError:
     # Messages name what the caller wrote: by mistake, a credential.
     told = without_credentials(message)
     body = ErrorBody(message=told, type=kind, param=param, code=code)
-    return Face(status=status, body=body, headers=headers or {}, detail=detail)
+    return HttpError(status=status, body=body, headers=headers or {}, detail=detail)
 
 
 def rounded_up(amount: float) -> int:
@@ -167,11 +167,13 @@ def retry_headers(delay_s: float) -> dict[str, str]:
     }
 
 
-def unavailable(message: str, *, code: str = UNAVAILABLE, delay_s: float = RETRY_LATER_S) -> Face:
-    return face(503, message, SERVER, code=code, headers=retry_headers(delay_s))
+def unavailable(
+    message: str, *, code: str = UNAVAILABLE, delay_s: float = RETRY_LATER_S
+) -> HttpError:
+    return http_error(503, message, SERVER, code=code, headers=retry_headers(delay_s))
 
 
-def to_face(error: Exception) -> Face:
+def to_http_error(error: Exception) -> HttpError:
     """Never raises; what it does not know is a 500 and goes to the log in full."""
     match error:
         case AuthUnavailable() | MissingScope() | AuthError():
@@ -184,7 +186,7 @@ def to_face(error: Exception) -> Face:
             return unavailable("This gateway cannot take requests at the moment.")
         case ReportQueryError():
             message = f"Invalid value for '{error.param}': {error}."
-            return face(400, message, INVALID, param=error.param)
+            return http_error(400, message, INVALID, param=error.param)
         case EncodedBody():
             message = (
                 "The header 'Content-Encoding' is not supported: send the request body as it is."
@@ -192,14 +194,18 @@ def to_face(error: Exception) -> Face:
             code = "unsupported_content_encoding"
             # RFC 9110, 15.5.16: what would be accepted.
             headers = {"accept-encoding": "identity"}
-            return face(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
+            return http_error(
+                415, message, INVALID, code=code, param="Content-Encoding", headers=headers
+            )
         case BadField() | FleetError():
             return from_fleet(error)
         case RequestConflict():
             return from_conflict(error)
         case CredentialInAudit():
             message = f"Invalid value for '{error.field}': {HOLDS_CREDENTIAL}."
-            return face(400, message, INVALID, param=error.field, detail=capital(HOLDS_CREDENTIAL))
+            return http_error(
+                400, message, INVALID, param=error.field, detail=capital(HOLDS_CREDENTIAL)
+            )
         case TenancyError():
             return from_tenancy(error)
         case InvoicingError():
@@ -208,33 +214,35 @@ def to_face(error: Exception) -> Face:
             return from_anything(error)
 
 
-def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> Face:
+def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> HttpError:
     match error:
         case AuthUnavailable():
             return unavailable("Credentials cannot be checked at the moment.")
         case MissingScope():
             message = f"This credential lacks the scope {error.scope!r}."
-            found = face(403, message, INVALID, code="insufficient_permissions", detail=LACKS_SCOPE)
+            found = http_error(
+                403, message, INVALID, code="insufficient_permissions", detail=LACKS_SCOPE
+            )
             return msgspec.structs.replace(found, scope=error.scope)
         case WrongNetwork():
-            return face(401, error.public_message, INVALID, code="ip_not_authorized")
+            return http_error(401, error.public_message, INVALID, code="ip_not_authorized")
         case _:
-            return face(401, error.public_message, INVALID, code="invalid_api_key")
+            return http_error(401, error.public_message, INVALID, code="invalid_api_key")
 
 
-def from_fleet(error: Exception) -> Face:
+def from_fleet(error: Exception) -> HttpError:
     match error:
         case ContextTooLong():
             code = "context_length_exceeded"
-            return face(400, error.message, INVALID, code=code, param=error.param)
+            return http_error(400, error.message, INVALID, code=code, param=error.param)
         case UnknownModel():
             code = "model_not_found"
-            return face(404, error.message, INVALID, code=code, param=error.param)
+            return http_error(404, error.message, INVALID, code=code, param=error.param)
         case UnsupportedField():
             code = "unsupported_parameter"
-            return face(400, error.message, INVALID, code=code, param=error.param)
+            return http_error(400, error.message, INVALID, code=code, param=error.param)
         case BadField():
-            return face(400, error.message, INVALID, param=error.param, detail=error.detail)
+            return http_error(400, error.message, INVALID, param=error.param, detail=error.detail)
         case ReplicaOverloaded():
             message = "The model is overloaded; try again shortly."
             return unavailable(message, code="overloaded", delay_s=error.retry_after_s)
@@ -249,51 +257,51 @@ def from_fleet(error: Exception) -> Face:
                 param=error.param,
                 code=error.error_code,
             )
-            return Face(status=error.status, body=body, headers=headers)
+            return HttpError(status=error.status, body=body, headers=headers)
         case DeadlinePassed():
             # The SDK would repeat it, and what was generated is billed each time.
             message = f"The answer was not complete in the time that {DEADLINE!r} gives it."
             code, headers = error.code, {"x-should-retry": "false"}
-            return face(504, message, SERVER, code=code, param=DEADLINE, headers=headers)
+            return http_error(504, message, SERVER, code=code, param=DEADLINE, headers=headers)
         case _:
             log.warning("replica lost: %s", error)
-            return face(500, "The model stopped before the answer was complete.", SERVER)
+            return http_error(500, "The model stopped before the answer was complete.", SERVER)
 
 
-def from_conflict(error: RequestConflict) -> Face:
+def from_conflict(error: RequestConflict) -> HttpError:
     headers = retry_headers(RETRY_LATER_S) if error.retry else {"x-should-retry": "false"}
-    return face(
+    return http_error(
         error.status, error.message, INVALID, code=error.code, param=error.param, headers=headers
     )
 
 
-def from_tenancy(error: TenancyError) -> Face:
+def from_tenancy(error: TenancyError) -> HttpError:
     """Their texts name the caller's own fields and values; their details do not."""
     detail = capital(error.detail)
     match error:
         case NotFound():
             message, code = capital(error.message), "not_found"
-            return face(404, message, INVALID, code=code, param=error.field, detail=detail)
+            return http_error(404, message, INVALID, code=code, param=error.field, detail=detail)
         case TooSoon():
             headers = retry_headers(error.retry_after_s)
             message = capital(error.message)
-            return face(409, message, INVALID, code="too_soon", headers=headers)
+            return http_error(409, message, INVALID, code="too_soon", headers=headers)
         case Conflict():
             # The SDK repeats a 409 unless it is told that this is in vain.
             headers = {"x-should-retry": "false"}
             message, code, param = capital(error.message), error.code, error.field
-            return face(
+            return http_error(
                 409, message, INVALID, code=code, param=param, headers=headers, detail=detail
             )
         case NotAllowed():
             code = "insufficient_permissions"
             message = capital(error.message)
-            return face(403, message, INVALID, code=code, param=error.field, detail=detail)
+            return http_error(403, message, INVALID, code=code, param=error.field, detail=detail)
         case ChangeNotAnnounced():
             return unavailable("The change is saved, but not every worker knows yet; repeat it.")
         case InvalidField():
             message = f"Invalid value for '{error.field}': {error.message}."
-            return face(400, message, INVALID, param=error.field, detail=detail)
+            return http_error(400, message, INVALID, param=error.field, detail=detail)
         case _:
             return from_anything(error)
 
@@ -331,12 +339,12 @@ PERIODS = {
 
 def from_limits(
     error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyAtOnce,
-) -> Face:
+) -> HttpError:
     match error:
         case TooManyAtOnce():
             message = f"This organization has {error.most} {error.what} already."
             code, headers = "rate_limit_exceeded", retry_headers(IN_BACKGROUND_S)
-            return face(429, message, "requests", code=code, headers=headers)
+            return http_error(429, message, "requests", code=code, headers=headers)
         case Suspended():
             message = (
                 f"This organization is suspended: its invoice {error.number} has not been paid."
@@ -344,20 +352,20 @@ def from_limits(
             )
             headers = {"x-should-retry": "false"}
             code = "organization_suspended"
-            return face(402, message, "billing_error", code=code, headers=headers)
+            return http_error(402, message, "billing_error", code=code, headers=headers)
         case UnpricedModel():
             message = (
                 f"The model {error.model!r} has no price, and what may be spent here is capped:"
                 " nobody could say what a request costs."
             )
-            return face(400, message, INVALID, code="model_without_price", param="model")
+            return http_error(400, message, INVALID, code="model_without_price", param="model")
         case ScriptFailed():
             return unavailable("What was used under a limit cannot be known at the moment.")
         case _:
             return unavailable("What was spent under a hard cap cannot be known at the moment.")
 
 
-def overspent(refusal: Refusal) -> Face:
+def overspent(refusal: Refusal) -> HttpError:
     """429 as OpenAI's, which has no Retry-After: SDKs would repeat it by themselves."""
     headers = to_headers(refusal.state) | {"x-should-retry": "false"}
     limit, left = (format_usd(nano * PICO_PER_NANO) for nano in (refusal.limit, refusal.left_nano))
@@ -377,14 +385,14 @@ def overspent(refusal: Refusal) -> Face:
         message += f" The period ends at {refusal.ends_at:%Y-%m-%dT%H:%M:%SZ}."
     if refusal.less_may_fit:
         message += " With a lower max_tokens it may fit."
-    return face(429, message, QUOTA, code=QUOTA, headers=headers)
+    return http_error(429, message, QUOTA, code=QUOTA, headers=headers)
 
 
 LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth client"}
 """Where the scope's name does not say it."""
 
 
-def refused(refusal: Refusal) -> Face:
+def refused(refusal: Refusal) -> HttpError:
     """429. A request that can never fit gets no Retry-After: waiting would not help."""
     if refusal.kind == "money":
         return overspent(refusal)
@@ -399,14 +407,14 @@ def refused(refusal: Refusal) -> Face:
         headers |= retry_headers(refusal.retry_after_s)
         wait_ms = rounded_up(refusal.retry_after_s * 1000)
         message = f"{limit} Please try again in {wait_ms / 1000:.3f}s."
-    return face(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
+    return http_error(429, message, refusal.kind, code="rate_limit_exceeded", headers=headers)
 
 
-def from_files(error: FilesError) -> Face:
+def from_files(error: FilesError) -> HttpError:
     if isinstance(error, ContentLost):
         log.error("the content of a file is lost: %s", error)
         message = "The content of this file is lost."
-        return face(410, message, INVALID, code="content_lost", param="file_id")
+        return http_error(410, message, INVALID, code="content_lost", param="file_id")
     log.warning("file store: %s", error)
     return unavailable("The store of files cannot be reached at the moment.")
 
@@ -428,22 +436,22 @@ def allow_of(error: Exception) -> dict[str, str]:
     return {"allow": ", ".join(methods)} if methods else {}
 
 
-def from_anything(error: Exception) -> Face:
+def from_anything(error: Exception) -> HttpError:
     if isinstance(error, FilesError):
         return from_files(error)
     if isinstance(error, UnknownSecret):
         log.error("what is asked for was sealed under the secret %s, which was removed", error)
-        return face(410, UNREADABLE, INVALID, code="content_unreadable")
+        return http_error(410, UNREADABLE, INVALID, code="content_unreadable")
     if getattr(getattr(error, "orig", None), "sqlstate", None) in UNSTORABLE:
-        return face(400, "The request names something with a NUL character in it.", INVALID)
+        return http_error(400, "The request names something with a NUL character in it.", INVALID)
     status = getattr(error, "status_code", 500)
     if isinstance(status, int) and 400 <= status < 500:
         message = HTTP_MESSAGES.get(status, "The request was refused.")
         code = {404: "unknown_url", 413: "request_too_large"}.get(status)
         param = "body" if status == 413 else None
-        return face(status, message, INVALID, code=code, param=param, headers=allow_of(error))
+        return http_error(status, message, INVALID, code=code, param=param, headers=allow_of(error))
     log.error("unexpected %s", type(error).__name__, exc_info=error)
-    return face(500, "The server had an error while processing your request.", SERVER)
+    return http_error(500, "The server had an error while processing your request.", SERVER)
 
 
 RESPONSES_NAMES = {
@@ -454,13 +462,13 @@ RESPONSES_NAMES = {
 """The Responses API's names of chat's fields, which replicas speak of."""
 
 
-def to_responses_face(error: Exception) -> Face:
+def to_responses_error(error: Exception) -> HttpError:
     """Return an error under the Responses API's names of fields: replicas name chat's."""
-    face = to_face(error)
-    theirs = face.body.param or ""
+    found = to_http_error(error)
+    theirs = found.body.param or ""
     ours = RESPONSES_NAMES.get(theirs)
     if ours is None:
-        return face
-    message = face.body.message.replace(f"'{theirs}'", f"'{ours}'")
-    body = msgspec.structs.replace(face.body, message=message, param=ours)
-    return msgspec.structs.replace(face, body=body)
+        return found
+    message = found.body.message.replace(f"'{theirs}'", f"'{ours}'")
+    body = msgspec.structs.replace(found.body, message=message, param=ours)
+    return msgspec.structs.replace(found, body=body)

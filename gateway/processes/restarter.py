@@ -21,7 +21,7 @@ HEALTHY_AFTER_S = 30.0
 """A child that lived so long starts the backoff anew."""
 
 
-class Keeper:
+class Restarter:
     """One place in the process tree, and whoever fills it at the moment."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Child]]) -> None:

@@ -42,7 +42,7 @@ from gateway.processes.embedded_databases import (
     start_postgres,
     start_redis,
 )
-from gateway.processes.restarter import Keeper
+from gateway.processes.restarter import Restarter
 from gateway.processes.watchdog import Watchdog
 from gateway.settings.load import Settings, child_environment, save
 from gateway.settings.models import ModelConfig
@@ -79,15 +79,15 @@ class Supervisor:
         self.settings = settings
         self.home = Home(settings.home)
         self._say = say
-        self._databases: list[Keeper] = []
-        self._engines: list[Keeper] = []
-        self._workers: list[Keeper] = []
+        self._databases: list[Restarter] = []
+        self._engines: list[Restarter] = []
+        self._workers: list[Restarter] = []
         self._started = False
         self._stop = asyncio.Event()
         self._roll = asyncio.Event()
 
     @property
-    def _keepers(self) -> list[Keeper]:
+    def _restarters(self) -> list[Restarter]:
         return [*self._workers, *self._engines, *self._databases]
 
     async def run(self) -> None:
@@ -130,8 +130,8 @@ class Supervisor:
 
     def _asked_to_stop(self) -> None:
         if self._stop.is_set():
-            for keeper in self._keepers:
-                keeper.kill()
+            for restarter in self._restarters:
+                restarter.kill()
         self._stop.set()
 
     def _clean_up(self) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
         for position, model in enumerate(self.settings.models):
             if model.starts_engine:
                 start = partial(self._start_engine, position, model)
-                engine = Keeper(f"engine-{position}", start)
+                engine = Restarter(f"engine-{position}", start)
                 engine.is_final = self._is_vain
                 self._engines.append(engine)
         known, *_ = await _together(
@@ -163,7 +163,9 @@ class Supervisor:
         )
         save(self.settings, self.home.worker_settings)
         for slot in range(self.settings.workers):
-            worker = Keeper(f"worker-{slot}", partial(self._start_worker, slot, listener.fileno()))
+            worker = Restarter(
+                f"worker-{slot}", partial(self._start_worker, slot, listener.fileno())
+            )
             worker.on_exit = self._forget_metrics
             self._workers.append(worker)
         await _together(*(worker.begin() for worker in self._workers))
@@ -191,8 +193,8 @@ class Supervisor:
     def _watchdogs(self) -> list[Watchdog]:
         started = [model for model in self.settings.models if model.starts_engine]
         return [
-            Watchdog(keeper, model.engine, load_timeout_s=READY_TIMEOUT_S)
-            for keeper, model in zip(self._engines, started, strict=True)
+            Watchdog(restarter, model.engine, load_timeout_s=READY_TIMEOUT_S)
+            for restarter, model in zip(self._engines, started, strict=True)
             if model.engine is not None
         ]
 
@@ -201,9 +203,9 @@ class Supervisor:
         needs."""
         settings = self.settings
         if settings.database_url is None:
-            self._databases.append(Keeper("postgres", partial(start_postgres, self.home)))
+            self._databases.append(Restarter("postgres", partial(start_postgres, self.home)))
         if settings.redis_url is None:
-            self._databases.append(Keeper("redis", partial(start_redis, self.home)))
+            self._databases.append(Restarter("redis", partial(start_redis, self.home)))
         await _together(*(server.begin() for server in self._databases))
         # SQLAlchemy and Alembic are a good part of a start: the engines load meanwhile.
         from gateway.processes import database
@@ -298,7 +300,7 @@ class Supervisor:
                 assert model.engine is not None
                 try:
                     client = await EngineClient.connect(model.engine, timeout_s=PROBE_TIMEOUT_S)
-                except EngineUnavailable as error:  # it was ready: its keeper brings it back
+                except EngineUnavailable as error:  # it was ready: its restarter brings it back
                     log.warning("%s does not say how large it is: %s", model.name, error)
                     continue
                 size = client.status
@@ -351,12 +353,12 @@ class Supervisor:
     async def _stop_everything(self) -> None:
         """Stop workers, then engines, then databases: each still has what it leans on until it is
         gone."""
-        for keepers, timeout_s in (
+        for restarters, timeout_s in (
             (self._workers, self._drain_s),
             (self._engines, ENGINE_STOP_S),
             (self._databases, STOP_TIMEOUT_S),
         ):
-            await asyncio.gather(*(keeper.stop(timeout_s) for keeper in keepers))
+            await asyncio.gather(*(restarter.stop(timeout_s) for restarter in restarters))
 
     def _forget_metrics(self, child: Child) -> None:
         """Takes a dead worker's live gauges out of the shared sums."""

@@ -11,7 +11,7 @@ import signal
 
 from engine.transport.client import EngineClient
 from gateway.processes.child_processes import Child
-from gateway.processes.restarter import Keeper
+from gateway.processes.restarter import Restarter
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +22,14 @@ after one; what comes back between the two was only slow."""
 
 
 class Watchdog:
-    """Watches the one engine that `keeper` keeps and that listens on `address`.
+    """Watches the one engine that `restarter` keeps running and that listens on `address`.
 
     `load_timeout_s`: how long a fresh one may take until it listens. Time is counted in looks: none
     passes while this process itself is held up.
     """
 
-    def __init__(self, keeper: Keeper, address: str, *, load_timeout_s: float) -> None:
-        self._keeper = keeper
+    def __init__(self, restarter: Restarter, address: str, *, load_timeout_s: float) -> None:
+        self._restarter = restarter
         self._client = EngineClient(address)
         self._load_timeout_s = load_timeout_s
         self._child: Child | None = None
@@ -49,7 +49,7 @@ class Watchdog:
             await self._client.close()
 
     def _look(self) -> None:
-        child = self._keeper.child
+        child = self._restarter.child
         if child is not self._child:
             self._child, self._heard, self._away_s = child, False, 0.0
         if child is None:

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, NotAccepting
 from gateway.request_errors import TooManyFollowed
@@ -182,8 +182,8 @@ class Background:
                     has_begun = True
                     await self._say_that_it_runs(created)
         except Exception as error:
-            face = to_face(error)
-            told.add(encoder.fail(status=face.status, message=face.body.message))
+            http_error = to_http_error(error)
+            told.add(encoder.fail(status=http_error.status, message=http_error.body.message))
         finally:
             del self._running[response_id], self._logs[response_id]
         if encoder.response.status in ENDED:  # else it was cancelled, and says so already

@@ -29,19 +29,19 @@ closes its side after 5 s, and a request that crosses that on the way is lost.
 """
 
 
-class HttpError(Exception):
+class HttpProtocolError(Exception):
     """The connection or what came over it is of no use. Nothing of it is for a client's eyes."""
 
 
-class ConnectFailed(HttpError):
+class ConnectFailed(HttpProtocolError):
     """Nothing was sent."""
 
 
-class PoolFull(HttpError):
+class PoolFull(HttpProtocolError):
     """MAX_CONNECTIONS are in use. Nothing was sent."""
 
 
-class BrokenResponse(HttpError):
+class BrokenResponse(HttpProtocolError):
     """It ended too early, or is no HTTP."""
 
 

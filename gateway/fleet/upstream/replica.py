@@ -36,7 +36,7 @@ from gateway.fleet.upstream.attempt import Aborted, Attempt, Clock
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
-from gateway.fleet.upstream.http1 import Connection, HttpError, Pool, PoolFull
+from gateway.fleet.upstream.http1 import Connection, HttpProtocolError, Pool, PoolFull
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
@@ -281,7 +281,7 @@ class UpstreamReplica:
                     connection = await self._pool.connect()
         except PoolFull as error:
             raise ReplicaOverloaded(f"{self.name}: {error}") from error
-        except (HttpError, TimeoutError) as error:
+        except (HttpProtocolError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         attempt.begin(connection)
         plain = attempt.prepared.request.plain
@@ -311,7 +311,7 @@ class UpstreamReplica:
                     if not (data := await connection.read(ERROR_TIMEOUT_S)):
                         break
                     body += data
-        except (HttpError, TimeoutError) as error:
+        except (HttpProtocolError, TimeoutError) as error:
             log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
         request = attempt.prepared.request
         return to_fleet_error(
@@ -334,7 +334,7 @@ class UpstreamReplica:
         except Aborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
-        except (HttpError, TimeoutError, BrokenAnswer) as error:
+        except (HttpProtocolError, TimeoutError, BrokenAnswer) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self._let_go(attempt)
@@ -394,7 +394,7 @@ class UpstreamReplica:
             usage = meter.usage if attempt.sent else None
             yield ReplicaEvent(usage=usage, finished=True)
             return
-        except (HttpError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
+        except (HttpProtocolError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
             kind = ReplicaLost if begun else ReplicaUnavailable
             raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
@@ -407,7 +407,7 @@ class UpstreamReplica:
         try:
             while await connection.read(expires - time.monotonic()):
                 continue
-        except (TimeoutError, HttpError) as error:
+        except (TimeoutError, HttpProtocolError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
 
 

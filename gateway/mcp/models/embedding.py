@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX
 from gateway.inference.generate import RateLimited
@@ -50,8 +50,8 @@ class ModelEmbedder:
             except RateLimited as error:
                 raise NotEmbedded(str(error)) from None
             except Exception as error:
-                face = to_face(error)
-                raise NotEmbedded(face.body.code or face.body.type) from error
+                http_error = to_http_error(error)
+                raise NotEmbedded(http_error.body.code or http_error.body.type) from error
         return found
 
     async def _embed(self, caller: Caller, texts: Sequence[str]) -> list[list[float]]:

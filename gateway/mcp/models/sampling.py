@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX
 from gateway.inference.generate import RateLimited
@@ -62,7 +62,7 @@ class ModelSampler:
         except Exception as error:
             if isinstance(error, BadField) and not isinstance(error, ContextTooLong | UnknownModel):
                 raise refused_field(error) from None
-            found = to_face(error).body
+            found = to_http_error(error).body
             data = {"reason": found.code or found.type}
             raise RpcError(INTERNAL_ERROR, found.message, data) from None
         finally:

@@ -34,7 +34,7 @@ _new_decoder = msgspec.json.Decoder(NewProject)
 _patch_decoder = msgspec.json.Decoder(ProjectPatch)
 
 
-class ProjectsQuery(PageQuery):
+class AdminProjectsQuery(PageQuery):
     include_archived: bool = False
 
 
@@ -55,10 +55,10 @@ def unless_changed(precondition: Precondition) -> Check:
     opt=READ,
     tags=TAGS,
     summary="List the projects, with their plans",
-    operation_class=describes(query=ProjectsQuery, answer=Listing[ProjectView]),
+    operation_class=describes(query=AdminProjectsQuery, answer=Listing[ProjectView]),
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, ProjectsQuery)
+    query = parse_query(request.url.query, AdminProjectsQuery)
     async with tenant(services(request).db, request.user.org_id) as conn:
         found, more = await verbs.page_of_projects(
             conn,

@@ -34,7 +34,7 @@ from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.idempotent_creation import check_may_stay, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
 from gateway.routes.shared.operations import describes
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader
@@ -107,7 +107,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
             )
             return to_object(request, made)
 
-        once = await made_once(request, asked, make)
+        once = await create_once(request, asked, make)
     except BaseException:
         await upload.give_up()
         raise

@@ -1,6 +1,6 @@
 """Decides which web pages may call, and read the answers (the Fetch standard's CORS protocol).
 
-An ASGI layer inside `envelope`, around Litestar. Origins are exact and each tenant's own. A
+An ASGI layer inside `response_headers`, around Litestar. Origins are exact and each tenant's own. A
 preflight carries no credential, so it is answered for an origin that any tenant lists; what a page
 may read is decided with the answer itself, when the guard knows whose key it was: then the origin
 must be that tenant's. What failed before that is readable for the pages of every tenant. No cookie

@@ -1,6 +1,6 @@
 """Calls the handler of a hot route directly.
 
-An ASGI layer between `envelope` and all others. What it passes by is layers that would do nothing
+An ASGI layer between `response_headers` and all others. What it passes by is layers that would do nothing
 for such a request, and the framework's routing, which would find the same handler, build the same
 request and call it with nothing else: a tenth of what a request costs. Whatever is not plainly one
 (another method, a path written otherwise, a page's `Origin`, a `Host` that is to be looked at) goes
@@ -28,7 +28,7 @@ Way = tuple[HotRoute, str]
 """A handler, and the path that it is declared with."""
 
 
-class Straight:
+class FastPath:
     def __init__(self, app: ASGIApp, litestar: Litestar) -> None:
         self._app = app
         self._fixed: dict[tuple[str, str], Way] = {}

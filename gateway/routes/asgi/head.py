@@ -14,7 +14,7 @@ from gateway.routes.shared.request_state import ASKED_METHOD
 ALLOW = b"allow"
 
 
-class Head:
+class HeadMethod:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 

@@ -19,7 +19,7 @@ from gateway.telemetry import Telemetry
 NO_ROUTE = "-"
 
 
-class Counted:
+class RequestMetrics:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 

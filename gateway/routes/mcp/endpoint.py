@@ -19,7 +19,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from gateway.auth.errors import InvalidToken
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.mcp.service.service import McpService
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.principal import Principal
@@ -48,7 +48,7 @@ METHODS_UNKNOWN_ARE_404_FROM = "2026-07-28"
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 
 
-class Call(msgspec.Struct, frozen=True):
+class RpcCall(msgspec.Struct, frozen=True):
     """The fields of a JSON-RPC 2.0 message that decide how it is answered."""
 
     jsonrpc: str
@@ -93,11 +93,13 @@ def parts_of(
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Refuse as everywhere, with the challenge on each 401 and 403."""
-    face = to_face(error)
-    headers = dict(face.headers)
-    if face.status in (401, 403):
+    http_error = to_http_error(error)
+    headers = dict(http_error.headers)
+    if http_error.status in (401, 403):
         headers |= challenged(request, error, SCOPE_MCP_CALL)
-    return Response(face.encode(), status_code=face.status, headers=headers, media_type=JSON)
+    return Response(
+        http_error.encode(), status_code=http_error.status, headers=headers, media_type=JSON
+    )
 
 
 GUARDED: dict[str, Any] = {
@@ -115,7 +117,7 @@ GUARDED: dict[str, Any] = {
     status_code=200,
     summary="A message of the Model Context Protocol",
     operation_class=describes(
-        body=Call,
+        body=RpcCall,
         answer=RpcAnswer,
         said={202: {}, 400: {JSON: RpcAnswer}, 404: {JSON: RpcAnswer}},
     ),
@@ -147,7 +149,7 @@ async def through(door: McpService, request: AuthenticatedRequest) -> ASGIApp:
 async def refuse_method(request: AuthenticatedRequest) -> Response[bytes]:
     """Refuse a method, in an installation that has no servers to ask."""
     try:
-        message = msgspec.json.decode(await plain_body(request), type=Call)
+        message = msgspec.json.decode(await plain_body(request), type=RpcCall)
     except msgspec.ValidationError:
         return rpc_error(400, None, INVALID_REQUEST, "Invalid Request")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -22,7 +22,7 @@ from gateway.auth.oauth.rfc8414_metadata import (
     TOKEN_PATH,
     USERINFO_PATH,
 )
-from gateway.http_errors.table import Face
+from gateway.http_errors.table import HttpError
 from gateway.routes.shared.browser import page
 from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.members.invites import ACCEPT_PATH
@@ -61,17 +61,21 @@ def speaks_oauth(path: str) -> bool:
 
 
 def to_response(
-    request: Request[Any, Any, Any], face: Face, headers: Mapping[str, str]
+    request: Request[Any, Any, Any], http_error: HttpError, headers: Mapping[str, str]
 ) -> Response[bytes]:
-    code = CODES.get(face.status, "invalid_request")
-    if is_for_people(request, face.status):
-        description = TEXTS.get(face.status, DESCRIPTIONS[code])
+    code = CODES.get(http_error.status, "invalid_request")
+    if is_for_people(request, http_error.status):
+        description = TEXTS.get(http_error.status, DESCRIPTIONS[code])
         return page(
-            "error", status=face.status, headers=dict(headers), error=code, description=description
+            "error",
+            status=http_error.status,
+            headers=dict(headers),
+            error=code,
+            description=description,
         )
     return Response(
         msgspec.json.encode({"error": code, "error_description": DESCRIPTIONS[code]}),
-        status_code=face.status,
+        status_code=http_error.status,
         media_type=JSON,
         headers={"cache-control": "no-store", "pragma": "no-cache", **headers},
     )

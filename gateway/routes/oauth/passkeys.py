@@ -39,7 +39,7 @@ from gateway.routes.shared.media_types import JSON
 from gateway.tenancy.errors import InvalidField, NotFound
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class PasskeyForm(msgspec.Struct, frozen=True, kw_only=True):
     form_token: str
     request: str = ""
     name: str = ""
@@ -58,13 +58,13 @@ def to(location: str) -> Response[bytes]:
     return reply(msgspec.json.encode({"location": location}))
 
 
-async def read(request: Request[Any, Any, Any], purpose: str) -> tuple[Browser, Sent]:
+async def read(request: Request[Any, Any, Any], purpose: str) -> tuple[Browser, PasskeyForm]:
     """Raises: BadForm."""
     refuse_other_sites(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise BadForm
     try:
-        sent = msgspec.json.decode(await request.body(), type=Sent)
+        sent = msgspec.json.decode(await request.body(), type=PasskeyForm)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadForm from None
     browser = await open_browser(request)

@@ -29,7 +29,7 @@ from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
-from gateway.routes.shared.idempotent_creation import check_may_stay, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
@@ -95,7 +95,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
         )
         return to_batch_object(made)
 
-    made = await made_once(request, body, make)
+    made = await create_once(request, body, make)
     services(request).batches.wake()
     return made.response
 

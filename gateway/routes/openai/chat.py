@@ -7,7 +7,7 @@ from litestar.types import ASGIApp
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, hear
-from gateway.routes.shared.idempotent_replies import once
+from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.reply import Reply
@@ -44,7 +44,7 @@ async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
     def begin() -> Reply:
         return Reply(start_loop(found.desk, loop), stream=loop.call.request.stream)
 
-    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)
 
 
 routes = [chat_completions]

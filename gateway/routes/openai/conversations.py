@@ -15,7 +15,7 @@ from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.openai.responses import ItemList, to_list
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.idempotent_creation import made_once
+from gateway.routes.shared.idempotent_creation import create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.openai_responses.conversations import (
@@ -66,7 +66,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     async def make(conn: AsyncConnection) -> Conversation:
         return await store.create(conn, owner, wanted.metadata or {}, items)
 
-    return (await made_once(request, body, make)).response
+    return (await create_once(request, body, make)).response
 
 
 @get(

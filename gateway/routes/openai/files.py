@@ -25,7 +25,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, 
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.idempotent_creation import check_may_stay, digest_of_parts, made_once
+from gateway.routes.shared.idempotent_creation import check_may_stay, create_once, digest_of_parts
 from gateway.routes.shared.media_types import MULTIPART
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
@@ -88,7 +88,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
 
         # A form that is sent again has another boundary.
         asked = digest_of_parts(content.digest(), msgspec.json.encode(wanted))
-        once = await made_once(request, asked, make)
+        once = await create_once(request, asked, make)
     except BaseException:
         await upload.give_up()
         raise

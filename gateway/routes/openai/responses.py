@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
-from gateway.http_errors.table import Face, to_responses_face
+from gateway.http_errors.table import HttpError, to_responses_error
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.responses.created import StartableResponse
@@ -25,7 +25,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, 
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, Heard, hear
 from gateway.routes.shared.idempotency import REPLAYED
-from gateway.routes.shared.idempotent_replies import Replayed, claim_once, once
+from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.reply import Reply
@@ -48,7 +48,7 @@ ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
 
-class Named(msgspec.Struct):
+class ResponseId(msgspec.Struct):
     id: str
 
 
@@ -97,11 +97,11 @@ async def create_response(request: AuthenticatedRequest) -> ASGIApp:
         return Reply(
             created.start(found.desk),
             stream=created.call.request.stream,
-            to_face=to_responses_face,
+            to_http_error=to_responses_error,
             fail=partial(fail, created.encoder),
         )
 
-    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)
 
 
 async def in_background(
@@ -120,7 +120,7 @@ async def in_background(
         return await shown(request, created, queued)
     claim, known = await claim_once(request, heard.key, heard.body)
     if known is not None and not created.is_streamed:
-        return Replayed(known)
+        return ReplayedReply(known)
     if known is not None:
         return await shown(request, created, known.body, dict([REPLAYED]))
 
@@ -148,7 +148,7 @@ async def shown(
     comes back to `GET /v1/responses/{response_id}?stream=true`."""
     if not created.is_streamed:
         return ASGIResponse(body=queued, media_type=JSON, status_code=200)
-    response_id = msgspec.json.decode(queued, type=Named).id
+    response_id = msgspec.json.decode(queued, type=ResponseId).id
     extra = {name.decode(): value.decode() for name, value in (headers or {}).items()}
     stream = await followed(request, response_id, -1, extra, is_owed=True)
     return stream.to_asgi_response(None, request)
@@ -171,8 +171,8 @@ async def followed(
     return Stream(events, media_type=EVENT_STREAM, headers=sent)
 
 
-def fail(encoder: ResponseEncoder, face: Face) -> bytes:
-    return encoder.fail(status=face.status, message=face.body.message)
+def fail(encoder: ResponseEncoder, http_error: HttpError) -> bytes:
+    return encoder.fail(status=http_error.status, message=http_error.body.message)
 
 
 @get(

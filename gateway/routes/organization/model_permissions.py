@@ -28,7 +28,7 @@ SCOPE_ADMIN_PROJECTS = "admin:projects"
 TAG = "Projects"
 
 
-class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ModelPermissionsUpdate(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mode: Mode
     model_ids: Texts
 
@@ -44,7 +44,7 @@ class PermissionsDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: Literal[True] = True
 
 
-wanted_decoder = msgspec.json.Decoder(Wanted)
+wanted_decoder = msgspec.json.Decoder(ModelPermissionsUpdate)
 
 
 def to_wire(found: ModelPermissions) -> Permissions:
@@ -73,7 +73,7 @@ async def retrieve_permissions(
     status_code=200,
     tags=[TAG],
     summary="List the models a project may use, or may not",
-    operation_class=describes(body=Wanted, answer=Permissions, idempotent=True),
+    operation_class=describes(body=ModelPermissionsUpdate, answer=Permissions, idempotent=True),
 )
 async def replace_permissions(
     request: AuthenticatedRequest, project_id: FromPath[str]

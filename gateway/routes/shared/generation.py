@@ -15,7 +15,7 @@ from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
 from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.body import read_once
 from gateway.routes.shared.idempotency import HEADER
-from gateway.routes.shared.idempotent_replies import once, read_key
+from gateway.routes.shared.idempotent_replies import read_key, reply_once
 from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
@@ -109,4 +109,4 @@ async def generation(
     def begin() -> Reply:
         return Reply(start(desk, call), stream=call.request.stream)
 
-    return begin() if heard.key is None else await once(request, heard.key, heard.body, begin)
+    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)

@@ -34,7 +34,7 @@ from gateway.principal import Principal
 from gateway.request_errors import AnswerLost, BadField
 from gateway.routes.shared.access import services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.problem import encode_face
+from gateway.routes.shared.problem import encode_error
 from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.tenancy.changes import EVERYTHING, announce
@@ -107,7 +107,7 @@ def digest_of(request: Request[Any, Any, Any], body: bytes) -> bytes:
     return hashlib.sha256(line + hashlib.sha256(body).digest()).digest()
 
 
-class Idempotent:
+class IdempotencyLayer:
     """The ASGI layer that keeps what a claimed request was answered, before it is sent."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -162,11 +162,11 @@ def to_answer(messages: list[Message]) -> Answer:
 
 
 def given_up(scope: Scope) -> list[Message]:
-    face = unavailable("The request took too long.")
-    body, media_type = encode_face(face, scope["path"], scope["state"].get(REQUEST_ID))
+    http_error = unavailable("The request took too long.")
+    body, media_type = encode_error(http_error, scope["path"], scope["state"].get(REQUEST_ID))
     headers = [(b"content-type", media_type.encode())]
-    headers += [(name.encode(), value.encode()) for name, value in face.headers.items()]
+    headers += [(name.encode(), value.encode()) for name, value in http_error.headers.items()]
     return [
-        {"type": "http.response.start", "status": face.status, "headers": headers},
+        {"type": "http.response.start", "status": http_error.status, "headers": headers},
         {"type": "http.response.body", "body": body, "more_body": False},
     ]

@@ -1,7 +1,7 @@
 """Makes one thing that stays (a file, a batch, a conversation) once, also where the request is
 repeated (`Idempotency-Key`).
 
-The answers are those of `kept_reply`'s table. What is made and what is answered stand in one
+The answers are those of `idempotent_replies`' table. What is made and what is answered stand in one
 transaction, so there is no answer to lose; a claim whose worker died made nothing, and is taken
 over.
 """
@@ -31,7 +31,7 @@ Make = Callable[[AsyncConnection], Awaitable[msgspec.Struct]]
 """In a transaction of the tenant's; returns what its client is shown."""
 
 
-class MadeOnce(msgspec.Struct, frozen=True):
+class Creation(msgspec.Struct, frozen=True):
     response: Response[bytes]
     is_new: bool
     """Else it is what an earlier request was answered."""
@@ -46,7 +46,7 @@ def check_may_stay(principal: Principal, param: str) -> None:
         raise unsupported(param, NOTHING_KEPT)
 
 
-async def made_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> MadeOnce:
+async def create_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> Creation:
     """Make it, or return what an earlier request made. `asked`: a digest of all that a repetition
     has in common with the first.
 
@@ -56,11 +56,11 @@ async def made_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> 
     key = read_key(request.scope["headers"])
     if key is None:
         async with tenant(found.db, org_id) as conn:
-            return MadeOnce(shown(msgspec.json.encode(await make(conn))), is_new=True)
+            return Creation(shown(msgspec.json.encode(await make(conn))), is_new=True)
     claim, known = await claim_once(request, key, asked, generates=False)
     if known is not None:
         replayed = {name.decode(): value.decode() for name, value in [REPLAYED]}
-        return MadeOnce(shown(known.body, replayed), is_new=False)
+        return Creation(shown(known.body, replayed), is_new=False)
     try:
         async with tenant(found.db, org_id) as conn:
             body = msgspec.json.encode(await make(conn))
@@ -70,7 +70,7 @@ async def made_once(request: AuthenticatedRequest, asked: bytes, make: Make) -> 
         with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
             await found.idempotency_keys.let_go(claim)
         raise
-    return MadeOnce(shown(body), is_new=True)
+    return Creation(shown(body), is_new=True)
 
 
 def shown(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:

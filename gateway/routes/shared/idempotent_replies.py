@@ -77,7 +77,7 @@ def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return key
 
 
-async def once(
+async def reply_once(
     request: AuthenticatedRequest, key: str, body: bytes, begin: Callable[[], Reply]
 ) -> ASGIApp:
     """Return the answer that was given before, or the one that is given now.
@@ -86,9 +86,9 @@ async def once(
     """
     claim, known = await claim_once(request, key, body)
     if known is not None:
-        return Replayed(known)
+        return ReplayedReply(known)
     keys, keeps_nothing = services(request).idempotency_keys, request.user.zero_retention
-    return KeptReply(begin(), claim, keys, MAX_KEPT_BYTES if not keeps_nothing else 0)
+    return IdempotentReply(begin(), claim, keys, MAX_KEPT_BYTES if not keeps_nothing else 0)
 
 
 async def claim_once(
@@ -119,7 +119,7 @@ async def claim_once(
     return claim, known
 
 
-class Replayed:
+class ReplayedReply:
     """An ASGI application for an answer that was given before: a stream is one again."""
 
     def __init__(self, answer: Answer) -> None:
@@ -133,7 +133,7 @@ class Replayed:
         await send({"type": "http.response.body", "body": self.answer.body, "more_body": False})
 
 
-class KeptReply:
+class IdempotentReply:
     """An ASGI application for one response that is kept if it is no longer than `most_bytes`; of a
     longer one it is kept that it was billed."""
 

@@ -21,7 +21,7 @@ from http import HTTPStatus
 import msgspec
 
 from foundation import sse
-from gateway.http_errors.table import Face
+from gateway.http_errors.table import HttpError
 from gateway.routes.shared.media_types import JSON
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
 
@@ -65,39 +65,43 @@ def asked_as(path: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
     return path
 
 
-def to_problem(face: Face, request_id: str | None) -> Problem:
-    code = face.body.code
+def to_problem(http_error: HttpError, request_id: str | None) -> Problem:
+    code = http_error.body.code
     return Problem(
         type=BLANK if code is None else f"urn:tollgate:problem:{code}",
-        title=HTTPStatus(face.status).phrase,
-        status=face.status,
-        detail=face.detail or face.body.message,
+        title=HTTPStatus(http_error.status).phrase,
+        status=http_error.status,
+        detail=http_error.detail or http_error.body.message,
         instance=None if request_id is None else f"urn:tollgate:request:{request_id}",
         code=code,
-        param=face.body.param,
-        scope=face.scope,
+        param=http_error.body.param,
+        scope=http_error.scope,
     )
 
 
-def spoken(face: Face, path: str) -> Face:
+def with_vendor_status(http_error: HttpError, path: str) -> HttpError:
     """Return the error with the status that the vendor whose shape `path` speaks has for it."""
     if not speaks_anthropic(path):
-        return face
-    return msgspec.structs.replace(face, status=to_status(face.status, face.body.code))
+        return http_error
+    return msgspec.structs.replace(
+        http_error, status=to_status(http_error.status, http_error.body.code)
+    )
 
 
-def encode_face(face: Face, path: str, request_id: str | None) -> tuple[bytes, str]:
+def encode_error(http_error: HttpError, path: str, request_id: str | None) -> tuple[bytes, str]:
     """Return the body and its media type, in the shape that `path` speaks, of an error with that
     vendor's status."""
     if speaks_problems(path):
-        return msgspec.json.encode(to_problem(face, request_id)), MEDIA_TYPE
+        return msgspec.json.encode(to_problem(http_error, request_id)), MEDIA_TYPE
     if speaks_anthropic(path):
-        error = to_anthropic_error(face.status, face.body.message, request_id, face.body.param)
+        error = to_anthropic_error(
+            http_error.status, http_error.body.message, request_id, http_error.body.param
+        )
         return msgspec.json.encode(error), JSON
-    return face.encode(), JSON
+    return http_error.encode(), JSON
 
 
-def encode_face_event(face: Face, path: str, request_id: str | None) -> bytes:
+def encode_error_event(http_error: HttpError, path: str, request_id: str | None) -> bytes:
     """Return an error as a server-sent event, for a stream whose headers are gone."""
-    body, _ = encode_face(face, path, request_id)
+    body, _ = encode_error(http_error, path, request_id)
     return sse.encode(body, ERROR_EVENT) if speaks_anthropic(path) else sse.encode(body)

@@ -14,12 +14,12 @@ from typing import Any
 
 from litestar.types import HTTPResponseStartEvent, Message, Receive, Scope, Send
 
-from gateway.http_errors.table import Face, to_face
+from gateway.http_errors.table import HttpError, to_http_error
 from gateway.inference.delivery import Delivery
 from gateway.limits.headers import to_headers
 from gateway.net.write_timeouts import Patience
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
-from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
+from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.wire.usage import cost as cost_header
 
@@ -29,7 +29,7 @@ UTF8_EVENT_STREAM = f"{EVENT_STREAM}; charset=utf-8"
 ON_LEAVE = "tollgate.on_leave"
 """The extension of ASGI by which our own server tells of a client's leaving: a `Teller`. A task
 that waits for it, as others need, is a tenth of what an answer costs."""
-ToFace = Callable[[Exception], Face]
+ToHttpError = Callable[[Exception], HttpError]
 Teller = Callable[[Callable[[], None] | None], None]
 """Takes what is to be called should the client leave before the answer is complete; None: nothing
 any more."""
@@ -70,8 +70,8 @@ class Reply:
         delivery: Delivery,
         *,
         stream: bool,
-        to_face: ToFace = to_face,
-        fail: Callable[[Face], bytes] | None = None,
+        to_http_error: ToHttpError = to_http_error,
+        fail: Callable[[HttpError], bytes] | None = None,
     ) -> None:
         """Answer with a delivery.
 
@@ -79,7 +79,7 @@ class Reply:
         """
         self.delivery = delivery
         self.stream = stream
-        self.to_face = to_face
+        self.to_http_error = to_http_error
         self.fail = fail
         self.was_left = False
 
@@ -123,7 +123,9 @@ class Reply:
         try:
             chunk = await self.delivery.next()
         except Exception as error:
-            return await self.refuse(scope, send, spoken(self.to_face(error), scope["path"]))
+            return await self.refuse(
+                scope, send, with_vendor_status(self.to_http_error(error), scope["path"])
+            )
         if chunk is None:
             return CLIENT_LEFT
         if self.stream:
@@ -144,20 +146,20 @@ class Reply:
             try:
                 chunk = await self.delivery.next()
             except Exception as error:
-                failed = spoken(self.to_face(error), scope["path"])
+                failed = with_vendor_status(self.to_http_error(error), scope["path"])
                 status, chunk = str(failed.status), None
                 event = self.failure(failed, scope)
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return CLIENT_LEFT if self.delivery.abandoned and status == "200" else status
 
-    def failure(self, failed: Face, scope: Scope) -> bytes:
+    def failure(self, failed: HttpError, scope: Scope) -> bytes:
         if self.fail is not None:
             return self.fail(failed)
-        return encode_face_event(failed, scope["path"], request_id_of(scope))
+        return encode_error_event(failed, scope["path"], request_id_of(scope))
 
-    async def refuse(self, scope: Scope, send: Send, failed: Face) -> str:
-        body, media_type = encode_face(failed, scope["path"], request_id_of(scope))
+    async def refuse(self, scope: Scope, send: Send, failed: HttpError) -> str:
+        body, media_type = encode_error(failed, scope["path"], request_id_of(scope))
         headers = {**self.limits(), **failed.headers, "content-length": str(len(body))}
         await send(response_start(failed.status, media_type, headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})

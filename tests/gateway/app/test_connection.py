@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from gateway.app import connection
-from gateway.app.connection import MAX_HEAD_BYTES, Connection
+from gateway.app.connection import MAX_HEAD_BYTES, ClientConnection
 
 DEADLINE_S = 10.0
 LET_GO, SLOW_ENDED = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def served(protocol: type[Connection]) -> Iterator[tuple[uvicorn.Server, int]]:
+def served(protocol: type[ClientConnection]) -> Iterator[tuple[uvicorn.Server, int]]:
     """A worker of its own and the port it listens on."""
     config = uvicorn.Config(
         application,
@@ -80,7 +80,7 @@ def served(protocol: type[Connection]) -> Iterator[tuple[uvicorn.Server, int]]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with served(Connection) as (_, port):
+    with served(ClientConnection) as (_, port):
         yield port
 
 
@@ -410,7 +410,7 @@ def until_nobody_listens(port: int) -> None:
 
 
 def test_a_worker_that_leaves_answers_what_is_on_its_way() -> None:
-    with served(Connection) as (server, port), contextlib.ExitStack() as opened:
+    with served(ClientConnection) as (server, port), contextlib.ExitStack() as opened:
         new, kept, begun, idle = (opened.enter_context(connected(port)) for _ in range(4))
         kept.sendall(LIVE)
         assert read_answer(kept)[0] == 200
@@ -425,7 +425,7 @@ def test_a_worker_that_leaves_answers_what_is_on_its_way() -> None:
 
 
 def test_who_is_let_in_by_a_worker_that_leaves_is_answered_once() -> None:
-    protocol = Connection.reading_within(DEADLINE_S)
+    protocol = ClientConnection.reading_within(DEADLINE_S)
     with served(protocol) as (_, port):
         protocol.leaving = True
         with connected(port) as client:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import refuse
 from gateway.auth.errors import ExpiredKey, InvalidKey, WrongNetwork
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.networks import Networks, read_address
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.routes.shared.access import needs
@@ -217,7 +217,7 @@ async def test_a_connection_without_an_address_is_in_no_network() -> None:
     handler: Any = SimpleNamespace(opt=needs(SCOPE_INFERENCE))
     with pytest.raises(WrongNetwork) as refused:
         await authenticate(connection, handler)
-    assert to_face(refused.value).status == 401
+    assert to_http_error(refused.value).status == 401
     scope["client"] = (PEER, 1)
     await authenticate(connection, handler)
     assert scope["user"] is principal

@@ -19,7 +19,7 @@ from gateway.files.s3_contents import S3Contents
 from gateway.files.store import FileStore
 from gateway.files.strays import Found, Strays
 from gateway.files.tables import files
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.secret import Secret, SecretKey
 from tests.gateway.batches.object_store import (
     ACCESS_KEY,
@@ -138,7 +138,7 @@ async def test_a_secret_is_replaced_and_then_removed(world: World, db: AsyncEngi
     assert await whole(world.to_store(world.open(NEW, OLD)), file) == CONTENT
     with pytest.raises(UnknownSecret) as caught:
         await whole(world.to_store(world.open(NEW)), file)
-    assert to_face(caught.value).status == 410
+    assert to_http_error(caught.value).status == 410
 
 
 async def test_a_store_that_is_cut_off_in_an_upload_loses_nothing(
@@ -151,8 +151,8 @@ async def test_a_store_that_is_cut_off_in_an_upload_loses_nothing(
     world.road.cut_after = 200
     with pytest.raises(FileStoreAway) as caught:
         await upload.write(CONTENT[1500:])
-    face = to_face(caught.value)
-    assert (face.status, face.headers["retry-after"]) == (503, "1")
+    http_error = to_http_error(caught.value)
+    assert (http_error.status, http_error.headers["retry-after"]) == (503, "1")
     await upload.give_up()
     with pytest.raises(FileStoreAway):
         await whole(world.store, kept)
@@ -177,7 +177,7 @@ async def test_what_was_there_before_stays_readable(world: World, db: AsyncEngin
     assert await whole(world.store, row) == b"in rows"
     with pytest.raises(FileStoreUnknown) as caught:
         await whole(without, file)
-    assert to_face(caught.value).status == 503
+    assert to_http_error(caught.value).status == 503
     async with db.begin() as conn:
         await conn.execute(sa.update(files).values(deleted_at=sa.func.now()))
     await without.flush()
@@ -211,7 +211,10 @@ async def test_strays_are_found(world: World, db: AsyncEngine) -> None:
     assert await whole(world.store, there) == CONTENT
     with pytest.raises(ContentLost) as caught:
         await whole(world.store, lost)
-    assert (to_face(caught.value).status, to_face(caught.value).body.code) == (410, "content_lost")
+    assert (to_http_error(caught.value).status, to_http_error(caught.value).body.code) == (
+        410,
+        "content_lost",
+    )
 
 
 async def test_an_upload_that_was_swept_leaves_nothing(world: World, db: AsyncEngine) -> None:

@@ -31,7 +31,7 @@ from gateway.fleet.replica import ANYBODYS, PreparedRequest
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import ReplicaEvent
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.inference import generate as inference
 from gateway.inference.generate import Desk, RateLimited
 from gateway.lanes import Turn
@@ -350,7 +350,7 @@ async def test_at_the_clients_deadline_it_is_cut_off_and_billed_as_if_the_client
         while (chunk := await asyncio.wait_for(delivery.next(), 30)) is not None:
             whole += chunk
     assert whole == (b"w1 w2 " if stream else b""), "what came in time is read"
-    failed = to_face(late.value)
+    failed = to_http_error(late.value)
     assert (failed.status, failed.body.code) == (504, "deadline_exceeded")
     assert failed.headers["x-should-retry"] == "false", "each try is billed"
     await office.settled()

@@ -21,7 +21,7 @@ from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from foundation.tasks import TaskSet
-from gateway.app.connection import Connection
+from gateway.app.connection import ClientConnection
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import Replica
@@ -118,7 +118,7 @@ async def serve() -> AsyncIterator[Callable[[Delivery], Any]]:
     server = uvicorn.Server(
         uvicorn.Config(
             answer,
-            http=Connection.reading_within(STALLED_S),
+            http=ClientConnection.reading_within(STALLED_S),
             ws="none",
             lifespan="off",
             log_config=None,

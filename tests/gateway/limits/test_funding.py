@@ -24,7 +24,7 @@ from billing.ledger.spend_totals import spent_by_org
 from billing.money import PICO_PER_USD
 from billing.reconciliation import credit_proof
 from gateway.bookkeeping.spend_reader import PostgresBooks
-from gateway.http_errors.table import RateLimited, to_face
+from gateway.http_errors.table import RateLimited, to_http_error
 from gateway.ids import uuid7
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding
@@ -330,10 +330,10 @@ async def test_a_credit_for_a_model_pays_for_no_other(
     assert isinstance(await there.admit(26, model="penny"), Refusal)
     refused = await there.admit(21)
     assert isinstance(refused, Refusal)
-    assert to_face(RateLimited(refused)).body.message.startswith(
+    assert to_http_error(RateLimited(refused)).body.message.startswith(
         "What this org has paid in advance for the model 'm' does not allow this request: "
     )
-    assert "Credit that is for other models" in to_face(RateLimited(refused)).body.message
+    assert "Credit that is for other models" in to_http_error(RateLimited(refused)).body.message
     assert await there.spend(20)
     assert await here.spend(5, model="penny")
     assert not await here.spend(1)

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from redis.exceptions import ResponseError
 
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.outcomes import Units
 from gateway.limits.redis.scripts import (
@@ -52,7 +52,7 @@ async def test_a_key_of_another_type_is_its_orgs_matter(
 
     with pytest.raises(ScriptFailed) as raised:
         await admit(limiter, "org_a", 2)
-    assert to_face(raised.value).status == 503
+    assert to_http_error(raised.value).status == 503
     assert "admit fails for {org_a}" in caplog.text and why in caplog.text
     assert isinstance(await admit(limiter, "org_b", 2), Admission)
     assert not limiter._scripts.is_away

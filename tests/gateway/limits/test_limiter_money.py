@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.inference.generate import RateLimited
 from gateway.limits import counters
 from gateway.limits.counters import SpentUnknown
@@ -139,8 +139,8 @@ async def test_without_a_price_nobody_could_bound_it(desk: Desk) -> None:
     for prices in ({}, {"output": PRICES["output"]}):
         with pytest.raises(UnpricedModel) as raised:
             await desk.ask(who(cap(1000)), 1, 1, prices=prices)
-        face = to_face(raised.value)
-        assert (face.status, face.body.code, face.body.param) == (
+        http_error = to_http_error(raised.value)
+        assert (http_error.status, http_error.body.code, http_error.body.param) == (
             400,
             "model_without_price",
             "model",
@@ -151,14 +151,16 @@ async def test_without_a_price_nobody_could_bound_it(desk: Desk) -> None:
 async def test_what_was_overspent_reads_as_a_quota_that_waiting_does_not_refill(
     desk: Desk,
 ) -> None:
-    face = to_face(RateLimited(await desk.refused(who(cap(1_500_000_000)), 1, 10**9)))
-    assert (face.status, face.body.type, face.body.code) == (
+    http_error = to_http_error(RateLimited(await desk.refused(who(cap(1_500_000_000)), 1, 10**9)))
+    assert (http_error.status, http_error.body.type, http_error.body.code) == (
         429,
         "insufficient_quota",
         "insufficient_quota",
     )
-    assert "retry-after" not in face.headers and face.headers["x-should-retry"] == "false"
-    assert face.body.message == (
+    assert (
+        "retry-after" not in http_error.headers and http_error.headers["x-should-retry"] == "false"
+    )
+    assert http_error.body.message == (
         "What this org may spend today (UTC) does not allow this request: 1.5 USD, of which 1.5 USD"
         " are neither spent nor held by requests that run. The period ends at 2036-11-20T00:00:00Z."
         " With a lower max_tokens it may fit."
@@ -167,7 +169,7 @@ async def test_what_was_overspent_reads_as_a_quota_that_waiting_does_not_refill(
 
 async def test_a_refusal_says_what_is_left_and_whether_less_would_fit(desk: Desk) -> None:
     async def said(caller: Principal, *args: Any, **options: Any) -> str:
-        return to_face(RateLimited(await desk.refused(caller, *args, **options))).body.message
+        return to_http_error(RateLimited(await desk.refused(caller, *args, **options))).body.message
 
     month, total = who(cap(1000, period="month")), who(cap(1000, "key", "key_a", "total"))
     await desk.admitted(month, 100, 20)
@@ -223,7 +225,7 @@ async def test_until_it_is_built_nothing_passes(
     monkeypatch.setattr(books, "spent", gone)
     with pytest.raises(SpentUnknown) as raised:
         await desk.ask(who(cap(1000)), 1, 1)
-    assert to_face(raised.value).status == 503
+    assert to_http_error(raised.value).status == 503
     monkeypatch.undo()
     await desk.admitted(who(cap(1000)), 1, 1)
 

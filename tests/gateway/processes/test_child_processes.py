@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from gateway.processes import child_processes as children
-from gateway.processes import restarter as keeper
+from gateway.processes import restarter
 from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
-from gateway.processes.restarter import Keeper
+from gateway.processes.restarter import Restarter
 
 ROOT = Path(__file__).resolve().parents[3]
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -130,13 +130,13 @@ def test_a_log_is_cut_while_it_is_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-async def kept(start: partial[Child], tmp_path: Path) -> AsyncIterator[Keeper]:
+async def kept(start: partial[Child], tmp_path: Path) -> AsyncIterator[Restarter]:
     """One sleeping child, kept; `starts` of the fixture's function count its incarnations."""
 
     async def begin() -> Child:
         return start(f"kept-{time.monotonic_ns()}")
 
-    made = Keeper("kept", begin)
+    made = Restarter("kept", begin)
     yield made
     await made.stop(10)
     assert list(tmp_path.glob("kept-*.pid")) == []
@@ -148,7 +148,7 @@ def sleepers(folder: Path) -> list[int]:
     return [int(line[1]) for line in lines if line]
 
 
-async def test_a_dead_child_is_started_again(kept: Keeper, tmp_path: Path) -> None:
+async def test_a_dead_child_is_started_again(kept: Restarter, tmp_path: Path) -> None:
     await kept.begin()
     for deaths in (1, 2):
         await until(lambda: len(sleepers(tmp_path)) == 1)
@@ -158,7 +158,7 @@ async def test_a_dead_child_is_started_again(kept: Keeper, tmp_path: Path) -> No
         assert kept.exits == deaths
 
 
-async def test_a_replacement_comes_before_the_old_one_goes(kept: Keeper, tmp_path: Path) -> None:
+async def test_a_replacement_comes_before_the_old_one_goes(kept: Restarter, tmp_path: Path) -> None:
     gone: list[Child] = []
     kept.on_exit = gone.append
     await kept.begin()
@@ -168,7 +168,7 @@ async def test_a_replacement_comes_before_the_old_one_goes(kept: Keeper, tmp_pat
     assert [child.pid for child in gone] == [old]
     await until(lambda: len(sleepers(tmp_path)) == 1)
     assert sleepers(tmp_path) != [old]
-    await asyncio.sleep(keeper.FIRST_BACKOFF_S * 2)
+    await asyncio.sleep(restarter.FIRST_BACKOFF_S * 2)
     assert kept.exits == 0, "a replaced child was counted as dead"
 
 
@@ -180,7 +180,7 @@ async def test_a_replacement_that_fails_leaves_the_old_one(start: partial[Child]
             raise OSError("no")
         return start("only")
 
-    made = Keeper("only", begin)
+    made = Restarter("only", begin)
     await made.begin()
     fail = True
     with pytest.raises(OSError, match="no"):
@@ -196,7 +196,7 @@ async def test_stop_ends_one_that_was_still_leaving(start: partial[Child], tmp_p
     async def begin() -> Child:
         return start(f"kept-{time.monotonic_ns()}", next(scripts))
 
-    made = Keeper("kept", begin)
+    made = Restarter("kept", begin)
     await made.begin()
     await until(lambda: [p.read_text() for p in tmp_path.glob("*.log")] == ["up\n"])
     rolling = asyncio.create_task(made.replace(600))
@@ -211,8 +211,8 @@ async def test_stop_ends_one_that_was_still_leaving(start: partial[Child], tmp_p
 async def test_a_start_that_fails_again_and_again_waits_longer(
     start: partial[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(keeper, "MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(restarter, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(restarter, "MAX_BACKOFF_S", 0.1)
     began: list[float] = []
 
     async def begin() -> Child:
@@ -221,7 +221,7 @@ async def test_a_start_that_fails_again_and_again_waits_longer(
             raise OSError("not now")
         return start("once", "exit 1")
 
-    made = Keeper("flaky", begin)
+    made = Restarter("flaky", begin)
     await made.begin()
     await until(lambda: len(began) == 7)
     await made.stop(1)

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from gateway.processes.postgres_lockfiles import forget_the_dead, lives
+from gateway.processes.postgres_lockfiles import lives, remove_stale_locks
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def lock(data: Path, pid: int) -> list[Path]:
 
 def kept(data: Path, pid: int) -> list[bool]:
     locks = lock(data, pid)
-    forget_the_dead(data, locks[1])
+    remove_stale_locks(data, locks[1])
     return [path.exists() for path in locks]
 
 
@@ -67,7 +67,7 @@ def test_the_lock_of_a_stranger_with_that_pid_is_removed(data: Path, tmp_path: P
 
 def test_what_cannot_be_read_is_left_to_postgres(data: Path) -> None:
     (data / "postmaster.pid").write_text("")
-    forget_the_dead(data, data / ".s.PGSQL.5432.lock")
+    remove_stale_locks(data, data / ".s.PGSQL.5432.lock")
     assert (data / "postmaster.pid").exists()
 
 
@@ -75,7 +75,7 @@ def test_the_lock_of_a_postmaster_that_lives_stays(postgres_home: Home) -> None:
     locks = [postgres_home.postgres / "postmaster.pid"]
     locks.append(postgres_home.postgres / f"{embedded.POSTGRES_SOCKET}.lock")
     before = [path.read_bytes() for path in locks]
-    forget_the_dead(postgres_home.postgres, locks[1])
+    remove_stale_locks(postgres_home.postgres, locks[1])
     assert [path.read_bytes() for path in locks] == before
     pid = int(before[0].split()[0])
     assert lives(pid, postgres_home.postgres)

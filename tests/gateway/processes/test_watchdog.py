@@ -18,7 +18,7 @@ import pytest
 
 from gateway.processes import watchdog
 from gateway.processes.child_processes import Child, spawn
-from gateway.processes.restarter import Keeper
+from gateway.processes.restarter import Restarter
 from gateway.processes.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,7 +41,7 @@ class Place:
         self.folder = folder
         self.address = f"unix:{folder}/engine.sock"
         self.load_s = 0.0
-        self.keeper = Keeper("engine", self._start)
+        self.restarter = Restarter("engine", self._start)
         self.begun: list[int] = []
 
     async def _start(self) -> Child:
@@ -62,12 +62,12 @@ async def place() -> AsyncIterator[Place]:
     with tempfile.TemporaryDirectory(prefix="tgw-", dir="/tmp") as folder:
         made = Place(Path(folder))
         yield made
-        await made.keeper.stop(1)
+        await made.restarter.stop(1)
 
 
 async def guarded(place: Place, load_timeout_s: float = 60.0) -> asyncio.Task[None]:
-    await place.keeper.begin()
-    dog = Watchdog(place.keeper, place.address, load_timeout_s=load_timeout_s)
+    await place.restarter.begin()
+    dog = Watchdog(place.restarter, place.address, load_timeout_s=load_timeout_s)
     return asyncio.create_task(dog.run())
 
 
@@ -88,26 +88,26 @@ async def test_a_stopped_engine_is_killed_and_its_successor_let_be(place: Place)
     running = await guarded(place)
     await until(Path(place.address.removeprefix("unix:")).exists)
     await asyncio.sleep(2 * watchdog.LOOK_INTERVAL_S)
-    assert place.keeper.exits == 0
+    assert place.restarter.exits == 0
     (pid,) = place.begun
     place.load_s = 3 * TIMEOUT_S  # longer than a working engine may be silent
     os.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
-    await until(lambda: place.keeper.exits == 1)
+    await until(lambda: place.restarter.exits == 1)
     # Twice the timeout since it was last heard of, which may be a heartbeat before it was stopped.
     assert time.monotonic() - stopped > 0.8 * TIMEOUT_S, "a slow one has its chance"
-    assert place.keeper.last_exit is not None
-    assert place.keeper.last_exit.poll() == -signal.SIGKILL
+    assert place.restarter.last_exit is not None
+    assert place.restarter.last_exit.poll() == -signal.SIGKILL
     await until(lambda: len(place.begun) == 2)
     await asyncio.sleep(place.load_s + 3 * TIMEOUT_S)
-    assert (place.keeper.exits, len(place.begun)) == (1, 2)
+    assert (place.restarter.exits, len(place.begun)) == (1, 2)
     await end(running)
 
 
 async def test_one_that_never_listens_is_killed_in_the_end(place: Place) -> None:
     place.load_s = 600
     running = await guarded(place, load_timeout_s=1.0)
-    await until(lambda: place.keeper.exits == 1)
+    await until(lambda: place.restarter.exits == 1)
     await until(lambda: len(place.begun) == 2)
     await end(running)
 
@@ -118,5 +118,5 @@ async def test_an_exit_is_the_keepers_business(place: Place) -> None:
         await until(lambda exits=exits: len(place.begun) == exits)  # type: ignore[misc]
         await asyncio.sleep(2 * watchdog.LOOK_INTERVAL_S)
         os.kill(place.begun[-1], signal.SIGKILL)
-        await until(lambda exits=exits: place.keeper.exits == exits)  # type: ignore[misc]
+        await until(lambda exits=exits: place.restarter.exits == exits)  # type: ignore[misc]
     await end(running)

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.http_errors.table import UNREADABLE, to_face
+from gateway.http_errors.table import UNREADABLE, to_http_error
 from gateway.request_errors import BadField
 from gateway.responses import store as responses_store
 from gateway.responses.conversations import ConversationStore
@@ -122,9 +122,9 @@ async def test_what_a_removed_secret_sealed_says_so(
     for ask in (store.find, store.context):
         with pytest.raises(UnknownSecret) as caught:
             await ask(MINE, "old")
-        face = to_face(caught.value)
-        assert (face.status, face.body.code) == (410, "content_unreadable")
-        assert face.body.message == UNREADABLE
+        http_error = to_http_error(caught.value)
+        assert (http_error.status, http_error.body.code) == (410, "content_unreadable")
+        assert http_error.body.message == UNREADABLE
     assert "secret 1," in caplog.text
 
 

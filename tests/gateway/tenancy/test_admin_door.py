@@ -13,9 +13,9 @@ from litestar import Litestar, Request, Response, get, put
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.app.create import refuse
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.request_errors import BadField
-from gateway.routes.asgi.envelope import Envelope
+from gateway.routes.asgi.response_headers import ResponseHeaders
 from gateway.routes.shared.conditional import answer, etag_of, if_match
 from gateway.routes.shared.pages import PageQuery, keyset, to_listing
 from gateway.routes.shared.problem import speaks_problems
@@ -62,7 +62,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         openapi_config=None,
         logging_config=None,
     )
-    app.asgi_handler = Envelope(app.asgi_handler)
+    app.asgi_handler = ResponseHeaders(app.asgi_handler)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as found:
         yield found
@@ -148,11 +148,11 @@ def test_the_prefix_is_a_folder() -> None:
 def test_what_tenancy_refuses_has_a_face(
     error: TenancyError, status: int, code: str | None
 ) -> None:
-    face = to_face(error)
-    assert (face.status, face.body.code) == (status, code)
+    http_error = to_http_error(error)
+    assert (http_error.status, http_error.body.code) == (status, code)
     if isinstance(error, InvalidField):
-        assert face.body.message == "Invalid value for 'name': must be short."
-        assert face.body.param == "name"
+        assert http_error.body.message == "Invalid value for 'name': must be short."
+        assert http_error.body.param == "name"
 
 
 async def pages(db: AsyncEngine, query: str) -> list[list[str]]:

@@ -15,10 +15,10 @@ from redis.asyncio import Redis
 
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.networks import Networks
 from gateway.principal import Principal
-from gateway.routes.asgi.head import Head
+from gateway.routes.asgi.head import HeadMethod
 from gateway.routes.oauth import endpoints as oauth
 from gateway.routes.shared.access import AUDIENCE, needs
 from gateway.routes.shared.guards import authenticate
@@ -45,8 +45,10 @@ async def probe_mcp(request: Request[Principal, Any, Any]) -> str:
 
 
 def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    face = to_face(error)
-    return Response(face.encode(), status_code=face.status, media_type="application/json")
+    http_error = to_http_error(error)
+    return Response(
+        http_error.encode(), status_code=http_error.status, media_type="application/json"
+    )
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ async def http(world: World, postgres_url: str, redis: Redis) -> AsyncIterator[h
         on_app_init=[wire],
         openapi_config=None,
     )
-    app.asgi_handler = Head(app.asgi_handler)
+    app.asgi_handler = HeadMethod(app.asgi_handler)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url=ISSUER) as found:
         yield found

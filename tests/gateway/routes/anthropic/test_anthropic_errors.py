@@ -9,12 +9,12 @@ import pytest
 
 from gateway.auth.errors import InvalidKey, MissingScope
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost, ReplicaOverloaded
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.inference.generate import RateLimited
 from gateway.limits.limiter import Refusal
 from gateway.limits.outcomes import RateState
 from gateway.request_errors import BadField, ContextTooLong, UnknownModel
-from gateway.routes.shared.problem import encode_face, encode_face_event, spoken
+from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
@@ -44,17 +44,20 @@ def limited(kind: str) -> RateLimited:
 def test_an_error_has_the_vendors_status_and_shape(
     path: str, error: Exception, status: int, kind: str
 ) -> None:
-    face = spoken(to_face(error), path)
-    assert face.status == status
-    body, media_type = encode_face(face, path, "req_1")
+    http_error = with_vendor_status(to_http_error(error), path)
+    assert http_error.status == status
+    body, media_type = encode_error(http_error, path, "req_1")
     assert media_type == "application/json"
     found = json.loads(body)
     assert found.pop("error").keys() == {"type", "message"}
     assert found == {"type": "error", "request_id": "req_1"}
     assert json.loads(body)["error"]["type"] == kind
-    assert encode_face_event(face, path, "req_1") == b"event: error\ndata: " + body + b"\n\n"
+    assert encode_error_event(http_error, path, "req_1") == b"event: error\ndata: " + body + b"\n\n"
 
 
 def test_elsewhere_nothing_is_changed() -> None:
-    face = to_face(ReplicaOverloaded("x"))
-    assert spoken(face, "/v1/chat/completions") is face and face.status == 503
+    http_error = to_http_error(ReplicaOverloaded("x"))
+    assert (
+        with_vendor_status(http_error, "/v1/chat/completions") is http_error
+        and http_error.status == 503
+    )

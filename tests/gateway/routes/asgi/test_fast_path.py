@@ -10,7 +10,7 @@ import pytest
 from litestar import Litestar
 
 from gateway.routes.asgi import cors
-from gateway.routes.asgi.fast_path import Straight, is_plain
+from gateway.routes.asgi.fast_path import FastPath, is_plain
 from tests.gateway.routes.asgi.test_request_metrics import BEARER, CHAT, app
 
 __all__ = ["app"]
@@ -102,7 +102,7 @@ async def test_what_is_no_request_is_passed_on() -> None:
     async def inner(scope, receive, send) -> None:
         passed.append(scope["type"])
 
-    straight = Straight(inner, Litestar([]))
+    straight = FastPath(inner, Litestar([]))
     await straight({"type": "websocket"}, None, None)
     assert passed == ["websocket"]
 

@@ -31,7 +31,7 @@ from billing.invoices.invoice import latest_invoice
 from billing.money import PICO_PER_USD
 from engine.fake.engine import FakeCore
 from engine.transport.server import EngineServer
-from gateway.app.connection import Connection
+from gateway.app.connection import ClientConnection
 from gateway.app.create import create_app
 from gateway.audit.log import Actor
 from gateway.auth.oauth.rfc8414_metadata import USERINFO_PATH
@@ -468,7 +468,7 @@ def running(
         keys.append(made.admin_key)
         app = create_app(settings)
         config_of_server = uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False
+            app, http=ClientConnection, ws="none", lifespan="on", log_config=None, access_log=False
         )
         server = uvicorn.Server(config_of_server)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

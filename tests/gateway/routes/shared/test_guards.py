@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.errors import InvalidKey, MissingCredential
-from gateway.http_errors.table import to_face
+from gateway.http_errors.table import to_http_error
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal
 from gateway.processes.bootstrap import BootstrapResult, bootstrap
 from gateway.routes.shared.access import PUBLIC, needs
@@ -57,8 +57,10 @@ async def forgotten() -> str:
 
 
 def refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    face = to_face(error)
-    return Response(face.encode(), status_code=face.status, media_type="application/json")
+    http_error = to_http_error(error)
+    return Response(
+        http_error.encode(), status_code=http_error.status, media_type="application/json"
+    )
 
 
 @pytest.fixture

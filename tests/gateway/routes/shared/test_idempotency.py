@@ -30,10 +30,10 @@ from gateway.audit.tables import entries
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.principal import Principal
 from gateway.request_errors import AnswerLost
-from gateway.routes.asgi.envelope import Envelope
+from gateway.routes.asgi.response_headers import ResponseHeaders
 from gateway.routes.shared import idempotency
 from gateway.routes.shared.access import actor_of, needs, services
-from gateway.routes.shared.idempotency import Idempotent, claim_key
+from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
 from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced, NameTaken
@@ -162,7 +162,7 @@ async def world(db: AsyncEngine, postgres_url: str, redis: Redis) -> AsyncIterat
         openapi_config=None,
         logging_config=None,
     )
-    app.asgi_handler = Envelope(Idempotent(app.asgi_handler))
+    app.asgi_handler = ResponseHeaders(IdempotencyLayer(app.asgi_handler))
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         world = World(http, db, keys)

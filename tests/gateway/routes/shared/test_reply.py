@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from litestar.types import Receive, Scope, Send
 
-from gateway.app.connection import Connection
+from gateway.app.connection import ClientConnection
 from gateway.inference.delivery import Delivery
 from gateway.net.listener import bound_unread
 from gateway.routes.shared.reply import Reply
@@ -66,7 +66,7 @@ class Server:
         return reader, writer
 
 
-@pytest.fixture(params=["httptools", Connection], ids=["uvicorn's", "ours"])
+@pytest.fixture(params=["httptools", ClientConnection], ids=["uvicorn's", "ours"])
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     """Ours tells of a client's leaving, of uvicorn's own it must be asked."""
     server = Server(request.param)

@@ -29,7 +29,7 @@ def named(request_id: str, *, elapsed_ms: float) -> list[tuple[bytes, bytes]]:
     ]
 
 
-class Envelope:
+class ResponseHeaders:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
