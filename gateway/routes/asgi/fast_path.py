@@ -1,6 +1,6 @@
 """Calls the handler of a hot route directly.
 
-An ASGI layer between `response_headers` and all others. What it passes by is layers that would do nothing
+An ASGI layer between `response_headers` and all others. It skips the layers that would do nothing
 for such a request, and the framework's routing, which would find the same handler, build the same
 request and call it with nothing else: a tenth of what a request costs. Whatever is not plainly one
 (another method, a path written otherwise, a page's `Origin`, a `Host` that is to be looked at) goes
