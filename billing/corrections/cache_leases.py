@@ -30,7 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.cache_contracts import TTL_S, WRITES, Ttl
-from billing.corrections.ratings import (
+from billing.corrections.event_ratings import (
     UNKEPT,
     WAITS,
     Announce,

@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.corrections.ratings import (
+from billing.corrections.event_ratings import (
     MAX_BATCH,
     REFUNDED,
     Announce,

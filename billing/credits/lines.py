@@ -20,7 +20,7 @@ from billing.credits.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask, Line, 
 from billing.credits.balance_watch import HAS_EXPIRED, watch
 from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage
 from billing.credits.top_ups import expire_top_ups
-from billing.credits.unpaid import PAYABLE, oldest_unpaid
+from billing.credits.unpaid_usage import PAYABLE, oldest_unpaid
 from billing.ledger.accounts import account_of
 from billing.ledger.spend_totals import hold_books
 from billing.ledger.transfers import Transfer, TransferStatus, to_transfer, transfer

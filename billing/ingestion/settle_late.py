@@ -24,7 +24,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.corrections.ratings import (
+from billing.corrections.event_ratings import (
     CORRECTION_LOCK,
     UNKEPT,
     Announce,

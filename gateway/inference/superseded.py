@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.superseded import take_back
+from billing.corrections.superseded_requests import take_back
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.recounts import recounting

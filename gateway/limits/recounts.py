@@ -16,7 +16,7 @@ from typing import cast
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.ratings import Announce, hold_corrections
+from billing.corrections.event_ratings import Announce, hold_corrections
 from gateway.limits.counters import begin_anew
 
 ANNOUNCED = "tollgate:recounts"

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.corrections.superseded import supersede
+from billing.corrections.superseded_requests import supersede
 from foundation.tasks import LogAndContinue
 from gateway.audit.tables import entries, heads
 from gateway.db import tenant

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from billing.events import COMPONENTS
 from billing.invoices.invoice import Invoice, Line
 from billing.invoices.lines.prices import parts, price_id
-from billing.invoices.lines.rerated import PARTS
+from billing.invoices.lines.rerated_usage import PARTS
 from billing.tables import AMOUNTS, MONEY, amount_column
 
 HOUR = timedelta(hours=1)

@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.calendar import Period
 from billing.errors import InvoicingConflict
 from billing.events import COMPONENTS, Band, PriceSet
-from billing.invoices.lines.rerated import PARTS
+from billing.invoices.lines.rerated_usage import PARTS
 from billing.ledger.accounts import USES
 from billing.ledger.spend_totals import hold_books
 from billing.money import Pico

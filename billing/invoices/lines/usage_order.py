@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import COMPONENTS
 from billing.invoices.lines.charges import Window, read_briefly, slices
-from billing.invoices.lines.rerated import SIDES
+from billing.invoices.lines.rerated_usage import SIDES
 from billing.pricing.adjustments import PeriodTerms, Span, UsageLine, divided
 from billing.tables import AMOUNTS
 

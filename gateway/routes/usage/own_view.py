@@ -19,7 +19,7 @@ from billing.ledger.spend_totals import SpentByKey, spent_by_key
 from billing.money import format_usd, to_decimal
 from billing.pricing.rating import rate
 from billing.reports.request_record import find_record
-from billing.reports.unshipped import search
+from billing.reports.unshipped_usage import search
 from gateway.db import tenant
 from gateway.limits.spending import PICO_PER_NANO
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal, SpendCap

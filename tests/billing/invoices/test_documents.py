@@ -14,7 +14,7 @@ from billing.invoices.documents.journal import (
     to_beancount,
     to_hledger,
 )
-from billing.invoices.documents.paper import to_pdf
+from billing.invoices.documents.pdf import to_pdf
 from tests.billing.invoices.documented import CENT, DOCUMENTS, PAID, a_document, a_line, advances
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.superseded import take_back
+from billing.corrections.superseded_requests import take_back
 from billing.ledger import accounts as ledger
 from billing.ledger.accounts import account_of
 from billing.tables import transfers, usage_events

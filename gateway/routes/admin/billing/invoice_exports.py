@@ -35,9 +35,9 @@ from billing.invoices.documents.journal import (
     to_beancount,
     to_hledger,
 )
-from billing.invoices.documents.paper import to_pdf
+from billing.invoices.documents.pdf import to_pdf
 from billing.invoices.documents.tables import write_lines
-from billing.invoices.documents.tagged import read_tagged, write_tagged
+from billing.invoices.documents.usage_by_tag import read_tagged, write_tagged
 from billing.invoices.invoice import final_invoices_of
 from gateway.routes.shared.media_types import CSV, JSON, PDF
 from gateway.wire.admin.billing.invoices import InvoiceDocument, to_document

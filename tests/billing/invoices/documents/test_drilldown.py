@@ -24,7 +24,7 @@ from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
 from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
 from billing.invoices.documents.drilldown import requests_of
-from billing.invoices.documents.tagged import read_tagged, write_tagged
+from billing.invoices.documents.usage_by_tag import read_tagged, write_tagged
 from billing.invoices.invoice import Invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.invoices.billed import (

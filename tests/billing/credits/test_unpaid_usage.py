@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits import lines as credit_lines
-from billing.credits import unpaid
+from billing.credits import unpaid_usage as unpaid
 from billing.credits.grants import burn
 from billing.credits.grants_admin import grant_credit
 from billing.credits.lines import Turn, open_grants, sweep
-from billing.credits.unpaid import oldest_unpaid
+from billing.credits.unpaid_usage import oldest_unpaid
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.ledger.accounts import account_of

@@ -16,7 +16,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.corrections.ratings import (
+from billing.corrections.event_ratings import (
     MAX_BATCH,
     UNKEPT,
     WAITS,

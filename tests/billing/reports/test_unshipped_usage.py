@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from billing.events import Quantities
-from billing.reports.unshipped import search
+from billing.reports.unshipped_usage import search
 from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 
