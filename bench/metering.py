@@ -40,7 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from bench.record import record
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
 from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
@@ -312,7 +312,7 @@ async def write_month(db: AsyncEngine, count: int, num_late: int, *, whole: bool
         named = [f"receivable:{LARGE}", *(f"revenue:model_{n}" for n in range(3))]
         made = sa.text("INSERT INTO accounts (id) SELECT unnest(CAST(:ids AS text[]))")
         await connection.execute(made, {"ids": named})
-        await set_account(connection, org_id=LARGE, terms=Terms(), now=MONTH_START)
+        await set_account(connection, org_id=LARGE, terms=BillingTerms(), now=MONTH_START)
         sums = {"first": 0, "last": GROUPS - 1, "start": MONTH_START, "each": each}
         await connection.execute(sa.text(_CHARGES), sums)
     spans = [(on_time, on_time + num_late, True), *([(0, on_time, False)] if whole else [])]

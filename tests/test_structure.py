@@ -51,6 +51,8 @@ NOUNS = {
     "Setting",
     "Encoding",
     "Feed",
+    "Funding",
+    "Posting",
     "String",
     "Ring",
     "Billing",

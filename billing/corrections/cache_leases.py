@@ -7,8 +7,8 @@ and the refund of what was paid for keeping where it was not.
                     recomputed     the same prefix was written again while this stood
                     unrecorded     billed, and nobody knows of a lease: its gateway died with it
 
-All but `kept` are refunded: their event is rated anew (`ratings`), with the tokens that each was
-for at the price of uncached input in the place of that of writing. So a refund is in the ledger,
+All but `kept` are refunded: their event is rated anew (`event_ratings`), with the tokens that each
+was for at the price of uncached input in the place of that of writing. So a refund is in the ledger,
 the rollups, the credits that paid and the invoice as any correction is, and no later rating of the
 event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a lease
 has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is owed,
@@ -34,15 +34,15 @@ from billing.corrections.event_ratings import (
     UNKEPT,
     WAITS,
     Announce,
+    RatedEvent,
     Rating,
-    Standing,
-    as_it_stands,
+    announce_to_nobody,
     hold_corrections,
     post_ratings,
-    rate_standing,
-    to_nobody,
+    rate_event,
+    select_rated_events,
+    to_rated_event,
     to_rating,
-    to_standing,
 )
 from billing.events import Quantities, UsageEvent
 from billing.money import Pico
@@ -91,7 +91,7 @@ class Alive(NamedTuple):
     """Unix seconds; first heard of by whoever says so."""
 
 
-class Changed(NamedTuple):
+class LeaseChange(NamedTuple):
     """A lease by its new outcome."""
 
     model: str
@@ -128,7 +128,7 @@ _GRANT = sa.text(f"""
 """)
 
 
-async def grant(db: AsyncEngine, lease: Lease) -> list[Changed]:
+async def grant(db: AsyncEngine, lease: Lease) -> list[LeaseChange]:
     """Safe to repeat. What it says to have been lost is another lease on the same prefix, which
     need not have been written again."""
     row: dict[str, Any] = msgspec.structs.asdict(lease)
@@ -136,7 +136,7 @@ async def grant(db: AsyncEngine, lease: Lease) -> list[Changed]:
     row["asked_at"] = to_moment(lease.asked_at)
     row["kept_until"] = to_moment(lease.granted_at + TTL_S[lease.ttl])
     async with db.begin() as conn:
-        return [Changed(*each) for each in await conn.execute(_GRANT, row)]
+        return [LeaseChange(*each) for each in await conn.execute(_GRANT, row)]
 
 
 _END = sa.text("""
@@ -153,11 +153,11 @@ _STANDS = sa.text("""
 
 async def end(
     db: AsyncEngine, lease_id: str, event_id: str, *, is_broken: bool
-) -> list[Changed] | None:
+) -> list[LeaseChange] | None:
     """As its engine says. None: nothing is known of it, nor of its event's other leases."""
     named = {"id": lease_id, "outcome": "evicted" if is_broken else "kept"}
     async with db.begin() as conn:
-        changed = [Changed(*each) for each in await conn.execute(_END, named)]
+        changed = [LeaseChange(*each) for each in await conn.execute(_END, named)]
         stands = await conn.scalar(_STANDS, {"id": lease_id, "event_id": event_id})
     return changed if stands else None
 
@@ -221,8 +221,8 @@ _ENGINE_LOST = sa.text(f"""
 
 
 async def sweep(
-    db: AsyncEngine, alive: Sequence[Alive], announce: Announce = to_nobody
-) -> Counter[Changed]:
+    db: AsyncEngine, alive: Sequence[Alive], announce: Announce = announce_to_nobody
+) -> Counter[LeaseChange]:
     """End what is over, and post what is owed. One sweeps at a time; who finds another at it has
     nothing to do."""
     engines = {
@@ -230,11 +230,11 @@ async def sweep(
         "engine_ids": [each.engine_id for each in alive],
         "sinces": [to_moment(each.since) for each in alive],
     }
-    changed: Counter[Changed] = Counter()
+    changed: Counter[LeaseChange] = Counter()
     async with db.begin() as conn:
         if await conn.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(_SWEEPING))):
             for query, named in ((_KEPT, engines), (_ENGINE_LOST, engines), (_UNRECORDED, {})):
-                changed.update(Changed(*each) for each in await conn.execute(query, named))
+                changed.update(LeaseChange(*each) for each in await conn.execute(query, named))
     await refund(db, announce)
     return changed
 
@@ -256,7 +256,7 @@ _OWED = sa.text(f"""
     WHERE l.refunded_pico IS NULL AND l.outcome <> 'kept' AND NOT ({WAITS})
     ORDER BY l.id LIMIT {BATCH} FOR UPDATE OF l
 """)
-_STANDING = sa.text(f"{as_it_stands(UNKEPT)} WHERE u.id = ANY(CAST(:ids AS text[]))")
+_STANDING = sa.text(f"{select_rated_events(UNKEPT)} WHERE u.id = ANY(CAST(:ids AS text[]))")
 _REFUNDED = sa.text("""
     UPDATE cache_leases l SET refunded_pico = r.refunded_pico, refund_id = r.refund_id,
         refund_seq = (SELECT nextval('posting_seq'))
@@ -271,7 +271,7 @@ _ANY_OWED = sa.text(f"""
 """)
 
 
-async def refund(db: AsyncEngine, announce: Announce = to_nobody) -> int:
+async def refund(db: AsyncEngine, announce: Announce = announce_to_nobody) -> int:
     """Rate the events of broken leases anew. Returns how many leases that was for."""
     async with db.connect() as conn:
         if not await conn.scalar(_ANY_OWED):
@@ -281,7 +281,7 @@ async def refund(db: AsyncEngine, announce: Announce = to_nobody) -> int:
         leases = (await conn.execute(_OWED)).all()
         # Read after the leases, so that none of these is missing in what an event did not keep.
         rows = await conn.execute(_STANDING, {"ids": sorted({it.event_id for it in leases})})
-        events = {row.id: to_standing(row) for row in rows}
+        events = {row.id: to_rated_event(row) for row in rows}
         # What the house lost is its own.
         ratings = [without_premium(each) for each in events.values() if each.kind == "usage"]
         changing = [each for each in ratings if not each.changes_nothing]
@@ -295,14 +295,14 @@ async def refund(db: AsyncEngine, announce: Announce = to_nobody) -> int:
     return len(leases)
 
 
-def without_premium(event: Standing) -> Rating:
+def without_premium(event: RatedEvent) -> Rating:
     """What was not kept costs what it would have uncached; where that is all of it, at that price
     by its name."""
     prices, uncached = dict(event.prices), event.prices.get("uncached_input")
     for component, num_tokens in event.unkept.items():
         if num_tokens and uncached and num_tokens == getattr(event.quantities, component):
             prices[component] = uncached
-    rated = rate_standing(event, event.prices)
+    rated = rate_event(event, event.prices)
     return to_rating(event, rated, prices)
 
 
@@ -310,7 +310,7 @@ def refund_id(lease_id: str) -> str:
     return str(uuid5(NAMESPACE_OID, f"{lease_id}:refund"))
 
 
-def _premium(lease: sa.Row[Any], event: Standing) -> Pico:
+def _premium(lease: sa.Row[Any], event: RatedEvent) -> Pico:
     if event.kind != "usage":
         return 0
     size = event.quantities.input_total

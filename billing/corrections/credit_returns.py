@@ -35,7 +35,7 @@ class HeldLine(msgspec.Struct, frozen=True):
     version: int
 
 
-class Repaid(msgspec.Struct, frozen=True, kw_only=True):
+class RepricedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event, and what takes the place of what."""
 
     event_id: str
@@ -50,7 +50,7 @@ class Repaid(msgspec.Struct, frozen=True, kw_only=True):
     """By component."""
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
+class CreditShare(msgspec.Struct, frozen=True, kw_only=True):
     """What comes of it."""
 
     burns: dict[str, Pico]
@@ -61,9 +61,9 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody has paid that yet."""
 
 
-def carry(
-    grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, of: Repaid
-) -> Carried:
+def split_credit(
+    grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, of: RepricedEvent
+) -> CreditShare:
     """`burned`: by credit, of what is reversed. `unpaid_pico`: of it, what nobody had paid; the
     rest was on an invoice, and stays paid as far as it goes."""
     paying = [
@@ -78,7 +78,7 @@ def carry(
     invoiced = of.before_pico - sum(burned.values()) - unpaid_pico
     owed = usage.amount_pico - sum(burns.values()) - max(0, invoiced)
     back = {name: amount - burns.get(name, 0) for name, amount in burned.items()}
-    return Carried(
+    return CreditShare(
         burns=burns,
         returned={name: amount for name, amount in back.items() if amount},
         owed_pico=max(0, owed),
@@ -93,7 +93,9 @@ async def hold_line(conn: AsyncConnection, org_id: str) -> HeldLine | None:
     return None if row is None else HeldLine(row.org_id, row.version)
 
 
-async def carry_over(conn: AsyncConnection, line: HeldLine, repaid: Sequence[Repaid]) -> None:
+async def carry_over(
+    conn: AsyncConnection, line: HeldLine, repaid: Sequence[RepricedEvent]
+) -> None:
     """In the transaction that has reversed the one and posted the other."""
     reversed_ids = [name for each in repaid for name in each.reversals]
     if not repaid:
@@ -106,7 +108,7 @@ async def carry_over(conn: AsyncConnection, line: HeldLine, repaid: Sequence[Rep
     for each in repaid:
         of_event = _added([burned.get(name, {}) for name in each.reversals])
         missing = sum(unpaid.get(name, 0) for name in each.reversals)
-        found = carry(grants, of_event, missing, each)
+        found = split_credit(grants, of_event, missing, each)
         same = {"org_id": line.org_id, "event_id": each.event_id, "version": version}
         for name, reversal in each.reversals.items():
             for grant_id, amount in burned.get(name, {}).items():

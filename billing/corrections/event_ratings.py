@@ -21,13 +21,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts.alerts import Spend, raise_for_spend
 from billing.cache_contracts import WRITES
-from billing.corrections.credit_returns import Repaid, carry_over, hold_line
+from billing.corrections.credit_returns import RepricedEvent, carry_over, hold_line
 from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tags, Tier
 from billing.ledger.accounts import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
 from billing.ledger.spend_totals import hold_books
-from billing.ledger.tags import Tagged, add_tagged
+from billing.ledger.tags import TaggedEvent, add_tagged
 from billing.money import Pico
-from billing.pricing.rating import Rated, price_of, rate_unkept
+from billing.pricing.rating import RatedUsage, price_of, rate_unkept
 from billing.tables import AMOUNTS, EPOCH, amount_column
 
 CORRECTION_LOCK = 0x7265707269636501
@@ -49,7 +49,7 @@ UNKEPT, REFUNDED = "outcome <> 'kept'", "refund_id IS NOT NULL"
 """SQL: of a lease, that what was written for it was not kept; that this was paid back by now."""
 
 
-def as_it_stands(unkept: str) -> str:
+def select_rated_events(unkept: str) -> str:
     """SQL: events `u` as they are rated by now, and of each how many tokens were written for leases
     that are `unkept`, however it is rated."""
     return f"""
@@ -72,7 +72,7 @@ def as_it_stands(unkept: str) -> str:
     """
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event as it is rated by now."""
 
     id: str
@@ -121,9 +121,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
     """The next one of an event."""
 
-    of: Standing
+    of: RatedEvent
     prices: PriceSet
-    """Of what is priced of it (`Standing.priced`)."""
+    """Of what is priced of it (`RatedEvent.priced`)."""
     amounts: Mapping[Component, Pico]
 
     @property
@@ -135,12 +135,12 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
         return not self.of.waits and self.amounts == self.of.amounts
 
 
-def to_standing(row: sa.Row[Any]) -> Standing:
-    """Of `as_it_stands`."""
+def to_rated_event(row: sa.Row[Any]) -> RatedEvent:
+    """Of `select_rated_events`."""
     columns = row._mapping
     same = ("id", "org", "project", "key", "model", "tier", "lane", "price_list", "kind", "tags")
     moved = ("admitted_at", "seq", "number", "rated_seq", "waits", "is_superseded")
-    return Standing(
+    return RatedEvent(
         **{name: columns[name] for name in (*same, *moved)},
         quantities=Quantities(**{name: columns[name] for name in COMPONENTS}),
         prices=msgspec.convert(columns["prices"], PriceSet),
@@ -149,7 +149,7 @@ def to_standing(row: sa.Row[Any]) -> Standing:
     )
 
 
-def rate_standing(event: Standing, prices: PriceSet) -> Rated:
+def rate_event(event: RatedEvent, prices: PriceSet) -> RatedUsage:
     """By `prices`, with what was not kept, or not asked for after all, left out."""
     rated = rate_unkept(event.quantities, prices, event.unkept)
     if not event.is_superseded:
@@ -158,7 +158,7 @@ def rate_standing(event: Standing, prices: PriceSet) -> Rated:
     return msgspec.structs.replace(rated, lines=lines, amount_pico=0)
 
 
-def to_rating(event: Standing, rated: Rated, prices: PriceSet) -> Rating:
+def to_rating(event: RatedEvent, rated: RatedUsage, prices: PriceSet) -> Rating:
     """`rated`: all that was used, by `prices`."""
     chosen = {name: price_of(name, prices) for name in event.priced}
     return Rating(
@@ -168,7 +168,7 @@ def to_rating(event: Standing, rated: Rated, prices: PriceSet) -> Rating:
     )
 
 
-async def to_nobody(_org_ids: Collection[str]) -> None:
+async def announce_to_nobody(_org_ids: Collection[str]) -> None:
     """Where nobody counts what is spent."""
 
 
@@ -227,7 +227,7 @@ async def post_ratings(
     *,
     reverses: bool,
     rerating_id: str | None = None,
-    announce: Announce = to_nobody,
+    announce: Announce = announce_to_nobody,
 ) -> None:
     """At most MAX_BATCH, each the next one of its event. The caller holds the corrections
     (`hold_corrections`). `reverses`: what stands is taken back first; else what is there stays, and
@@ -260,7 +260,7 @@ def _row(rating: Rating) -> dict[str, Any]:
     }
 
 
-def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repaid]:
+def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[RepricedEvent]:
     reversals: dict[str, dict[str, str]] = {}
     following: dict[str, str] = {}
     for leg in legs:
@@ -269,7 +269,7 @@ def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repa
         else:
             following[leg.event_id] = leg.id
     return [
-        Repaid(
+        RepricedEvent(
             event_id=each.of.id,
             model=each.of.model,
             admitted_at=each.of.admitted_at,
@@ -282,10 +282,10 @@ def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repa
     ]
 
 
-def _tagged(rating: Rating) -> Tagged:
+def _tagged(rating: Rating) -> TaggedEvent:
     """Of what it counts as before, the money that it adds, be it less than nothing."""
     it = rating.of
-    return Tagged(
+    return TaggedEvent(
         org=it.org,
         day=(it.admitted_at - EPOCH).days,
         place=(it.project, it.key, it.model, it.tier, it.lane == "batch"),

@@ -32,18 +32,18 @@ from billing.corrections.event_ratings import (
     MAX_BATCH,
     REFUNDED,
     Announce,
+    RatedEvent,
     Rating,
-    Standing,
-    as_it_stands,
+    announce_to_nobody,
     hold_corrections,
     post_ratings,
-    rate_standing,
-    to_nobody,
+    rate_event,
+    select_rated_events,
+    to_rated_event,
     to_rating,
-    to_standing,
 )
-from billing.corrections.tariffs import Span as InForce
-from billing.corrections.tariffs import Tariff, at, tariff_of
+from billing.corrections.tariffs import PriceSpan as InForce
+from billing.corrections.tariffs import Tariff, prices_at, tariff_of
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Component, PriceSet
 from billing.invoices.invoice import Invoice, invoices_of, to_invoice
@@ -62,7 +62,7 @@ STRETCH = 50
 milliseconds."""
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class ReratingScope(msgspec.Struct, frozen=True, kw_only=True):
     """What of an org's usage is rated anew: by the moment of its admission."""
 
     org_id: str
@@ -74,7 +74,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """By which; None: by the one that it was admitted by."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, order=True):
+class LineChange(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """What is about to change of a line of an invoice, or, `invoice` empty, of one to come."""
 
     invoice: str
@@ -95,11 +95,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.after_pico - self.before_pico
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    span: Span
+class RatingDifference(msgspec.Struct, frozen=True, kw_only=True):
+    span: ReratingScope
     digest: str
     """SHA-256 of the span and of each event that changes: by which prices, to which amount."""
-    lines: list[Line]
+    lines: list[LineChange]
     num_events: int
     """That cost something else."""
 
@@ -108,13 +108,13 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return sum(line.difference_pico for line in self.lines)
 
 
-class Plan(Shown, frozen=True, kw_only=True):
+class ReratingPlan(RatingDifference, frozen=True, kw_only=True):
     tariff: Tariff
     num_unpriced: int
     """That stay as they are: not all of what they used has a price."""
 
 
-class Rerating(Shown, frozen=True, kw_only=True):
+class Rerating(RatingDifference, frozen=True, kw_only=True):
     """One that is being applied, or was."""
 
     id: str
@@ -127,7 +127,7 @@ Note = Callable[[AsyncConnection, Rerating], Awaitable[None]]
 """Called in the transaction that begins one."""
 
 
-async def nobody(_conn: AsyncConnection, _rerating: Rerating) -> None:
+async def notify_nobody(_conn: AsyncConnection, _rerating: Rerating) -> None:
     """Where nobody is to be told."""
 
 
@@ -135,16 +135,16 @@ async def nobody(_conn: AsyncConnection, _rerating: Rerating) -> None:
 
 
 async def plan(
-    db: AsyncEngine, span: Span, book: PriceBook, *, max_events: int | None = None
-) -> Plan:
+    db: AsyncEngine, span: ReratingScope, book: PriceBook, *, max_events: int | None = None
+) -> ReratingPlan:
     """Raises: BadInvoicing of a span that is none, or has more than `max_events`;
     InvoicingConflict where more lines change than an invoice has."""
     return await _plan(db, span, book, NO_CUTOFF, max_events)
 
 
 async def _plan(
-    db: AsyncEngine, span: Span, book: PriceBook, cutoff: int, max_events: int | None
-) -> Plan:
+    db: AsyncEngine, span: ReratingScope, book: PriceBook, cutoff: int, max_events: int | None
+) -> ReratingPlan:
     if span.start >= span.end:
         raise BadInvoicing("ends_at", "must be later than 'starts_at'")
     if span.price_list not in (None, DEFAULT_LIST, *book.lists.names):
@@ -167,7 +167,7 @@ async def _plan(
             if rating is not None:
                 diff.add(rating)
                 digest.update(_told(rating))
-    return Plan(
+    return ReratingPlan(
         span=span,
         tariff=tariff,
         lines=await asyncio.to_thread(diff.lines),
@@ -189,17 +189,17 @@ async def _rated(
     Behind each STRETCH of them others have their turn."""
     fares = tariff.by_place()
     for number, row in enumerate(rows, 1):
-        yield _rate(to_standing(row), fares)
+        yield _rate(to_rated_event(row), fares)
         if number % STRETCH == 0:
             await asyncio.sleep(0)
 
 
 def _rate(
-    event: Standing, fares: Mapping[Place, tuple[InForce, ...]]
+    event: RatedEvent, fares: Mapping[Place, tuple[InForce, ...]]
 ) -> tuple[Rating | None, bool]:
     spans = fares.get((event.price_list, event.model, event.tier), ())
-    prices = at(spans, event.admitted_at.timestamp()) if spans else {}
-    rated = rate_standing(event, prices)
+    prices = prices_at(spans, event.admitted_at.timestamp()) if spans else {}
+    rated = rate_event(event, prices)
     if rated.unpriced:
         return None, True
     rating = to_rating(event, rated, prices)
@@ -236,17 +236,17 @@ class _Diff:
         if len(self._sums) > MAX_LINES:
             raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
 
-    def _invoice_of(self, event: Standing) -> str:
+    def _invoice_of(self, event: RatedEvent) -> str:
         for each in self._finals:
             in_time = event.seq < each.cutoff and event.admitted_at < each.period_end
             if in_time and (event.admitted_at >= each.period_start or event.seq >= each.since):
                 return each.number or ""
         return ""
 
-    def lines(self) -> list[Line]:
-        names = Line.__struct_fields__
+    def lines(self) -> list[LineChange]:
+        names = LineChange.__struct_fields__
         return sorted(
-            msgspec.convert(dict(zip(names, (*place, *sums), strict=True)), Line)
+            msgspec.convert(dict(zip(names, (*place, *sums), strict=True)), LineChange)
             for place, sums in self._sums.items()
         )
 
@@ -268,12 +268,13 @@ _PLACES = sa.text(f"""
     SELECT DISTINCT price_list, model, tier FROM usage_events u WHERE {_IN_SPAN}
 """)
 _PAGE = sa.text(f"""
-    {as_it_stands(REFUNDED)} WHERE {_IN_SPAN} AND (u.admitted_at, u.id) > (:seen_at, :seen_id)
+    {select_rated_events(REFUNDED)}
+    WHERE {_IN_SPAN} AND (u.admitted_at, u.id) > (:seen_at, :seen_id)
     ORDER BY u.admitted_at, u.id LIMIT :limit
 """)
 
 
-def _named(span: Span, cutoff: int) -> dict[str, Any]:
+def _named(span: ReratingScope, cutoff: int) -> dict[str, Any]:
     return {
         "org": span.org_id,
         "start": span.start,
@@ -283,13 +284,13 @@ def _named(span: Span, cutoff: int) -> dict[str, Any]:
     }
 
 
-async def _has_more(conn: AsyncConnection, span: Span, cutoff: int, most: int) -> bool:
+async def _has_more(conn: AsyncConnection, span: ReratingScope, cutoff: int, most: int) -> bool:
     """Counted no further than that."""
     found = await conn.scalar(_HAS_MORE, _named(span, cutoff) | {"most": most})
     return bool(found)
 
 
-async def _places(conn: AsyncConnection, span: Span) -> list[Place]:
+async def _places(conn: AsyncConnection, span: ReratingScope) -> list[Place]:
     rows = await conn.execute(_PLACES, _named(span, NO_CUTOFF))
     return [(row.price_list, row.model, row.tier) for row in rows]
 
@@ -300,14 +301,16 @@ async def _finals(conn: AsyncConnection, org_id: str) -> list[Invoice]:
 
 
 async def _page(
-    conn: AsyncConnection, span: Span, cutoff: int, seen_at: datetime, seen_id: str
+    conn: AsyncConnection, span: ReratingScope, cutoff: int, seen_at: datetime, seen_id: str
 ) -> Sequence[sa.Row[Any]]:
-    """Of `to_standing`."""
+    """Of `to_rated_event`."""
     named = _named(span, cutoff) | {"seen_at": seen_at, "seen_id": seen_id, "limit": MAX_BATCH}
     return (await conn.execute(_PAGE, named)).all()
 
 
-async def _pages(db: AsyncEngine, span: Span, cutoff: int) -> AsyncIterator[Sequence[sa.Row[Any]]]:
+async def _pages(
+    db: AsyncEngine, span: ReratingScope, cutoff: int
+) -> AsyncIterator[Sequence[sa.Row[Any]]]:
     seen_at, seen_id = span.start, ""
     while True:
         async with db.connect() as conn:
@@ -324,12 +327,12 @@ async def _pages(db: AsyncEngine, span: Span, cutoff: int) -> AsyncIterator[Sequ
 
 async def apply(
     db: AsyncEngine,
-    span: Span,
+    span: ReratingScope,
     book: PriceBook,
     digest: str,
     *,
-    note: Note = nobody,
-    announce: Announce = to_nobody,
+    note: Note = notify_nobody,
+    announce: Announce = announce_to_nobody,
     max_batches: int | None = None,
     max_events: int | None = None,
 ) -> Rerating:
@@ -364,7 +367,7 @@ async def find(db: AsyncEngine, org_id: str, digest: str) -> Rerating | None:
 def to_rerating(row: sa.Row[Any]) -> Rerating:
     return Rerating(
         id=row.id,
-        span=Span(
+        span=ReratingScope(
             org_id=row.org_id,
             start=row.starts_at.astimezone(UTC),
             end=row.ends_at.astimezone(UTC),
@@ -372,7 +375,7 @@ def to_rerating(row: sa.Row[Any]) -> Rerating:
             price_list=row.price_list,
         ),
         digest=row.digest,
-        lines=msgspec.convert(row.lines, list[Line]),
+        lines=msgspec.convert(row.lines, list[LineChange]),
         num_events=row.num_events,
         num_applied=row.num_applied,
         created_at=row.created_at.astimezone(UTC),
@@ -382,7 +385,7 @@ def to_rerating(row: sa.Row[Any]) -> Rerating:
 
 async def _begin(
     db: AsyncEngine,
-    span: Span,
+    span: ReratingScope,
     book: PriceBook,
     digest: str,
     note: Note,

@@ -4,7 +4,7 @@ were billed is taken back.
 A request that holds an `Idempotency-Key` and whose gateway died is superseded by the one that takes
 its key over (`supersede`, in that transaction). Whatever is booked for it, before that or after,
 such as its last checkpoint once its spool was found, is rated anew, at nothing: a reversal that
-names the original. No later rating of such an event charges it again (`ratings.rate_standing`).
+names the original. No later rating of such an event charges it again (`event_ratings.rate_event`).
 
 Knows no key.
 """
@@ -22,13 +22,13 @@ from billing.corrections.event_ratings import (
     WAITS,
     Announce,
     Rating,
-    as_it_stands,
+    announce_to_nobody,
     hold_corrections,
     post_ratings,
-    rate_standing,
-    to_nobody,
+    rate_event,
+    select_rated_events,
+    to_rated_event,
     to_rating,
-    to_standing,
 )
 from billing.tables import AMOUNTS
 
@@ -42,7 +42,7 @@ _SUPERSEDE = sa.text("""
 """)
 _TOTAL = f"({' + '.join(f'coalesce(r.{name}, u.{name})' for name in AMOUNTS)})"
 _STANDING = sa.text(f"""
-    {as_it_stands(UNKEPT)}
+    {select_rated_events(UNKEPT)}
     JOIN superseded_requests s ON s.org_id = u.org AND s.request_id = u.request_id
         AND u.admitted_at BETWEEN s.claimed_at - interval '{RUNS_FOR}'
             AND s.superseded_at + interval '{RUNS_FOR}'
@@ -60,7 +60,7 @@ async def supersede(
     await conn.execute(_SUPERSEDE, {**named, "claimed_at": claimed_at})
 
 
-async def take_back(db: AsyncEngine, announce: Announce = to_nobody) -> int:
+async def take_back(db: AsyncEngine, announce: Announce = announce_to_nobody) -> int:
     """What superseded requests were billed; returns of how many events."""
     async with db.connect() as conn:
         if not await _owed(conn):
@@ -73,6 +73,6 @@ async def take_back(db: AsyncEngine, announce: Announce = to_nobody) -> int:
 
 
 async def _owed(conn: AsyncConnection) -> list[Rating]:
-    events = [to_standing(row) for row in await conn.execute(_STANDING)]
-    ratings = [to_rating(each, rate_standing(each, each.prices), each.prices) for each in events]
+    events = [to_rated_event(row) for row in await conn.execute(_STANDING)]
+    ratings = [to_rating(each, rate_event(each, each.prices), each.prices) for each in events]
     return [each for each in ratings if not each.changes_nothing]

@@ -13,7 +13,7 @@ from billing.events import PriceSet, Tier
 from billing.pricing.price_book import Place, PriceBook
 
 
-class Span(msgspec.Struct, frozen=True):
+class PriceSpan(msgspec.Struct, frozen=True):
     """From then on (Unix seconds)."""
 
     since: float
@@ -26,13 +26,13 @@ class Fare(msgspec.Struct, frozen=True, kw_only=True):
     price_list: str
     model: str
     tier: Tier
-    spans: tuple[Span, ...]
+    spans: tuple[PriceSpan, ...]
 
 
 class Tariff(msgspec.Struct, frozen=True):
     fares: tuple[Fare, ...]
 
-    def by_place(self) -> dict[Place, tuple[Span, ...]]:
+    def by_place(self) -> dict[Place, tuple[PriceSpan, ...]]:
         return {(it.price_list, it.model, it.tier): it.spans for it in self.fares}
 
 
@@ -49,7 +49,7 @@ def tariff_of(
                 model=model,
                 tier=tier,
                 spans=tuple(
-                    Span(since, book.at(model, since, tier, price_list or admitted_by))
+                    PriceSpan(since, book.at(model, since, tier, price_list or admitted_by))
                     for since in starts
                 ),
             )
@@ -58,7 +58,7 @@ def tariff_of(
     )
 
 
-def at(spans: tuple[Span, ...], unix_time: float) -> PriceSet:
+def prices_at(spans: tuple[PriceSpan, ...], unix_time: float) -> PriceSet:
     """What is in force then."""
     position = bisect_right(spans, unix_time, key=lambda span: span.since) - 1
     return spans[max(0, position)].prices

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from billing.credits.grants import Burn, Grant, Usage, burn, in_order
+from billing.credits.grants import Burn, Grant, Usage, burn, sort_grants
 from billing.ledger.accounts import CASH, account_of
 from billing.ledger.transfers import GRANT_PREFIX, Transfer
 from billing.money import PICO_PER_USD, Pico
@@ -39,7 +39,7 @@ REFILL_SHARE = 2
 BREAKAGE = "house:breakage"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class CreditLine(msgspec.Struct, frozen=True, kw_only=True):
     """Of an org that was ever given credit, or is prepaid."""
 
     org_id: str
@@ -64,8 +64,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """The version up to which its holders have let go, and take no older one."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    line: Line
+class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
+    line: CreditLine
     burns: Sequence[Burn]
     transfers: Sequence[Transfer]
     leases: Mapping[str, Transfer]
@@ -111,13 +111,13 @@ def lease_amount(used_pico: Pico, elapsed_s: float) -> Pico:
 
 
 def plan(
-    line: Line,
+    line: CreditLine,
     grants: Sequence[Grant],
     leases: Mapping[str, Transfer],
     usages: Sequence[Usage],
     ask: Ask | None,
     now: datetime,
-) -> Plan:
+) -> LeasePlan:
     """Burn what was used, give back what is over, lease what is asked for. `grants`: all that are
     open. None asks for nothing."""
     burns = burn(grants, usages)
@@ -155,7 +155,7 @@ def plan(
         if each.components is None and after[each.id] > leased.get(each.id, 0)
     ]
     refill_pico, refill_by_model = _refills(spare, refill // REFILL_SHARE)
-    return Plan(
+    return LeasePlan(
         line=following,
         burns=burns,
         transfers=[*transfers, *back],
@@ -198,7 +198,7 @@ def _ends_at(leases: Mapping[str, Transfer]) -> datetime:
 
 
 def _lease(
-    line: Line,
+    line: CreditLine,
     grants: Sequence[Grant],
     left: Mapping[str, Pico],
     kept: Mapping[str, Pico],
@@ -213,7 +213,7 @@ def _lease(
     target = max(0, ask.spent_pico - paid) + ahead
     leased = dict(kept)
     missing = target - sum(leased.get(each.id, 0) for each in grants if not each.is_scoped)
-    for grant in in_order(each for each in grants if each.is_valid(now)):
+    for grant in sort_grants(each for each in grants if each.is_valid(now)):
         if grant.components is not None:
             continue  # what of a request it will pay nobody can say before
         held = leased.get(grant.id, 0)
@@ -227,7 +227,7 @@ def _lease(
 
 
 def _until(
-    line: Line,
+    line: CreditLine,
     grants: Sequence[Grant],
     leased: Mapping[str, Pico],
     ask: Ask | None,
@@ -244,7 +244,7 @@ def _until(
 
 
 def _transfers(
-    line: Line,
+    line: CreditLine,
     grants: Sequence[Grant],
     leases: Mapping[str, Transfer],
     leased: Mapping[str, Pico],
@@ -294,7 +294,7 @@ def _end(lease: Transfer, transfer_id: str, posted: Pico, now: datetime) -> Tran
 
 
 def _give_back(
-    line: Line,
+    line: CreditLine,
     grants: Sequence[Grant],
     left: Mapping[str, Pico],
     leased: Mapping[str, Pico],

@@ -5,8 +5,8 @@ Knows no webhook.
 What is left falls by what is booked, taken back and expired, and rises by a credit, or by what a
 re-rating returns. It is told of again once a credit has lifted the balance above a threshold: what
 is returned may do so by a hair, and again and again. A top-up may follow whatever has lifted it,
-but none while one is open. What was told stands beside the org's line (`Told`), which whoever looks
-holds: of two at once the second sees what the first has told. An org that is not prepaid is told
+but none while one is open. What was told stands beside the org's line (`NoticeState`), which
+whoever looks holds: of two at once the second sees what the first has told. An org that is not prepaid is told
 nothing.
 """
 
@@ -39,7 +39,7 @@ class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True):
     """In any 24 hours."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an org wants of its balance."""
 
     low_pico: Pico | None = None
@@ -47,7 +47,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     top_up: AutoTopUp | None = None
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class NoticeState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the crossings that lie behind it."""
 
     is_low: bool = False
@@ -57,18 +57,18 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """Asked for, and the balance has not been above since."""
 
 
-class Crossed(msgspec.Struct, frozen=True, kw_only=True):
+class BalanceCrossing(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be said now, and what was told then."""
 
-    told: Told
+    told: NoticeState
     is_low: bool
     is_exhausted: bool
     wants_top_up: bool
 
 
-def cross(
-    told: Told, wanted: Wanted, left_pico: Pico, *, was_refused: bool, rearms: bool
-) -> Crossed:
+def find_crossing(
+    told: NoticeState, wanted: BalanceSettings, left_pico: Pico, *, was_refused: bool, rearms: bool
+) -> BalanceCrossing:
     """`was_refused`: a request waited for more than there is. `rearms`: what lies below by now may
     be told of again, should it be crossed again."""
     is_low = wanted.low_pico is not None and left_pico <= wanted.low_pico
@@ -77,8 +77,8 @@ def cross(
         dry_at = None
     is_dry = left_pico <= 0 or (was_refused and left_pico < DREGS_PICO)
     is_below = wanted.top_up is not None and left_pico <= wanted.top_up.below_pico
-    return Crossed(
-        told=Told(
+    return BalanceCrossing(
+        told=NoticeState(
             is_low=is_low or (told.is_low and not rearms),
             dry_at_pico=left_pico if is_dry and dry_at is None else dry_at,
             top_up_id=told.top_up_id if is_below else None,
@@ -111,15 +111,15 @@ async def watch(
     row = (await conn.execute(_STANDING, {"org_id": org_id})).one_or_none()
     if row is None:
         return
-    told = Told(
+    told = NoticeState(
         is_low=row.is_low,
         dry_at_pico=None if row.dry_at_pico is None else int(row.dry_at_pico),
         top_up_id=row.top_up_id,
     )
-    after = Told()
+    after = NoticeState()
     if row.is_prepaid:
-        wanted, left = await wanted_of(conn, org_id), (await balance_of(conn, org_id)).left_pico
-        crossed = cross(told, wanted, left, was_refused=was_refused, rearms=rearms)
+        wanted, left = await settings_of(conn, org_id), (await balance_of(conn, org_id)).left_pico
+        crossed = find_crossing(told, wanted, left, was_refused=was_refused, rearms=rearms)
         after = await _say(conn, org_id, crossed, wanted, left)
     if after != told or row.has_expired:
         changed = sa.update(credit_lines).where(credit_lines.c.org_id == org_id)
@@ -128,8 +128,12 @@ async def watch(
 
 
 async def _say(
-    conn: AsyncConnection, org_id: str, crossed: Crossed, wanted: Wanted, left_pico: Pico
-) -> Told:
+    conn: AsyncConnection,
+    org_id: str,
+    crossed: BalanceCrossing,
+    wanted: BalanceSettings,
+    left_pico: Pico,
+) -> NoticeState:
     if crossed.is_low:
         low = wanted.low_pico or 0
         await raise_for_credit(conn, org_id, CREDITS_LOW, low, left_pico, SPENT)
@@ -155,7 +159,7 @@ async def hold_line(conn: AsyncConnection, org_id: str) -> None:
     await conn.execute(sa.select(own.org_id).where(own.org_id == org_id).with_for_update())
 
 
-async def answered(conn: AsyncConnection, org_id: str, top_up_id: str) -> None:
+async def clear_top_up(conn: AsyncConnection, org_id: str, top_up_id: str) -> None:
     """The balance may ask for another one: the one that it waits for is granted. The line is held
     before, or who looks meanwhile would wait for it unseen."""
     await hold_line(conn, org_id)
@@ -167,13 +171,13 @@ async def answered(conn: AsyncConnection, org_id: str, top_up_id: str) -> None:
 # ---- what an org wants
 
 
-async def wanted_of(conn: AsyncConnection, org_id: str) -> Wanted:
+async def settings_of(conn: AsyncConnection, org_id: str) -> BalanceSettings:
     found = sa.select(balance_settings).where(balance_settings.c.org_id == org_id)
     row = (await conn.execute(found)).one_or_none()
-    return Wanted() if row is None else _to_wanted(row)
+    return BalanceSettings() if row is None else _to_wanted(row)
 
 
-async def want(conn: AsyncConnection, org_id: str, wanted: Wanted) -> None:
+async def set_settings(conn: AsyncConnection, org_id: str, wanted: BalanceSettings) -> None:
     """From now on; what that crosses is said at once. In the caller's transaction."""
     await hold_line(conn, org_id)
     row = {"org_id": org_id, "low_pico": wanted.low_pico, **_top_up_columns(wanted.top_up)}
@@ -183,7 +187,7 @@ async def want(conn: AsyncConnection, org_id: str, wanted: Wanted) -> None:
     await watch(conn, org_id, rearms=True)
 
 
-def _to_wanted(row: sa.Row[Any]) -> Wanted:
+def _to_wanted(row: sa.Row[Any]) -> BalanceSettings:
     top_up = None
     if row.top_up_pico is not None:
         top_up = AutoTopUp(
@@ -192,7 +196,7 @@ def _to_wanted(row: sa.Row[Any]) -> Wanted:
             max_per_day=row.top_ups_per_day,
         )
     low = row.low_pico
-    return Wanted(low_pico=None if low is None else int(low), top_up=top_up)
+    return BalanceSettings(low_pico=None if low is None else int(low), top_up=top_up)
 
 
 def _top_up_columns(top_up: AutoTopUp | None) -> dict[str, int | None]:

@@ -72,7 +72,7 @@ class Burn(msgspec.Struct, frozen=True):
     amount_pico: Pico
 
 
-class Terms(Protocol):
+class GrantTerms(Protocol):
     """What says when it is a credit's turn."""
 
     @property
@@ -85,18 +85,18 @@ class Terms(Protocol):
     def created_at(self) -> datetime: ...
 
 
-def burn_order(one: Terms) -> tuple[int, datetime, datetime, str]:
+def burn_order(one: GrantTerms) -> tuple[int, datetime, datetime, str]:
     return (one.priority, one.expires_at or NEVER, one.created_at, one.id)
 
 
-def in_order(grants: Iterable[Grant]) -> list[Grant]:
+def sort_grants(grants: Iterable[Grant]) -> list[Grant]:
     """As they are burned."""
     return sorted(grants, key=burn_order)
 
 
 def burn(grants: Iterable[Grant], usages: Sequence[Usage]) -> list[Burn]:
     """What is not in it, nobody pays."""
-    ordered = in_order(grants)
+    ordered = sort_grants(grants)
     left = {grant.id: grant.left_pico for grant in ordered}
     burns: list[Burn] = []
     for usage in usages:

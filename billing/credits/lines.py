@@ -16,7 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.credits.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask, Line, Plan, plan
+from billing.credits.balance_leases import (
+    EXPIRY_MARGIN,
+    LEASE_TTL,
+    Ask,
+    CreditLine,
+    LeasePlan,
+    plan,
+)
 from billing.credits.balance_watch import HAS_EXPIRED, watch
 from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage
 from billing.credits.top_ups import expire_top_ups
@@ -149,7 +156,7 @@ async def open_line(conn: AsyncConnection, org_id: str) -> None:
 
 async def _settle(
     conn: AsyncConnection, org_id: str, ask: Ask | None, *, wait: bool
-) -> tuple[Plan, dict[str, Grant], datetime] | None:
+) -> tuple[LeasePlan, dict[str, Grant], datetime] | None:
     """The line's next state, and the moment it is of."""
     line = await _hold_line(conn, org_id, wait)
     if line is None:
@@ -170,12 +177,12 @@ async def _settle(
     return made, {each.id: each for each in grants}, now
 
 
-async def _hold_line(conn: AsyncConnection, org_id: str, wait: bool) -> Line | None:
+async def _hold_line(conn: AsyncConnection, org_id: str, wait: bool) -> CreditLine | None:
     found = await conn.execute(_LINE_WAITING if wait else _LINE, {"org_id": org_id})
     row = found.one_or_none()
     if row is None:
         return None
-    return Line(
+    return CreditLine(
         org_id=org_id,
         version=row.version,
         told=row.told,
@@ -230,14 +237,14 @@ async def _leases(conn: AsyncConnection, org_id: str) -> dict[str, Transfer]:
     return {row.grant_id: to_transfer(row) for row in rows}
 
 
-async def _keep_burns(conn: AsyncConnection, made: Plan, events: Mapping[str, str]) -> None:
+async def _keep_burns(conn: AsyncConnection, made: LeasePlan, events: Mapping[str, str]) -> None:
     if made.burns:
         await conn.execute(
             insert(credit_burns), [_to_row(each, made, events) for each in made.burns]
         )
 
 
-def _to_row(one: Burn, made: Plan, events: Mapping[str, str]) -> dict[str, Any]:
+def _to_row(one: Burn, made: LeasePlan, events: Mapping[str, str]) -> dict[str, Any]:
     return {
         "transfer_id": one.transfer_id,
         "grant_id": one.grant_id,
@@ -263,7 +270,7 @@ async def _keep_owed(
             await conn.execute(part.values(amount_pico=owed[each.transfer_id]))
 
 
-async def _keep_line(conn: AsyncConnection, made: Plan, now: datetime) -> None:
+async def _keep_line(conn: AsyncConnection, made: LeasePlan, now: datetime) -> None:
     line, own = made.line, credit_leases.c
     kept = {each.id for each in made.leases.values()}
     gone = sa.delete(credit_leases).where(own.org_id == line.org_id, own.transfer_id.notin_(kept))

@@ -111,7 +111,7 @@ _INGEST = sa.text(f"""
 """)
 
 
-class Ingested(msgspec.Struct, frozen=True, kw_only=True):
+class IngestResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a batch; the three add up to its length."""
 
     inserted: int
@@ -121,7 +121,7 @@ class Ingested(msgspec.Struct, frozen=True, kw_only=True):
     """Ids that came with other content than what stands; kept in usage_conflicts."""
 
 
-NOTHING = Ingested(inserted=0, duplicates=0, conflicts=())
+NOTHING = IngestResult(inserted=0, duplicates=0, conflicts=())
 
 
 class _PriceSet(NamedTuple):
@@ -135,7 +135,7 @@ class _PriceSet(NamedTuple):
         return max((least for least in self.bands if least <= total), default=0)
 
 
-class _Prepared(msgspec.Struct):
+class _BatchRows(msgspec.Struct):
     """A batch as Postgres takes it."""
 
     rows: list[tuple[Any, ...]] = []
@@ -147,7 +147,7 @@ class _Prepared(msgspec.Struct):
     """Of the others nothing is written for that."""
 
 
-async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
+async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> IngestResult:
     """Book `events` (at most MAX_BATCH) in one transaction.
 
     Raises: ValueError, OverflowError, sqlalchemy.exc.DBAPIError for content that no table holds;
@@ -161,7 +161,7 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> Ingested:
         return await _book(connection, batch, events)
 
 
-async def ingest_within(connection: AsyncConnection, events: Sequence[UsageEvent]) -> Ingested:
+async def ingest_within(connection: AsyncConnection, events: Sequence[UsageEvent]) -> IngestResult:
     """The same in the caller's transaction, with what has to stand or fall together with it."""
     assert len(events) <= MAX_BATCH
     if not events:
@@ -169,15 +169,15 @@ async def ingest_within(connection: AsyncConnection, events: Sequence[UsageEvent
     return await _book(connection, await _prepared(events), events)
 
 
-async def _prepared(events: Sequence[UsageEvent]) -> _Prepared:
+async def _prepared(events: Sequence[UsageEvent]) -> _BatchRows:
     if len(events) > PREPARED_AT_ONCE:
         return await asyncio.to_thread(_prepare, events)
     return _prepare(events)
 
 
 async def _book(
-    connection: AsyncConnection, batch: _Prepared, events: Sequence[UsageEvent]
-) -> Ingested:
+    connection: AsyncConnection, batch: _BatchRows, events: Sequence[UsageEvent]
+) -> IngestResult:
     named = {
         "batch": batch.rows,
         "num_given": len(batch.rows),
@@ -195,7 +195,7 @@ async def _book(
     conflicts = () if complete else await _keep_conflicts(connection, events)
     if conflicts:
         log.error("usage events came again with other content: %s", ", ".join(conflicts))
-    return Ingested(
+    return IngestResult(
         inserted=done.num_fresh,
         duplicates=len(events) - done.num_fresh - len(conflicts),
         conflicts=conflicts,
@@ -207,9 +207,9 @@ def digest(event: UsageEvent) -> bytes:
     return hashlib.sha256(_canonical.encode(event)).digest()
 
 
-def _prepare(events: Iterable[UsageEvent]) -> _Prepared:
+def _prepare(events: Iterable[UsageEvent]) -> _BatchRows:
     """Of an id that comes twice the first."""
-    batch, known = _Prepared(), set[str]()
+    batch, known = _BatchRows(), set[str]()
     for event in events:
         attempt = event.attempt
         if attempt.id in known:
@@ -272,7 +272,7 @@ def _fresh(events: list[UsageEvent], fresh: Sequence[str] | None) -> list[UsageE
 
 
 def _booked(
-    batch: _Prepared, fresh: Sequence[str] | None, capped: Sequence[str]
+    batch: _BatchRows, fresh: Sequence[str] | None, capped: Sequence[str]
 ) -> Iterator[tuple[Attempt, Pico]]:
     """What tenants with a cap are billed for. `fresh`: these ids alone; None: all of the batch."""
     inserted, orgs = None if fresh is None else set(fresh), set(capped)

@@ -28,14 +28,14 @@ from billing.corrections.event_ratings import (
     CORRECTION_LOCK,
     UNKEPT,
     Announce,
+    RatedEvent,
     Rating,
-    Standing,
-    as_it_stands,
+    announce_to_nobody,
     hold_corrections,
     post_ratings,
-    to_nobody,
+    select_rated_events,
+    to_rated_event,
     to_rating,
-    to_standing,
 )
 from billing.events import (
     COMPONENTS,
@@ -63,7 +63,7 @@ REPRICE_BATCH = 500
 HOUSE = "house"
 
 
-class Wasted(msgspec.Struct, frozen=True):
+class WastedTokens(msgspec.Struct, frozen=True):
     """What the house paid for: generated and not billed. All zero when the bill was complete."""
 
     quantities: Quantities
@@ -77,7 +77,7 @@ async def settle_orphan(
     model: str,
     book: PriceBook,
     wait_s: float = ORPHAN_WAIT_S,
-) -> Wasted:
+) -> WastedTokens:
     """Post an orphan's waste, waiting up to `wait_s` for the attempt's own event.
 
     Raises: what SQLAlchemy and asyncpg raise when Postgres is away; safe to repeat.
@@ -96,7 +96,9 @@ async def settle_orphan(
         await asyncio.sleep(min(ORPHAN_RETRY_S, wait_s))
 
 
-async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Wasted | None:
+async def post_waste(
+    db: AsyncEngine, attempt_id: str, generated: Quantities
+) -> WastedTokens | None:
     """Book generated - billed of one attempt to the house. None: its event is not here yet.
 
     Idempotent: the waste has an id of its own, made from the attempt's.
@@ -149,7 +151,9 @@ async def settle_late(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
         await _take_back(db, late[row.id], Quantities(**generated))
 
 
-async def _take_back(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Wasted | None:
+async def _take_back(
+    db: AsyncEngine, attempt_id: str, generated: Quantities
+) -> WastedTokens | None:
     """Reverse nobody's waste for what is the attempt's own. None: its event is not here."""
     wasted = await post_waste(db, attempt_id, generated)
     if wasted is not None:
@@ -179,7 +183,9 @@ def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
     )
 
 
-async def _post(db: AsyncEngine, attempt: Attempt, waste_id: str, missing: Quantities) -> Wasted:
+async def _post(
+    db: AsyncEngine, attempt: Attempt, waste_id: str, missing: Quantities
+) -> WastedTokens:
     if missing.total:
         event = UsageEvent(
             attempt=msgspec.structs.replace(attempt, id=waste_id),
@@ -189,7 +195,7 @@ async def _post(db: AsyncEngine, attempt: Attempt, waste_id: str, missing: Quant
             finish="recovered",
         )
         await ingest(db, [event])
-    return Wasted(missing)
+    return WastedTokens(missing)
 
 
 def _attempt_of(row: sa.Row[tuple[object, ...]]) -> Attempt:
@@ -221,14 +227,16 @@ _REVERSE = sa.text(f"""
 """)
 
 _SUSPENDED = sa.text(f"""
-    {as_it_stands(UNKEPT)} JOIN transfers s ON s.event_id = u.id
+    {select_rated_events(UNKEPT)} JOIN transfers s ON s.event_id = u.id
     WHERE s.kind = 'suspense' AND u.id > :after
         AND NOT EXISTS (SELECT FROM transfers c WHERE c.corrects = s.id)
     ORDER BY u.id LIMIT :limit
 """)
 
 
-async def reprice_suspense(db: AsyncEngine, book: PriceBook, announce: Announce = to_nobody) -> int:
+async def reprice_suspense(
+    db: AsyncEngine, book: PriceBook, announce: Announce = announce_to_nobody
+) -> int:
     """Post suspended usage whose components all have a price by now, at the price of the time of
     its admission; returns how many events left suspense. The rest stays and may be tried again."""
     repriced, after = 0, ""
@@ -246,13 +254,13 @@ async def reprice_suspense(db: AsyncEngine, book: PriceBook, announce: Announce 
         after = waiting[-1].id
 
 
-async def _suspended(connection: AsyncConnection, after: str) -> list[Standing]:
+async def _suspended(connection: AsyncConnection, after: str) -> list[RatedEvent]:
     """Events in suspense, by id, from the one behind `after`."""
     rows = await connection.execute(_SUSPENDED, {"after": after, "limit": REPRICE_BATCH})
-    return [to_standing(row) for row in rows]
+    return [to_rated_event(row) for row in rows]
 
 
-def _rate_suspended(event: Standing, book: PriceBook) -> Rating | None:
+def _rate_suspended(event: RatedEvent, book: PriceBook) -> Rating | None:
     """Only what had no price at admission; what had one is booked already, as if all that was
     written had been kept: it is refunded once the event waits no more. None: not all of it has a
     price."""

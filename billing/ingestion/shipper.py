@@ -55,7 +55,7 @@ OnRecovered = Callable[[list[UsageEvent]], None]
 OnBooked = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 
 
-async def nobody(_: Sequence[UsageEvent]) -> None:
+async def notify_nobody(_: Sequence[UsageEvent]) -> None:
     """Wants to know."""
 
 
@@ -70,7 +70,7 @@ class Shipper:
         adopt_from: Path | None = None,
         on_recovered: OnRecovered = lambda events: None,
         on_left: OnRecovered = lambda events: None,
-        on_booked: OnBooked = nobody,
+        on_booked: OnBooked = notify_nobody,
     ) -> None:
         """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
         and as soon as they are on disk: Postgres may be down for long. `on_left` gets all that a
@@ -173,7 +173,7 @@ async def adopt(
     directory: Path,
     alarms: Alarms,
     on_recovered: OnRecovered,
-    on_booked: OnBooked = nobody,
+    on_booked: OnBooked = notify_nobody,
     on_left: OnRecovered = lambda events: None,
 ) -> None:
     """Recover, ship and remove a directory whose process is gone.
@@ -196,7 +196,7 @@ async def adopt(
 
 
 async def ship_batch(
-    db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = nobody
+    db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = notify_nobody
 ) -> list[UsageEvent]:
     """Book the oldest events that have not shipped, then move the cursor behind them."""
     batch = await spool.read_closed(MAX_BATCH)

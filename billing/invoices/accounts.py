@@ -31,7 +31,7 @@ MAX_JUMP = 2
 """A rate so many times the one before, or so small a part of it, is a slip more often than not."""
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class BillingTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What an admin says of it."""
 
     currency: str = USD
@@ -45,10 +45,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Who sends the invoice: its numbers begin with it, and have no gaps."""
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class BillingAccount(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     version: int
-    terms: Terms
+    terms: BillingTerms
     created_at: datetime
 
 
@@ -68,7 +68,7 @@ def check_currency(currency: str) -> int:
         raise BadInvoicing("currency", "must be one of ISO 4217, with a smallest coin") from None
 
 
-def check_terms(terms: Terms) -> Terms:
+def check_terms(terms: BillingTerms) -> BillingTerms:
     """Raises: BadInvoicing, naming the field."""
     check_currency(terms.currency)
     if terms.timezone not in timezones():
@@ -85,8 +85,8 @@ def check_terms(terms: Terms) -> Terms:
 
 
 async def set_account(
-    conn: AsyncConnection, *, org_id: str, terms: Terms, now: datetime | None = None
-) -> Account:
+    conn: AsyncConnection, *, org_id: str, terms: BillingTerms, now: datetime | None = None
+) -> BillingAccount:
     """A new version, unless it says what holds already. In the caller's transaction.
 
     Raises: BadInvoicing.
@@ -103,15 +103,15 @@ async def set_account(
     fields = msgspec.structs.asdict(terms)
     row = {"org_id": org_id, "version": version, "created_at": created_at, **fields}
     await conn.execute(insert(billing_accounts), row)
-    return Account(org_id=org_id, version=version, terms=terms, created_at=created_at)
+    return BillingAccount(org_id=org_id, version=version, terms=terms, created_at=created_at)
 
 
-def to_account(row: sa.Row[Any]) -> Account:
-    fields = {name: getattr(row, name) for name in Terms.__struct_fields__}
-    return Account(
+def to_account(row: sa.Row[Any]) -> BillingAccount:
+    fields = {name: getattr(row, name) for name in BillingTerms.__struct_fields__}
+    return BillingAccount(
         org_id=row.org_id,
         version=row.version,
-        terms=Terms(**fields),
+        terms=BillingTerms(**fields),
         created_at=row.created_at.astimezone(UTC),
     )
 
@@ -123,7 +123,7 @@ def accounts_of(org_id: str) -> sa.Select[Any]:
 
 async def account_of(
     conn: AsyncConnection, org_id: str, *, version: int | None = None
-) -> Account | None:
+) -> BillingAccount | None:
     """The one that holds now, or a certain one."""
     found = accounts_of(org_id)
     if version is not None:

@@ -27,7 +27,7 @@ from billing import calendar
 from billing.calendar import Period
 from billing.currency import round_half_up
 from billing.errors import InvoicingConflict
-from billing.invoices.accounts import Account, Rate, account_of, rate_at
+from billing.invoices.accounts import BillingAccount, Rate, account_of, rate_at
 from billing.invoices.balance import take_from_balance
 from billing.invoices.invoice import (
     Invoice,
@@ -36,7 +36,7 @@ from billing.invoices.invoice import (
     note,
     settle,
 )
-from billing.invoices.lines.charges import Charge, Window, charges_of, take_cutoff
+from billing.invoices.lines.charges import Charge, InvoiceWindow, charges_of, take_cutoff
 from billing.invoices.lines.terms import with_terms
 from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
@@ -54,15 +54,15 @@ Told = Callable[[AsyncConnection, Invoice], Awaitable[None]]
 """Called in the transaction that makes an invoice final."""
 
 
-async def nobody(_conn: AsyncConnection, _invoice: Invoice) -> None:
+async def notify_nobody(_conn: AsyncConnection, _invoice: Invoice) -> None:
     """Where nobody is to be told."""
 
 
-class Counted(msgspec.Struct, frozen=True, kw_only=True):
+class DraftCount(msgspec.Struct, frozen=True, kw_only=True):
     """A draft as its window was counted."""
 
     invoice: Invoice
-    account: Account
+    account: BillingAccount
     charges: list[Charge]
 
 
@@ -84,7 +84,9 @@ async def close(db: AsyncEngine, *, org_id: str, now: datetime) -> Invoice | Non
     return await recount(db, org_id=org_id, invoice_id=draft)
 
 
-async def _next_period(conn: AsyncConnection, account: Account, newest: Invoice | None) -> Period:
+async def _next_period(
+    conn: AsyncConnection, account: BillingAccount, newest: Invoice | None
+) -> Period:
     """From where the last one ended; the first one is that of the first usage."""
     terms = account.terms
     if newest is not None:
@@ -99,7 +101,7 @@ async def _next_period(conn: AsyncConnection, account: Account, newest: Invoice 
 
 async def _open_draft(
     conn: AsyncConnection,
-    account: Account,
+    account: BillingAccount,
     period: Period,
     newest: Invoice | None,
     now: datetime,
@@ -140,7 +142,7 @@ async def recount(db: AsyncEngine, *, org_id: str, invoice_id: str) -> Invoice:
 
 
 async def finalize(
-    db: AsyncEngine, *, org_id: str, invoice_id: str, now: datetime, told: Told = nobody
+    db: AsyncEngine, *, org_id: str, invoice_id: str, now: datetime, told: Told = notify_nobody
 ) -> Invoice:
     """Count a draft for good, round its lines, post what that leaves, number it. What is final
     already is success.
@@ -171,7 +173,7 @@ async def finalize(
         return settled
 
 
-async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> Counted:
+async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> DraftCount:
     async with db.begin() as conn:
         draft = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id, lock=True)
         if draft.state != DRAFT:
@@ -183,11 +185,11 @@ async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> Counted:
         own = invoices.c
         await conn.execute(sa.update(invoices).where(own.id == draft.id).values(cutoff=cutoff))
     draft = msgspec.structs.replace(draft, cutoff=cutoff)
-    window = Window(
+    window = InvoiceWindow(
         org=org_id, period=draft.period, since=draft.since, cutoff=cutoff, earlier=earlier
     )
     charges = await with_terms(db, window, await charges_of(db, window))
-    return Counted(invoice=draft, account=account, charges=charges)
+    return DraftCount(invoice=draft, account=account, charges=charges)
 
 
 async def _periods_before(conn: AsyncConnection, draft: Invoice) -> tuple[Period, ...]:
@@ -274,7 +276,7 @@ def _rounded_off(draft: Invoice) -> Posting:
 
 
 async def _number(
-    conn: AsyncConnection, draft: Invoice, account: Account, now: datetime
+    conn: AsyncConnection, draft: Invoice, account: BillingAccount, now: datetime
 ) -> Invoice:
     sequence, number = await next_number(conn, draft.issuer, "invoice")
     terms = account.terms
@@ -292,6 +294,6 @@ async def _number(
     return final
 
 
-def ripe(account: Account, draft: Invoice, now: datetime) -> bool:
+def is_past_grace(account: BillingAccount, draft: Invoice, now: datetime) -> bool:
     """Whether its grace period is over."""
     return now >= draft.period_end + timedelta(hours=account.terms.grace_hours)

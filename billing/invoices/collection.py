@@ -29,7 +29,7 @@ from billing.invoices.invoice import (
 )
 from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
-from billing.invoices.states import DRAFT, LASTS, Standing, advance
+from billing.invoices.states import DRAFT, LASTS, InvoiceStatus, advance
 from billing.invoices.tables import (
     credit_note_lines,
     credit_notes,
@@ -215,7 +215,7 @@ async def dun(db: AsyncEngine, now: datetime) -> int:
                 continue
             invoice = to_invoice(row)
             assert invoice.due_at is not None
-            standing = Standing(
+            standing = InvoiceStatus(
                 state=invoice.state, since=invoice.state_since, due_at=invoice.due_at
             )
             stage = advance(standing, now)

@@ -59,7 +59,7 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
         return Period(self.period_start, self.period_end)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """exact = amount x coin + residual."""
 
     id: str
@@ -98,8 +98,8 @@ def to_invoice(row: sa.Row[Any]) -> Invoice:
     return Invoice(**_converted(row, Invoice.__struct_fields__))
 
 
-def to_line(row: sa.Row[Any]) -> Line:
-    return Line(**_converted(row, Line.__struct_fields__))
+def to_line(row: sa.Row[Any]) -> InvoiceLine:
+    return InvoiceLine(**_converted(row, InvoiceLine.__struct_fields__))
 
 
 def invoices_of(org_id: str) -> sa.Select[Any]:
@@ -123,13 +123,13 @@ async def get_invoice(
     return to_invoice(row)
 
 
-async def get_lines(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[Line]:
+async def get_lines(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[InvoiceLine]:
     """All, in order."""
     ordered = lines_of(org_id, invoice_id).order_by(invoice_lines.c.position)
     return [to_line(row) for row in await conn.execute(ordered)]
 
 
-async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> Line:
+async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> InvoiceLine:
     """Raises: NoInvoice."""
     found = lines_of(invoice.org_id, invoice.id).where(invoice_lines.c.id == line_id)
     row = (await conn.execute(found)).one_or_none()

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import InvoicingConflict
 from billing.invoices.accounts import account_of, orgs_with_account
-from billing.invoices.closing import close, finalize, ripe
+from billing.invoices.closing import close, finalize, is_past_grace
 from billing.invoices.collection import dun
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
@@ -33,7 +33,7 @@ MAX_PERIODS = 120
 """Of an org, at one look: who gets an account after ten years of use is caught up with."""
 
 
-async def nobody() -> None:
+async def notify_nobody() -> None:
     """Where nobody is to be told."""
 
 
@@ -47,7 +47,7 @@ class Invoicer:
         *,
         interval_s: float = INTERVAL_S,
         wall_clock: Callable[[], float] = time.time,
-        on_suspension: Callable[[], Awaitable[None]] = nobody,
+        on_suspension: Callable[[], Awaitable[None]] = notify_nobody,
     ) -> None:
         self._db, self._interval_s, self._wall_clock = db, interval_s, wall_clock
         self._on_suspension = on_suspension
@@ -99,6 +99,6 @@ class Invoicer:
                     return
                 account = await account_of(conn, org_id, version=newest.account_version)
             assert account is not None, "a draft names its account"
-            if not ripe(account, newest, now):
+            if not is_past_grace(account, newest, now):
                 return
             await finalize(self._db, org_id=org_id, invoice_id=newest.id, now=now)

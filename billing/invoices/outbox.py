@@ -13,7 +13,7 @@ from billing.invoices.states import State
 from billing.invoices.tables import invoice_transitions, invoices
 
 
-class Entered(msgspec.Struct, frozen=True, kw_only=True):
+class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     org_id: str
     invoice_id: str
@@ -25,7 +25,7 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime | None
 
 
-async def undispatched(conn: AsyncConnection, limit: int) -> list[Entered]:
+async def undispatched(conn: AsyncConnection, limit: int) -> list[StateEntry]:
     """The oldest ones, and nobody else's until the transaction ends."""
     own, of = invoice_transitions.c, invoices.c
     waiting = (
@@ -37,7 +37,7 @@ async def undispatched(conn: AsyncConnection, limit: int) -> list[Entered]:
         .with_for_update(of=invoice_transitions, skip_locked=True)
     )
     return [
-        Entered(
+        StateEntry(
             id=row.id,
             org_id=row.org_id,
             invoice_id=row.invoice_id,

@@ -66,7 +66,7 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.credited - self.settled
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class InvoiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     since: datetime
     due_at: datetime
@@ -84,7 +84,7 @@ def settled_state(state: State, amounts: Amounts) -> State:
     return state
 
 
-def next_stage(standing: Standing) -> tuple[State, datetime] | None:
+def next_stage(standing: InvoiceStatus) -> tuple[State, datetime] | None:
     """The next stage of dunning, and from when on; None: there is none."""
     if standing.state not in LASTS:
         return None
@@ -93,7 +93,7 @@ def next_stage(standing: Standing) -> tuple[State, datetime] | None:
     return following, begun + LASTS[standing.state]
 
 
-def advance(standing: Standing, now: datetime) -> State | None:
+def advance(standing: InvoiceStatus, now: datetime) -> State | None:
     """The stage that is reached by now; one at a time."""
     found = next_stage(standing)
     return found[0] if found is not None and found[1] <= now else None

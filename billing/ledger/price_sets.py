@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.errors import PriceChanged
 from billing.events import Component, Price
-from billing.pricing.entries import Dated, PriceEntry
+from billing.pricing.entries import DatedEntry, PriceEntry
 from billing.pricing.lists import Discount, PeriodRule, Rule
 from billing.pricing.price_book import PriceBook
 from billing.tables import price_keys, price_rules, prices
@@ -26,22 +26,22 @@ LOCK_KEY = 0x7072696365730001
 """pg_advisory_xact_lock: gateways that start together load one after the other."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class PriceBookChanges(msgspec.Struct, frozen=True):
     """Ids of prices and rules that were added, and of those whose range a new entry has closed."""
 
     added: list[str]
     closed: list[str]
 
 
-Note = Callable[[AsyncConnection, Loaded], Awaitable[None]]
+Note = Callable[[AsyncConnection, PriceBookChanges], Awaitable[None]]
 """Called in the transaction, where there is anything to tell."""
 
 
-async def nobody(connection: AsyncConnection, loaded: Loaded) -> None:
+async def notify_nobody(connection: AsyncConnection, loaded: PriceBookChanges) -> None:
     """Where nobody is to be told."""
 
 
-async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = nobody) -> int:
+async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = notify_nobody) -> int:
     """Add what is new and close ranges that a new entry ends; returns the number of both added.
 
     Raises: PriceChanged when an entry that was loaded once reads otherwise now, or overlaps one
@@ -69,7 +69,7 @@ async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = nobo
                 await _add_rule(connection, rule)
             added = [*(price.price_id for *_, price in new), *(rule.id for rule in rules)]
             if added or closed:
-                await note(connection, Loaded(added, closed))
+                await note(connection, PriceBookChanges(added, closed))
     except IntegrityError as error:
         raise PriceChanged(f"a price overlaps one that was loaded before: {error.orig}") from error
     return len(added)
@@ -116,7 +116,7 @@ async def _rule_stands(connection: AsyncConnection, rule: Rule, closed: list[str
     return True
 
 
-def _is_to_close(known: Range[datetime], now: Dated, name: str) -> bool:
+def _is_to_close(known: Range[datetime], now: DatedEntry, name: str) -> bool:
     """Raises: PriceChanged, where an end that was loaded reads otherwise now."""
     if known.upper == now.valid_to:
         return False
@@ -165,5 +165,5 @@ def content_of(rule: Rule) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name not in ("id", "scope")}
 
 
-def _valid(entry: Dated) -> Range[datetime]:
+def _valid(entry: DatedEntry) -> Range[datetime]:
     return Range(entry.valid_from, entry.valid_to)

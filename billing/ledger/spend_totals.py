@@ -24,7 +24,7 @@ SHARED = sa.select(sa.func.pg_advisory_xact_lock_shared(BOOKING))
 ALONE = sa.select(sa.func.pg_advisory_xact_lock(BOOKING))
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class SpendAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Of an org, or of one project or key of it; of whole hours from `start` to `end`."""
 
     project: str | None = None
@@ -33,13 +33,13 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     end: datetime | None = None
 
 
-class Spent(msgspec.Struct, frozen=True):
+class SpendTotals(msgspec.Struct, frozen=True):
     watermark: float
     """Unix seconds, by Postgres' clock."""
     amounts_pico: list[Pico]
 
 
-class Booked(msgspec.Struct, frozen=True, kw_only=True):
+class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request in the books. Moments are Unix seconds."""
 
     request_id: str
@@ -62,7 +62,7 @@ async def hold_books(conn: AsyncConnection) -> None:
     await conn.execute(ALONE)
 
 
-async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent:
+async def read_spend(db: AsyncEngine, org: str, accounts: Sequence[SpendAccount]) -> SpendTotals:
     """Raises: what SQLAlchemy raises where Postgres is away."""
     own, amounts = usage_hourly.c, []
     total = sum((own[name] for name in AMOUNTS), sa.literal(0))
@@ -80,7 +80,7 @@ async def spent(db: AsyncEngine, org: str, accounts: Sequence[Account]) -> Spent
             if account.end is not None:
                 found = found.where(own.hour < account.end)
             amounts.append(int((await conn.execute(found)).scalar_one()))
-    return Spent(watermark.timestamp(), amounts)
+    return SpendTotals(watermark.timestamp(), amounts)
 
 
 async def spent_by_org(conn: AsyncConnection, org: str) -> Pico:
@@ -140,7 +140,7 @@ async def batch_tokens(
         return [(hour.timestamp(), int(count)) for hour, count in rows]
 
 
-async def booked(db: AsyncEngine, ids: Sequence[str]) -> list[Booked]:
+async def read_booked(db: AsyncEngine, ids: Sequence[str]) -> list[BookedRequest]:
     """Of these events those that tenants are billed for. Raises: as `spent`."""
     own = usage_events.c
     amount = sum((own[name] for name in AMOUNTS), sa.literal(0))
@@ -151,7 +151,7 @@ async def booked(db: AsyncEngine, ids: Sequence[str]) -> list[Booked]:
     async with db.connect() as conn:
         rows = (await conn.execute(found)).all()
     return [
-        Booked(
+        BookedRequest(
             request_id=row.request_id,
             org=row.org,
             project=row.project,

@@ -56,7 +56,7 @@ class TagSpend(msgspec.Struct, frozen=True):
     amount_pico: int
 
 
-class Tagged(msgspec.Struct, frozen=True, kw_only=True):
+class TaggedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What one event adds to the sums of its tags."""
 
     org: str
@@ -71,11 +71,11 @@ class Tagged(msgspec.Struct, frozen=True, kw_only=True):
     """By component."""
 
 
-def of_event(event: UsageEvent) -> Tagged:
+def of_event(event: UsageEvent) -> TaggedEvent:
     """Of one that is booked."""
     attempt = event.attempt
     rated = rate(event.quantities, attempt.prices)
-    return Tagged(
+    return TaggedEvent(
         org=attempt.org,
         day=(to_moment(attempt.admitted_at) - EPOCH).days,
         place=(
@@ -166,7 +166,7 @@ async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> li
 
 
 async def add_tagged(
-    conn: AsyncConnection, events: Sequence[Tagged], *, corrects: bool = False
+    conn: AsyncConnection, events: Sequence[TaggedEvent], *, corrects: bool = False
 ) -> list[TagSpend]:
     """In the transaction that books `events`, behind their booking. Returns by how much each tag
     has grown that is counted by its name. `corrects`: what was counted before, so that no tag gets
@@ -179,7 +179,7 @@ async def add_tagged(
     return [TagSpend(it.org, it.tag, it.day, int(it.amount_pico)) for it in grown]
 
 
-def _rows(events: Iterable[Tagged]) -> list[dict[str, Any]]:
+def _rows(events: Iterable[TaggedEvent]) -> list[dict[str, Any]]:
     """Of each tag and place one. Money is text: it may exceed 64 bits."""
     sums: dict[tuple[Any, ...], dict[str, int]] = {}
     for event in events:
@@ -194,7 +194,7 @@ def _rows(events: Iterable[Tagged]) -> list[dict[str, Any]]:
     ]
 
 
-def _counts(event: Tagged) -> dict[str, int]:
+def _counts(event: TaggedEvent) -> dict[str, int]:
     counts: dict[str, int] = {
         name: getattr(event.quantities, name)
         for name in COMPONENTS

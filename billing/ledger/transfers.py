@@ -110,16 +110,16 @@ class TransferStatus(Enum):
 GOOD = (TransferStatus.CREATED, TransferStatus.EXISTS)
 
 
-class _Standing(msgspec.Struct, frozen=True, kw_only=True):
+class _BookedTransfer(msgspec.Struct, frozen=True, kw_only=True):
     transfer: Transfer
     is_resolved: bool
     is_corrected: bool
 
 
-class _Known(msgspec.Struct, frozen=True, kw_only=True):
+class _BookState(msgspec.Struct, frozen=True, kw_only=True):
     """What the books say of a batch, under the locks of its accounts."""
 
-    standing: dict[str, _Standing]
+    standing: dict[str, _BookedTransfer]
     left_pico: dict[str, Pico]
     """Of grants' accounts."""
     now: datetime
@@ -147,7 +147,7 @@ async def transfer(conn: AsyncConnection, wanted: Sequence[Transfer]) -> list[Tr
     raise AssertionError("ids are taken, and nobody has them")
 
 
-def judge(wanted: Sequence[Transfer], known: _Known) -> list[TransferStatus]:
+def judge(wanted: Sequence[Transfer], known: _BookState) -> list[TransferStatus]:
     statuses = [_judge_one(each, known) for each in wanted]
     left = dict(known.left_pico)
     for each, status in zip(wanted, statuses, strict=True):
@@ -164,7 +164,7 @@ def judge(wanted: Sequence[Transfer], known: _Known) -> list[TransferStatus]:
     return [not_booked if status is created else status for status in statuses]
 
 
-def _judge_one(one: Transfer, known: _Known) -> TransferStatus:
+def _judge_one(one: Transfer, known: _BookState) -> TransferStatus:
     there = known.standing.get(one.id)
     if there is not None:
         same = there.transfer == one
@@ -176,7 +176,9 @@ def _judge_one(one: Transfer, known: _Known) -> TransferStatus:
     return TransferStatus.CREATED
 
 
-def _judge_resolution(one: Transfer, named: _Standing | None, now: datetime) -> TransferStatus:
+def _judge_resolution(
+    one: Transfer, named: _BookedTransfer | None, now: datetime
+) -> TransferStatus:
     if named is None:
         return TransferStatus.NOT_FOUND
     held = named.transfer
@@ -195,7 +197,7 @@ def _judge_resolution(one: Transfer, named: _Standing | None, now: datetime) -> 
     return TransferStatus.CREATED
 
 
-def _judge_reversal(one: Transfer, named: _Standing | None) -> TransferStatus:
+def _judge_reversal(one: Transfer, named: _BookedTransfer | None) -> TransferStatus:
     if named is None:
         return TransferStatus.NOT_FOUND
     original = named.transfer
@@ -210,7 +212,7 @@ def _judge_reversal(one: Transfer, named: _Standing | None) -> TransferStatus:
     return TransferStatus.CREATED
 
 
-def _taken(one: Transfer, known: _Known) -> list[tuple[str, Pico]]:
+def _taken(one: Transfer, known: _BookState) -> list[tuple[str, Pico]]:
     """From grants' accounts, what is pending included."""
     moved = one.amount_pico if one.phase in ("posted", "post", "pending") else 0
     freed = known.standing[one.resolves].transfer.amount_pico if one.resolves is not None else 0
@@ -279,7 +281,7 @@ async def _book(conn: AsyncConnection, fresh: Sequence[Transfer]) -> int:
 
 async def _read(
     conn: AsyncConnection, wanted: Sequence[Transfer], accounts: Sequence[str]
-) -> _Known:
+) -> _BookState:
     named = {name for each in wanted for name in (each.id, each.resolves, each.corrects) if name}
     resolution, correction = transfers.alias(), transfers.alias()
     columns: list[sa.ColumnElement[Any]] = [
@@ -293,7 +295,7 @@ async def _read(
     left = own.credits_pico - own.debits_pico - own.pending_debits_pico
     grants = [account for account in accounts if account.startswith(GRANT_PREFIX)]
     found = await conn.execute(sa.select(own.account, left).where(own.account.in_(grants)))
-    return _Known(
+    return _BookState(
         standing=standing,
         left_pico={account: int(amount) for account, amount in found},
         now=(await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one(),
@@ -305,7 +307,7 @@ def to_transfer(row: sa.Row[Any]) -> Transfer:
     return Transfer(**fields | {"amount_pico": int(row.amount_pico)})
 
 
-def _to_standing(row: sa.Row[Any]) -> _Standing:
-    return _Standing(
+def _to_standing(row: sa.Row[Any]) -> _BookedTransfer:
+    return _BookedTransfer(
         transfer=to_transfer(row), is_resolved=row.is_resolved, is_corrected=row.is_corrected
     )

@@ -68,7 +68,7 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     amount_pico: Pico
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class LineGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that are in no order among themselves, where it is `divisible`: into finer ones."""
 
     lines: tuple[UsageLine, ...]
@@ -188,7 +188,7 @@ def adjustments(terms: PeriodTerms, lines: Iterable[UsageLine]) -> list[Adjustme
     return [each for each in found if each.amount_pico]
 
 
-def divided(terms: PeriodTerms, spans: Sequence[Span]) -> int | None:
+def divided(terms: PeriodTerms, spans: Sequence[LineGroup]) -> int | None:
     """The first that an allowance ends in and that is too coarse to say with which unit.
 
     `spans`: in the order of time.

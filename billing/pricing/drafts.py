@@ -19,7 +19,7 @@ import msgspec
 from billing.events import CALLS, COMPONENTS, TIERS, Component, Tier
 from billing.pricing.entries import COMPONENT_OF_KEY, PriceEntry, moment_text
 from billing.pricing.price_book import PriceBook
-from billing.pricing.sources import Place, Published
+from billing.pricing.sources import Place, PublishedPrices
 
 PICO_PER_MICRO = 1_000_000
 KEY_OF_COMPONENT = {component: key for key, component in COMPONENT_OF_KEY.items()}
@@ -47,17 +47,17 @@ class Difference(msgspec.Struct, frozen=True, order=True):
 
 
 def _amount(component: Component, pico: int | None) -> str:
-    return "none" if pico is None else written(component, pico)
+    return "none" if pico is None else format_price(component, pico)
 
 
-def written(component: Component, pico: int) -> str:
+def format_price(component: Component, pico: int) -> str:
     """As in a book: USD per million tokens, or per call."""
     if component in CALLS:
         return f"{Decimal(pico).scaleb(-12):f}"
     return f"{Decimal(pico) / PICO_PER_MICRO:f}"
 
 
-def ours(book: PriceBook, model: str, unix_time: float) -> Prices:
+def book_prices(book: PriceBook, model: str, unix_time: float) -> Prices:
     """What the book says of a model at a moment, of tiers that it sells alone."""
     found: dict[Place, dict[Component, int]] = {}
     for tier in TIERS:
@@ -82,13 +82,13 @@ def differences(model: str, before: Prices, after: Prices) -> list[Difference]:
 
 
 def draft_of(
-    published: Mapping[str, Published], book: PriceBook, valid_from: datetime, source: str
+    published: Mapping[str, PublishedPrices], book: PriceBook, valid_from: datetime, source: str
 ) -> str:
     """A price book with the entries that would change, whole: what a source leaves out of one that
     it changes stays as it is. `published`: by our name of the model. Empty: nothing would."""
     lines: list[str] = []
     for model, theirs in published.items():
-        known = ours(book, model, valid_from.timestamp())
+        known = book_prices(book, model, valid_from.timestamp())
         if theirs.left_out:
             lines.append(f"# {model}: {source} also prices {', '.join(theirs.left_out)}\n")
         for place, prices in sorted(theirs.prices.items()):
@@ -101,7 +101,7 @@ def draft_of(
     return "".join([head, *lines])
 
 
-def _below(place: Place, theirs: Published) -> Mapping[Component, int]:
+def _below(place: Place, theirs: PublishedPrices) -> Mapping[Component, int]:
     """What a tier costs where nothing is said of it: what the default does. Its own entry hides
     that, so it has to say so."""
     tier, least = place
@@ -119,7 +119,7 @@ def _entry(
         head.append(f"min_total_input = {least}\n")
     head.append(f'valid_from = "{moment_text(valid_from)}"\n')
     return head + [
-        f'{KEY_OF_COMPONENT[component]} = "{written(component, prices[component])}"\n'
+        f'{KEY_OF_COMPONENT[component]} = "{format_price(component, prices[component])}"\n'
         for component in COMPONENTS
         if component in prices
     ]
@@ -130,7 +130,7 @@ def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]
     found: list[Difference] = []
     for entry in draft:
         place = (entry.tier, entry.min_total_input)
-        known = ours(book, entry.model, entry.valid_from.timestamp()).get(place, {})
+        known = book_prices(book, entry.model, entry.valid_from.timestamp()).get(place, {})
         after = {component: price.pico_per_token for component, price in entry.prices.items()}
         found += differences(entry.model, {place: known}, {place: after})
     return sorted(found, key=lambda it: (it.model, it.tier, it.min_total_input, it.component))

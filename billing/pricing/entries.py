@@ -37,7 +37,7 @@ DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 """As a text; Python would read a thousand other ways to write one."""
 
 
-class Dated(msgspec.Struct, frozen=True, kw_only=True):
+class DatedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """In force from `valid_from` until `valid_to` (exclusive; None: open)."""
 
     valid_from: datetime
@@ -50,10 +50,10 @@ class Dated(msgspec.Struct, frozen=True, kw_only=True):
         return started and (self.valid_to is None or unix_time < self.valid_to.timestamp())
 
 
-D = TypeVar("D", bound=Dated)
+D = TypeVar("D", bound=DatedEntry)
 
 
-class PriceEntry(Dated, frozen=True, kw_only=True):
+class PriceEntry(DatedEntry, frozen=True, kw_only=True):
     """The prices of one model, in one tier, for requests of so much input."""
 
     price_list: str = DEFAULT_LIST
@@ -77,7 +77,7 @@ def timeline(entries: Iterable[D], name: str) -> list[D]:
     return ordered
 
 
-def starts_of(entries: Iterable[Dated]) -> list[float]:
+def starts_of(entries: Iterable[DatedEntry]) -> list[float]:
     """Every moment (Unix seconds) from which on something else may be in force."""
     moments = (at for entry in entries for at in (entry.valid_from, entry.valid_to))
     return sorted({moment.timestamp() for moment in moments if moment is not None})

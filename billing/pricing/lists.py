@@ -57,7 +57,7 @@ from billing.pricing.adjustments import (
 )
 from billing.pricing.entries import (
     DEFAULT_LIST,
-    Dated,
+    DatedEntry,
     PriceEntry,
     decimal_of,
     moment_text,
@@ -80,7 +80,7 @@ Kind = Literal["discount", "free_allowance", "tiered_price", "commitment"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Rule(Dated, frozen=True, kw_only=True):
+class Rule(DatedEntry, frozen=True, kw_only=True):
     """One term of one price list. Of those with the same `slot` one is in force at a time."""
 
     id: str
@@ -221,7 +221,7 @@ def undiscounted(price_id: str) -> str | None:
     return of_all if found else None
 
 
-class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _RuleFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every rule says. What is dated or money is read on its own."""
 
     price_list: ListName
@@ -232,11 +232,11 @@ class _Written(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     component: Component | None = None
 
 
-class _WrittenDiscount(_Written, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _WrittenDiscount(_RuleFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     percent: Any
 
 
-class _WrittenAllowance(_Written, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _WrittenAllowance(_RuleFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantity: Quantity
 
 
@@ -245,18 +245,18 @@ class _WrittenStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     up_to: Quantity | None = None
 
 
-class _WrittenTiers(_Written, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _WrittenTiers(_RuleFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["graduated", "volume"]
     component: Component
     steps: list[_WrittenStep]
 
 
-class _WrittenCommitment(_Written, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _WrittenCommitment(_RuleFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     amount: Any
     percent: Any = None
 
 
-_WRITTEN: dict[Kind, type[_Written]] = {
+_WRITTEN: dict[Kind, type[_RuleFields]] = {
     "discount": _WrittenDiscount,
     "free_allowance": _WrittenAllowance,
     "tiered_price": _WrittenTiers,
@@ -275,7 +275,7 @@ def read_rules(kind: Kind, table: Mapping[str, Any], where: str) -> Iterator[Rul
         raise PriceBookError(f"{where}: {error}") from error
 
 
-def _rules_of(kind: Kind, written: _Written, where: str) -> Iterator[Rule]:
+def _rules_of(kind: Kind, written: _RuleFields, where: str) -> Iterator[Rule]:
     said = {"valid_from": written.valid_from, "valid_to": written.valid_to}
     valid_from, valid_to = read_validity(said, where)
     scope = Scope(model=written.model, tier=written.tier, component=written.component)

@@ -28,7 +28,7 @@ class RatedLine(msgspec.Struct, frozen=True, gc=False):
     amount_pico: Pico
 
 
-class Rated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class RatedUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     lines: tuple[RatedLine, ...]
     amount_pico: Pico
     """The sum of the lines."""
@@ -43,7 +43,7 @@ def price_of(component: Component, prices: PriceSet) -> Price | None:
     return prices.get(component) or prices.get(PRICED_AS.get(component, component))
 
 
-def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> Rated:
+def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> RatedUsage:
     """Every component that was used becomes a line, or stands in `unpriced`; a call without a price
     is free. Nothing is rounded.
 
@@ -66,10 +66,12 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
             lines.append(RatedLine(component, quantity, chosen.price_id, amount))
         elif component in TOKENS:
             unpriced.append(component)
-    return Rated(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))
+    return RatedUsage(lines=tuple(lines), amount_pico=total, unpriced=tuple(unpriced))
 
 
-def rate_unkept(quantities: Quantities, prices: PriceSet, unkept: Mapping[Component, int]) -> Rated:
+def rate_unkept(
+    quantities: Quantities, prices: PriceSet, unkept: Mapping[Component, int]
+) -> RatedUsage:
     """As `rate`, of a request of which some tokens were written to be kept in the cache and were
     not (`unkept`): those cost what they would have cost uncached."""
     rated, size = rate(quantities, prices), quantities.input_total
@@ -82,7 +84,7 @@ def rate_unkept(quantities: Quantities, prices: PriceSet, unkept: Mapping[Compon
         for line in rated.lines
     )
     total = sum(line.amount_pico for line in lines)
-    return Rated(lines=lines, amount_pico=total, unpriced=rated.unpriced)
+    return RatedUsage(lines=lines, amount_pico=total, unpriced=rated.unpriced)
 
 
 def premium(component: Component, num_tokens: int, prices: PriceSet, total_input: int) -> Pico:

@@ -70,7 +70,7 @@ GENAI_TIERS: dict[tuple[tuple[str, str], ...], Tier] = {
 }
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishedPrices(msgspec.Struct, frozen=True):
     """What one model costs, in pico-USD per token, by place."""
 
     prices: dict[Place, dict[Component, int]]
@@ -93,7 +93,7 @@ class PriceSource:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PriceBookError(f"{source}: not in its format: {error!r}") from error
 
-    def of(self, name: str) -> Published | None:
+    def of(self, name: str) -> PublishedPrices | None:
         """None: it does not know the model. Raises: PriceBookError, naming model and key."""
         found = self._find(name)
         if found is None:
@@ -134,7 +134,7 @@ def _genai_models(document: Any) -> Iterator[tuple[str, Any]]:
             yield f"{provider['id']}/{model['id']}", model
 
 
-def _from_litellm(fields: Mapping[str, Any], where: str) -> Published:
+def _from_litellm(fields: Mapping[str, Any], where: str) -> PublishedPrices:
     prices: dict[Place, dict[Component, int]] = {}
     left_out: list[str] = []
     for key, value in fields.items():
@@ -148,10 +148,10 @@ def _from_litellm(fields: Mapping[str, Any], where: str) -> Published:
         # Dollars per token are dollars per call of one token.
         pico = exact_pico(per_call, value, f"{where}: {key}")
         prices.setdefault(place, {})[LITELLM[name]] = pico
-    return Published(prices, tuple(sorted(left_out)))
+    return PublishedPrices(prices, tuple(sorted(left_out)))
 
 
-def _from_genai(model: Mapping[str, Any], where: str, on: date) -> Published:
+def _from_genai(model: Mapping[str, Any], where: str, on: date) -> PublishedPrices:
     prices: dict[Place, dict[Component, int]] = {}
     left_out: list[str] = []
     _read_genai(_in_force(model["prices"], where, on), "default", prices, left_out, where)
@@ -167,7 +167,7 @@ def _from_genai(model: Mapping[str, Any], where: str, on: date) -> Published:
             _read_genai(own, tier, prices, left_out, f"{where}: {tier}")
         elif own:
             left_out.append(" ".join(map("=".join, kind)))
-    return Published(prices, tuple(sorted(left_out)))
+    return PublishedPrices(prices, tuple(sorted(left_out)))
 
 
 def _in_force(prices: Any, where: str, on: date) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ def _read_genai(
             prices.setdefault((tier, least), {})[component] = pico
 
 
-def _bookable(found: Published) -> Published:
+def _bookable(found: PublishedPrices) -> PublishedPrices:
     """Without what a band prices and nothing below it does: a slip of the source, which a book
     refuses."""
     kept: dict[Place, dict[Component, int]] = {}
@@ -222,4 +222,4 @@ def _bookable(found: Published) -> Published:
                 kept.setdefault((tier, least), {})[component] = pico
             else:
                 left_out.append(f"{component} of {tier} from {least} tokens, not below")
-    return Published(kept, tuple(left_out))
+    return PublishedPrices(kept, tuple(left_out))

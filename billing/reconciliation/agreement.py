@@ -73,7 +73,7 @@ class Agreement(msgspec.Struct, kw_only=True):
         return next(named, self.problems[0] if self.problems else None)
 
 
-class Waiting(NamedTuple):
+class SpooledEvent(NamedTuple):
     """An event that stands in a spool alone."""
 
     model: str
@@ -107,9 +107,11 @@ async def agree(
     return found
 
 
-async def _compare_spools(db: AsyncEngine, spools: Path, problems: list[str]) -> dict[str, Waiting]:
+async def _compare_spools(
+    db: AsyncEngine, spools: Path, problems: list[str]
+) -> dict[str, SpooledEvent]:
     """What stands in spools alone, by event."""
-    waiting: dict[str, Waiting] = {}
+    waiting: dict[str, SpooledEvent] = {}
     closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_in(lock.parent))
     for chunk in _chunks(closed):
         async with db.connect() as connection:
@@ -148,7 +150,7 @@ async def _compare_requests(
     connection: AsyncConnection,
     before: EngineCount,
     after: EngineCount,
-    waiting: dict[str, Waiting],
+    waiting: dict[str, SpooledEvent],
     problems: list[str],
 ) -> None:
     """Name the first that differs, of those whose count the engine still knows."""
@@ -205,7 +207,7 @@ _KNOWN = sa.text("SELECT id, digest FROM usage_events WHERE id = ANY(CAST(:ids A
 
 
 async def _booked(
-    connection: AsyncConnection, count: EngineCount, waiting: Iterable[Waiting]
+    connection: AsyncConnection, count: EngineCount, waiting: Iterable[SpooledEvent]
 ) -> Tokens:
     """Of what this engine did, all that is in the books or waits for them."""
     until = None if count.until is None else to_moment(count.until)
@@ -235,10 +237,10 @@ async def _known(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, b
     return known
 
 
-def _to_waiting(event: UsageEvent) -> Waiting:
+def _to_waiting(event: UsageEvent) -> SpooledEvent:
     used = event.quantities
     tokens = Tokens(used.input_total, used.output_total)
-    return Waiting(event.attempt.model, event.attempt.admitted_at, tokens)
+    return SpooledEvent(event.attempt.model, event.attempt.admitted_at, tokens)
 
 
 def _name(event: UsageEvent) -> str:

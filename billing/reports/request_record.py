@@ -52,7 +52,7 @@ _TAGS = (
 )
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A transfer."""
 
     id: str
@@ -66,7 +66,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     posted_at: datetime
 
 
-class Paid(msgspec.Struct, frozen=True, kw_only=True):
+class CreditPayment(msgspec.Struct, frozen=True, kw_only=True):
     """What a credit has paid of an event by now."""
 
     event_id: str
@@ -76,8 +76,8 @@ class Paid(msgspec.Struct, frozen=True, kw_only=True):
 
 class RequestRecord(msgspec.Struct, frozen=True):
     events: list[UsageEvent]
-    transfers: list[Moved]
-    paid: list[Paid]
+    transfers: list[TransferRecord]
+    paid: list[CreditPayment]
     charged_pico: Pico
     """To the org, by what was posted."""
 
@@ -106,19 +106,21 @@ async def find_record(
 async def _with_transfers(
     conn: AsyncConnection, org: str, events: Sequence[UsageEvent]
 ) -> RequestRecord:
-    columns = [transfers.c[name] for name in Moved.__struct_fields__]
+    columns = [transfers.c[name] for name in TransferRecord.__struct_fields__]
     own, ids = transfers.c, [each.id for each in events]
     others = sa.and_(own.event_id.in_(ids), own.event_id != own.id)  # the only ones in that index
     found = sa.select(*columns).where(sa.or_(own.id.in_(ids), others))
     rows = await conn.execute(found.order_by(transfers.c.posted_at, transfers.c.id))
-    moved = [Moved(**{**row._mapping, "amount_pico": int(row.amount_pico)}) for row in rows]
+    moved = [
+        TransferRecord(**{**row._mapping, "amount_pico": int(row.amount_pico)}) for row in rows
+    ]
     account, charged = account_of(org), 0
     for each in moved:
         charged += each.amount_pico * ((each.debit == account) - (each.credit == account))
     return RequestRecord([*events], moved, await _paid(conn, events), charged)
 
 
-async def _paid(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[Paid]:
+async def _paid(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[CreditPayment]:
     own = credit_burns.c
     total = sa.func.sum(own.amount_pico)
     query = (
@@ -129,7 +131,7 @@ async def _paid(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[Pai
         .order_by(own.event_id, own.grant_id)
     )
     return [
-        Paid(event_id=row.event_id, credit_id=row.grant_id, amount_pico=int(row.amount))
+        CreditPayment(event_id=row.event_id, credit_id=row.grant_id, amount_pico=int(row.amount))
         for row in await conn.execute(query)
     ]
 

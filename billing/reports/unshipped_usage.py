@@ -12,19 +12,19 @@ from pathlib import Path
 import msgspec
 
 from billing.events import UsageEvent
-from billing.spool.format import Closed, OpenAttempt, Opened, SegmentStart, apply, holding
+from billing.spool.format import CloseRecord, OpenAttempt, OpenRecord, SegmentStart, apply, holding
 
 MAX_SEARCH_BYTES = 128 * 1024 * 1024
 """Of segments; of more, the oldest are not looked at: their events are the next to ship."""
 SEGMENTS = "*/" + "[0-9]" * 8 + ".log"
 
 
-class Unshipped(msgspec.Struct, frozen=True):
+class UnshippedUsage(msgspec.Struct, frozen=True):
     closed: list[UsageEvent]
     open: list[OpenAttempt]
 
 
-def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) -> Unshipped:
+def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) -> UnshippedUsage:
     """In every spool below `spools`. Raises: OSError."""
     closed: dict[str, UsageEvent] = {}
     running: dict[str, OpenAttempt] = {}
@@ -36,15 +36,15 @@ def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) 
                     for each in record.open
                     if each.attempt.request_id == request_id
                 }
-            elif isinstance(record, Closed) and record.event.attempt.request_id == request_id:
+            elif isinstance(record, CloseRecord) and record.event.attempt.request_id == request_id:
                 closed[record.event.id] = record.event
                 running.pop(record.event.id, None)
-            elif isinstance(record, Opened):
+            elif isinstance(record, OpenRecord):
                 running.setdefault(record.attempt.id, OpenAttempt(record.attempt))
         for record in holding(data, [each.encode() for each in running]):
             if not isinstance(record, SegmentStart):
                 apply(running, record)
-    return Unshipped([*closed.values()], [*running.values()])
+    return UnshippedUsage([*closed.values()], [*running.values()])
 
 
 def _segments(spools: Path, left: int) -> Iterator[bytes]:

@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.errors import ReportQueryError
 from billing.events import CALLS, COMPONENTS, Component, Quantities
 from billing.money import Pico
-from billing.reports.window import WIDTH_S, BucketWidth, Window, window_of
+from billing.reports.window import WIDTH_S, BucketWidth, ReportWindow, window_of
 from billing.tables import (
     AMOUNTS,
     EPOCH,
@@ -285,7 +285,7 @@ def _in_order(item: tuple[tuple[tuple[str, Any], ...], Any]) -> list[tuple[bool,
     return [(value is None, str(value)) for _, value in item[0]]
 
 
-def _page(window: Window, found: dict[int, list[Row]]) -> ReportPage[Row]:
+def _page(window: ReportWindow, found: dict[int, list[Row]]) -> ReportPage[Row]:
     buckets = [
         ReportBucket(start_time=start, end_time=start + window.width, results=found.get(start, []))
         for start in window.starts
@@ -373,7 +373,7 @@ _SOURCES = {
 
 
 def _where(
-    source: sa.Subquery, org: str, window: Window, filters: dict[str, Sequence[str]]
+    source: sa.Subquery, org: str, window: ReportWindow, filters: dict[str, Sequence[str]]
 ) -> list[sa.ColumnElement[bool]]:
     return [
         source.c.org == org,
@@ -402,7 +402,7 @@ async def _aggregate(
     open_rows: OpenRows,
     org: str,
     source: sa.Subquery,
-    window: Window,
+    window: ReportWindow,
     where: list[sa.ColumnElement[bool]],
     group_by: Sequence[str],
     sums: Sequence[str],

@@ -22,7 +22,7 @@ MAX_TIME = 253_402_300_800
 PAGE_PREFIX = "page_"
 
 
-class Window(msgspec.Struct, frozen=True):
+class ReportWindow(msgspec.Struct, frozen=True):
     """`starts`: where its buckets begin, Unix seconds."""
 
     starts: range
@@ -41,7 +41,7 @@ def window_of(
     limit: int | None,
     limits: tuple[int, int],
     page: str | None,
-) -> Window:
+) -> ReportWindow:
     """`limits`: buckets a page, by default and at most. Raises: ReportQueryError."""
     default, most = limits
     limit = default if limit is None else limit
@@ -61,4 +61,4 @@ def window_of(
         first = int(digits)
     following = first + limit * width
     starts = range(first, min(following, end), width)
-    return Window(starts, width, f"{PAGE_PREFIX}{following}" if following < end else None)
+    return ReportWindow(starts, width, f"{PAGE_PREFIX}{following}" if following < end else None)

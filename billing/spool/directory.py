@@ -25,9 +25,9 @@ import msgspec
 from billing.errors import SpoolLocked
 from billing.events import UsageEvent
 from billing.spool.format import (
-    Closed,
+    CloseRecord,
     OpenAttempt,
-    Placed,
+    PlacedRecord,
     SegmentStart,
     apply,
     frame,
@@ -82,7 +82,7 @@ class SpoolDirectory:
             self.recovered = [attempt.recovered() for attempt in still_open]
             # Carrying them over before they are closed keeps them when this very write is torn.
             start = frame(SegmentStart(still_open))
-            closes = b"".join(frame(Closed(event)) for event in self.recovered)
+            closes = b"".join(frame(CloseRecord(event)) for event in self.recovered)
             self.rotate(start + closes)
             self.unshipped += len(self.recovered)
         except BaseException:
@@ -170,7 +170,7 @@ class SpoolDirectory:
             offset = position.offset if number == position.segment else 0
             data = self._read(number, offset, end.offset if number == end.segment else None)
             for placed in scan(data):
-                if isinstance(placed.record, Closed):
+                if isinstance(placed.record, CloseRecord):
                     events.append(placed.record.event)
                 elif placed.record is None:
                     self._keep_damage(number, placed, data, offset)
@@ -249,10 +249,10 @@ class SpoolDirectory:
                 else:
                     apply(open_attempts, placed.record)
                     unshipped = Position(number, placed.start) >= self.cursor
-                    self.unshipped += unshipped and isinstance(placed.record, Closed)
+                    self.unshipped += unshipped and isinstance(placed.record, CloseRecord)
         return list(open_attempts.values())
 
-    def _damaged(self, number: int, placed: Placed, data: bytes, *, last: bool) -> None:
+    def _damaged(self, number: int, placed: PlacedRecord, data: bytes, *, last: bool) -> None:
         """A torn end is cut; anything else may be loss: kept, and an alarm."""
         if last and is_torn(data, placed):
             size = placed.end - placed.start
@@ -270,7 +270,7 @@ class SpoolDirectory:
             file.seek(start)
             return file.read(-1 if end is None else max(0, end - start))
 
-    def _keep_damage(self, number: int, placed: Placed, data: bytes, offset: int = 0) -> None:
+    def _keep_damage(self, number: int, placed: PlacedRecord, data: bytes, offset: int = 0) -> None:
         """`offset`: of `data` in its segment."""
         name = f"{number:08d}-{offset + placed.start}.corrupt"
         self.quarantine(name, data[placed.start : placed.end])
@@ -293,7 +293,7 @@ def closed_in(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
         except FileNotFoundError:
             continue
         for placed in scan(data):
-            if isinstance(placed.record, Closed):
+            if isinstance(placed.record, CloseRecord):
                 place = Position(int(segment.stem), placed.start)
                 yield placed.record.event, place < cursor
 

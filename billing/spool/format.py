@@ -23,7 +23,7 @@ MAGIC = b"\xf5TG\x9c"
 HEADER = struct.Struct(">4sII")
 
 
-class Opened(msgspec.Struct, frozen=True, tag_field="t", tag="open"):
+class OpenRecord(msgspec.Struct, frozen=True, tag_field="t", tag="open"):
     """Admitted. Alone it bills nothing."""
 
     attempt: Attempt
@@ -39,11 +39,11 @@ class Checkpoint(msgspec.Struct, frozen=True, tag_field="t", tag="checkpoint"):
     """Unix seconds."""
 
 
-class Closed(msgspec.Struct, frozen=True, tag_field="t", tag="close"):
+class CloseRecord(msgspec.Struct, frozen=True, tag_field="t", tag="close"):
     event: UsageEvent
 
 
-class Voided(msgspec.Struct, frozen=True, tag_field="t", tag="void"):
+class VoidRecord(msgspec.Struct, frozen=True, tag_field="t", tag="void"):
     attempt_id: str
 
 
@@ -73,13 +73,13 @@ class SegmentStart(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
     version: int = FORMAT_VERSION
 
 
-Record = Opened | Checkpoint | Closed | Voided | SegmentStart
+Record = OpenRecord | Checkpoint | CloseRecord | VoidRecord | SegmentStart
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """Bytes [start, end) of a segment: a record, or damage (None)."""
 
     start: int
@@ -93,14 +93,14 @@ def frame(record: Record) -> bytes:
     return HEADER.pack(MAGIC, length, _checksum(length, payload)) + payload
 
 
-def scan(data: bytes, start: int = 0) -> Iterator[Placed]:
+def scan(data: bytes, start: int = 0) -> Iterator[PlacedRecord]:
     """Every record from `start` on, and every stretch that is none, in order and without gaps."""
     position = start
     while position < len(data):
         placed = _frame_at(data, position)
         if placed is None:
             resumed = _next_frame(data, position + 1)
-            placed = Placed(position, resumed, None)
+            placed = PlacedRecord(position, resumed, None)
         yield placed
         position = placed.end
 
@@ -118,7 +118,7 @@ def holding(data: bytes, needles: Sequence[bytes]) -> Iterator[Record]:
             yield placed.record
 
 
-def is_torn(data: bytes, damage: Placed) -> bool:
+def is_torn(data: bytes, damage: PlacedRecord) -> bool:
     """Whether `damage` is the beginning of a last frame and nothing more: what a crash leaves of a
     write that nobody was told of."""
     rest = len(data) - damage.start
@@ -128,7 +128,7 @@ def is_torn(data: bytes, damage: Placed) -> bool:
     return bool(damage.end == len(data) and magic == MAGIC and HEADER.size + length > rest)
 
 
-def _frame_at(data: bytes, position: int) -> Placed | None:
+def _frame_at(data: bytes, position: int) -> PlacedRecord | None:
     body = position + HEADER.size
     if body > len(data):
         return None
@@ -140,7 +140,7 @@ def _frame_at(data: bytes, position: int) -> Placed | None:
     if _checksum(length, payload) != checksum:
         return None
     try:
-        return Placed(position, end, _decoder.decode(payload))
+        return PlacedRecord(position, end, _decoder.decode(payload))
     except msgspec.MsgspecError:
         # Whole but not understood (written by a newer version): kept as damage, never guessed at.
         return None
@@ -165,13 +165,13 @@ def apply(open_attempts: dict[str, OpenAttempt], record: Record) -> None:
         case SegmentStart(open=carried):
             open_attempts.clear()
             open_attempts.update((each.attempt.id, each) for each in carried)
-        case Opened(attempt=attempt):
+        case OpenRecord(attempt=attempt):
             open_attempts[attempt.id] = OpenAttempt(attempt)
         case Checkpoint(attempt_id=attempt_id):
             # Unknown when damage took its OPEN; the damage has raised its alarm already.
             if known := open_attempts.get(attempt_id):
                 open_attempts[attempt_id] = OpenAttempt(known.attempt, record)
-        case Closed(event=event):
+        case CloseRecord(event=event):
             open_attempts.pop(event.id, None)
         case _:
             open_attempts.pop(record.attempt_id, None)

@@ -47,12 +47,12 @@ from billing.events import Attempt, Quantities, UsageEvent
 from billing.spool.directory import NO_ROOM, Batch, SpoolDirectory
 from billing.spool.format import (
     Checkpoint,
-    Closed,
+    CloseRecord,
     OpenAttempt,
-    Opened,
+    OpenRecord,
     Record,
     SegmentStart,
-    Voided,
+    VoidRecord,
     apply,
     frame,
 )
@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Taken:
+class FlushBatch:
     """What is flushed together: in the file and not synced, in no file yet, and who waits."""
 
     written: bytearray = field(default_factory=bytearray)
@@ -181,7 +181,7 @@ class Spool:
             raise copy(self._failure)
         if not self.healthy:
             raise SpoolFull(f"{self.directory} holds {self._max_bytes} bytes that did not ship")
-        self._append(Opened(attempt))
+        self._append(OpenRecord(attempt))
 
     def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
         """Cumulative usage so far, input included: the bill, should this process die."""
@@ -233,7 +233,7 @@ class Spool:
             raise copy(self._failure)
         if self._flusher.done():
             raise SpoolBroken(f"{self.directory} is let go of")
-        self._append(*map(Closed, events))
+        self._append(*map(CloseRecord, events))
         self._buffered_closes += len(events)
 
     def _when_flushed(self) -> Future[None]:
@@ -245,7 +245,7 @@ class Spool:
 
     async def void(self, attempt_id: str) -> None:
         """The attempt never ran. Buffered: an OPEN that stays alone means the same."""
-        self._append(Voided(attempt_id))
+        self._append(VoidRecord(attempt_id))
 
     def _append(self, *records: Record) -> None:
         self._buffer += b"".join(map(frame, records))
@@ -276,7 +276,7 @@ class Spool:
 
     async def quarantine(self, event: UsageEvent) -> None:
         """Put an event aside that Postgres will never take, where a person finds it."""
-        data = frame(Closed(event))
+        data = frame(CloseRecord(event))
         await self._in_thread(lambda: self._files.quarantine(f"{event.id}.refused", data))
 
     # The end.
@@ -361,7 +361,7 @@ class Spool:
         try:
             self._files.write(data)
         except Exception as error:
-            raise self._not_flushed(error, Taken(data=data)) from error
+            raise self._not_flushed(error, FlushBatch(data=data)) from error
         self._written += data
 
     def _sync_what_is_written(self) -> None:
@@ -378,7 +378,7 @@ class Spool:
         taken.waiters, self._waiters = self._waiters, []
         self._beside.sync(self._files.fd, partial(self._sync_ended, taken))
 
-    def _sync_ended(self, taken: Taken, ended: float | Exception) -> None:
+    def _sync_ended(self, taken: FlushBatch, ended: float | Exception) -> None:
         self._syncing = False
         self._not_syncing.set()
         if isinstance(ended, float):
@@ -414,12 +414,12 @@ class Spool:
         if start is not None:
             await self._rotate(start)
 
-    def _take(self) -> Taken:
-        taken = Taken(self._written, self._buffer, self._buffered_closes)
+    def _take(self) -> FlushBatch:
+        taken = FlushBatch(self._written, self._buffer, self._buffered_closes)
         self._written, self._buffer, self._buffered_closes = bytearray(), bytearray(), 0
         return taken
 
-    def _not_flushed(self, error: Exception, taken: Taken) -> SpoolError:
+    def _not_flushed(self, error: Exception, taken: FlushBatch) -> SpoolError:
         """Whatever it is, nobody may wait for it forever, and nothing may look healthy."""
         failure = self._failed(error, taken.waiters)
         self._buffer[:0] = taken.written + taken.data
@@ -427,7 +427,7 @@ class Spool:
         self._dirty.set()
         return copy(failure)
 
-    def _succeeded(self, taken: Taken) -> None:
+    def _succeeded(self, taken: FlushBatch) -> None:
         if isinstance(self._failure, SpoolFull):  # what is broken stays so
             log.warning("spool %s: writing again", self.directory)
             self._failure = None

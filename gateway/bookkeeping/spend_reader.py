@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits.balance_leases import Ask
 from billing.credits.lines import top_up
-from billing.ledger.spend_totals import Account, batch_tokens, booked, spent
+from billing.ledger.spend_totals import SpendAccount, batch_tokens, read_booked, read_spend
 from gateway.limits.counters import BookedRequest
 from gateway.limits.funding import Funding, ModelFunding
 from gateway.limits.outcomes import ScopeName
@@ -30,7 +30,7 @@ class PostgresBooks:
     async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                found = await spent(self._db, org_id, [to_account(each) for each in counters])
+                found = await read_spend(self._db, org_id, [to_account(each) for each in counters])
         except SQLAlchemyError as error:
             raise OSError(type(error).__name__) from error
         return found.watermark, found.amounts_pico
@@ -38,7 +38,7 @@ class PostgresBooks:
     async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                rows = await booked(self._db, event_ids)
+                rows = await read_booked(self._db, event_ids)
         except SQLAlchemyError as error:
             raise OSError(type(error).__name__) from error
         return [BookedRequest(**msgspec.structs.asdict(row)) for row in rows]
@@ -96,8 +96,8 @@ def to_owner(scope: ScopeName, owner_id: str) -> dict[str, str]:
             return {}
 
 
-def to_account(counter: Counter) -> Account:
-    return Account(
+def to_account(counter: Counter) -> SpendAccount:
+    return SpendAccount(
         project=counter.owner_id if counter.scope == "project" else None,
         key=counter.owner_id if counter.scope == "key" else None,
         start=counter.start,

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections import cache_leases
-from billing.corrections.cache_leases import Alive, Changed, Lease
+from billing.corrections.cache_leases import Alive, Lease, LeaseChange
 from billing.events import UsageEvent
 from billing.ingestion.shipper import OnBooked
 from engine.protocol import LeaseEnded, LeaseGranted
@@ -150,7 +150,7 @@ class CacheLeases(Flusher):
             return known
         return Alive(place, engine_id, now)
 
-    def _note(self, changed: Counter[Changed]) -> None:
+    def _note(self, changed: Counter[LeaseChange]) -> None:
         for (model, outcome), number in changed.items():
             self._count(model, outcome, number)
 

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.reports.usage import OpenRows
-from billing.reports.window import WIDTH_S, Window, window_of
+from billing.reports.window import WIDTH_S, ReportWindow, window_of
 from billing.tables import EPOCH, to_moment
 from gateway.cache_report.rows import EXAMPLE, MAX_BREAKS
 from gateway.generation_events import CAUSES
@@ -34,7 +34,7 @@ SUMS = ("num_requests", "input_tokens", "cached_tokens", *(f"num_{each}" for eac
 
 
 class CachePage(msgspec.Struct, frozen=True):
-    window: Window
+    window: ReportWindow
     rows: Mapping[int, Sequence[CacheRow]]
     """By where their buckets begin, those first that had most to gain."""
 

@@ -18,7 +18,7 @@ from gateway.settings.load import load
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from billing.corrections.rerating import Line, Plan, Rerating
+    from billing.corrections.rerating import LineChange, Rerating, ReratingPlan
     from billing.invoices.invoice import Invoice
 
 MOMENT = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"])
@@ -52,7 +52,7 @@ def rerate(
     What is on a final invoice stays there: the difference joins the next one. Events that wait for
     a price are priced, if the book has one by now.
     """
-    from billing.corrections.rerating import Span, apply, plan
+    from billing.corrections.rerating import ReratingScope, apply, plan
     from gateway.audit.log import record
     from gateway.cli import administration
     from gateway.limits.recounts import recounting
@@ -75,7 +75,7 @@ def rerate(
         async with administration.connections(settings) as (db, redis):
             async with db.connect() as conn:
                 found = await find_org(conn, name=org)
-            span = Span(
+            span = ReratingScope(
                 org_id=found.id,
                 start=start.replace(tzinfo=UTC),
                 end=end.replace(tzinfo=UTC),
@@ -128,7 +128,7 @@ def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
     run(work())
 
 
-def show(plan: Plan, as_json: bool) -> None:
+def show(plan: ReratingPlan, as_json: bool) -> None:
     from billing.money import format_usd
     from gateway.wire.admin.billing.reratings import to_preview
 
@@ -146,7 +146,7 @@ def show(plan: Plan, as_json: bool) -> None:
     click.echo(f"Digest: {plan.digest}")
 
 
-def to_text(line: Line) -> str:
+def to_text(line: LineChange) -> str:
     from billing.money import format_usd
 
     amounts = (line.before_pico, line.after_pico, line.difference_pico)

@@ -27,7 +27,7 @@ from gateway.settings.load import Settings, load
 if TYPE_CHECKING:
     from billing.pricing.drafts import Difference, Prices
     from billing.pricing.price_book import PriceBook
-    from billing.pricing.sources import Published, Source
+    from billing.pricing.sources import PublishedPrices, Source
 
 DAY = click.DateTime(["%Y-%m-%d"])
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -190,9 +190,9 @@ def sides_of(
     book: PriceBook, files: Mapping[Source, Path], wanted: Mapping[str, str], at: datetime
 ) -> dict[str, dict[str, Prices]]:
     """Group by who publishes a price, then by our name of the model."""
-    from billing.pricing.drafts import ours
+    from billing.pricing.drafts import book_prices
 
-    mine = {model: ours(book, model, at.timestamp()) for model in wanted}
+    mine = {model: book_prices(book, model, at.timestamp()) for model in wanted}
     sides: dict[str, dict[str, Prices]] = {"ours": {m: found for m, found in mine.items() if found}}
     for source, file in files.items():
         found = published_of(source, file, wanted, at)
@@ -229,7 +229,7 @@ def named(models: Sequence[str], settings: Settings) -> dict[str, str]:
 
 def published_of(
     source: Source, file: Path, wanted: Mapping[str, str], on: datetime
-) -> Iterator[tuple[str, Published]]:
+) -> Iterator[tuple[str, PublishedPrices]]:
     """Return the published prices of the models that the source knows, by our name."""
     from billing.errors import PriceBookError
     from billing.pricing.sources import MAX_SOURCE_BYTES, PriceSource

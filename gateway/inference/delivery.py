@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.limits.limiter import RateState
 from gateway.pauses import Rest
 
@@ -31,7 +31,7 @@ class Delivery:
     def __init__(self, stalled_reader_s: float) -> None:
         self.stalled_reader_s = stalled_reader_s
         self.rate_state: RateState | None = None
-        self.cost: Rated | None = None
+        self.cost: RatedUsage | None = None
         """Of an answer that says so, before its last chunk."""
         self.is_billed = False
         """What was generated is on a bill."""

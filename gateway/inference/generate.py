@@ -20,7 +20,7 @@ import msgspec
 
 from billing.events import Attempt, Quantities, Tags, UsageEvent
 from billing.pricing.price_book import PriceBook
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.cache_report.notes import OnCached, note_of, unnoted
@@ -345,7 +345,7 @@ class Run:
         else:
             await self.call.account.once_kept(partial(self.replica.acknowledge, self.attempt.id))
 
-    def cost(self, usage: MeteredUsage) -> Rated | None:
+    def cost(self, usage: MeteredUsage) -> RatedUsage | None:
         """Of who asked."""
         return self.terms.rated(usage) if self.call.shows_cost else None
 

@@ -21,7 +21,7 @@ from billing.events import (
     stop_waste_id,
 )
 from billing.pricing.price_book import PriceBook
-from billing.pricing.rating import Rated, rate
+from billing.pricing.rating import RatedUsage, rate
 from engine.protocol import Usage
 from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
@@ -48,7 +48,7 @@ class Terms(msgspec.Struct, frozen=True):
         prices = book.at(model, now, turn.tier, principal.price_list)
         return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
 
-    def rated(self, usage: MeteredUsage) -> Rated:
+    def rated(self, usage: MeteredUsage) -> RatedUsage:
         """As it is booked."""
         return rate(to_quantities(usage, self), self.prices)
 

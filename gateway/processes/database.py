@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.ingestion.settle_late import reprice_suspense
-from billing.ledger.price_sets import Loaded, sync_price_book
+from billing.ledger.price_sets import PriceBookChanges, sync_price_book
 from billing.pricing.price_book import PriceBook
 from gateway.audit.log import SETTINGS, record
 from gateway.db import ROLE_SYSTEM, create_engine
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 REDIS_TIMEOUT_S = 5.0
 
 
-async def record_prices(conn: AsyncConnection, loaded: Loaded) -> None:
+async def record_prices(conn: AsyncConnection, loaded: PriceBookChanges) -> None:
     """Record the price books in the operator's audit log."""
     operator = await find_operator(conn)
     if operator is not None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from billing.money import Pico
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.fleet.errors import ReplicaOverloaded
 from gateway.generate_request import GenerateRequest, ToolUse
 from gateway.generation_events import Item, MeteredUsage, TextDelta
@@ -74,7 +74,7 @@ class LoopEncoder(Protocol):
         ...
 
     def finish(
-        self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
+        self, usage: MeteredUsage, cost: RatedUsage | None, why: IncompleteReason | None
     ) -> bytes: ...
 
 
@@ -119,7 +119,7 @@ class _RoundEncoder:
             self._round.add(item)
         return self._steps.encode(items, self._round)
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         self._round.usage, self._round.cost = usage, cost
         return b""
 
@@ -156,7 +156,7 @@ class Loop:
         self._writes = asyncio.Lock()
         """One writes at a time, though calls end side by side."""
         self._usage = MeteredUsage()
-        self._cost: Rated | None = None
+        self._cost: RatedUsage | None = None
         self._calls_pico: Pico = 0
         self._num_calls = 0
         self._waiting: set[str] = set()

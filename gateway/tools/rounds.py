@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from billing.money import Pico
-from billing.pricing.rating import Rated, RatedLine
+from billing.pricing.rating import RatedLine, RatedUsage
 from gateway.generate_request import GenerateRequest, Tool, ToolUse
 from gateway.generation_events import MeteredUsage
 from gateway.request_errors import BadField
@@ -178,7 +178,7 @@ def total(one: MeteredUsage, other: MeteredUsage) -> MeteredUsage:
     return MeteredUsage(**(sums | {"estimated": one.estimated or other.estimated}))
 
 
-def fold(one: Rated | None, other: Rated | None) -> Rated | None:
+def fold(one: RatedUsage | None, other: RatedUsage | None) -> RatedUsage | None:
     """Add up what rounds cost: a line for each component and price."""
     if one is None or other is None:
         return one or other
@@ -193,7 +193,7 @@ def fold(one: Rated | None, other: Rated | None) -> Rated | None:
                 amount_pico=before.amount_pico + line.amount_pico,
             )
         lines[key] = line
-    return Rated(
+    return RatedUsage(
         lines=tuple(lines.values()),
         amount_pico=one.amount_pico + other.amount_pico,
         unpriced=tuple(dict.fromkeys((*one.unpriced, *other.unpriced))),

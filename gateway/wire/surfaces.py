@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generate_request import GenerateRequest, Heading, ModelKind
 from gateway.generation_events import Item, MeteredUsage
 from gateway.wire.anthropic.from_anthropic import from_anthropic
@@ -30,7 +30,7 @@ class Encoder(Protocol):
 
     def encode(self, items: Sequence[Item]) -> bytes: ...
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes: ...
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes: ...
 
 
 Opening = Callable[[MeteredUsage], bytes]

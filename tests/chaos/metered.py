@@ -30,7 +30,7 @@ from billing.ingestion import shipper as worker
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import settle_late
 from billing.ingestion.shipper import Alarms, OnBooked, Shipper
-from billing.invoices.accounts import Terms
+from billing.invoices.accounts import BillingTerms
 from billing.invoices.invoicer import Invoicer
 from billing.spool.spool import Spool
 from gateway.db import create_engine
@@ -56,11 +56,13 @@ DAYS_BEHIND = {"gateway-1": 20}
 """By whose clock it is earlier: what it books comes too late for the month that it was used in."""
 INVOICE_INTERVAL_S = 0.2
 ACCOUNTS = {
-    "org_0": Terms(grace_hours=0),
-    "org_1": Terms(timezone="America/New_York", billing_day=31, grace_hours=0),
-    "org_2": Terms(timezone="Asia/Kathmandu", billing_day=15, grace_hours=24, currency="JPY"),
-    "org_3": Terms(timezone="Pacific/Apia", issuer="HOUSE", grace_hours=48),
-    "org_4": Terms(timezone="America/Havana", billing_day=10, grace_hours=0, issuer="HOUSE"),
+    "org_0": BillingTerms(grace_hours=0),
+    "org_1": BillingTerms(timezone="America/New_York", billing_day=31, grace_hours=0),
+    "org_2": BillingTerms(
+        timezone="Asia/Kathmandu", billing_day=15, grace_hours=24, currency="JPY"
+    ),
+    "org_3": BillingTerms(timezone="Pacific/Apia", issuer="HOUSE", grace_hours=48),
+    "org_4": BillingTerms(timezone="America/Havana", billing_day=10, grace_hours=0, issuer="HOUSE"),
 }
 
 
@@ -201,7 +203,7 @@ async def ship_early(
     db: AsyncEngine,
     spool: Spool,
     alarms: Alarms,
-    on_booked: OnBooked = worker.nobody,
+    on_booked: OnBooked = worker.notify_nobody,
 ) -> list[UsageEvent]:
     """`ship_batch` with the bug."""
     batch = await spool.read_closed(worker.MAX_BATCH)

@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from openai import AsyncOpenAI
 
 from billing.events import Attempt
-from billing.spool.format import Checkpoint, Closed, Opened, scan
+from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, scan
 from gateway.home import Home
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.upstreams import live_upstreams
@@ -304,9 +304,9 @@ class Loop:
         opened = {
             each.attempt.id
             for each in records
-            if isinstance(each, Opened) and self.is_round(each.attempt)
+            if isinstance(each, OpenRecord) and self.is_round(each.attempt)
         }
-        opened -= {each.event.id for each in records if isinstance(each, Closed)}
+        opened -= {each.event.id for each in records if isinstance(each, CloseRecord)}
         return any(isinstance(each, Checkpoint) and each.attempt_id in opened for each in records)
 
     def is_round(self, attempt: Attempt) -> bool:

@@ -20,7 +20,7 @@ from billing.errors import InvoicingConflict
 from billing.invoices.collection import CreditNote, Payment, notes_of, payments_of
 from billing.invoices.invoice import (
     Invoice,
-    Line,
+    InvoiceLine,
     amounts_of,
     get_invoice,
     get_lines,
@@ -64,27 +64,27 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(Bill, frozen=True, kw_only=True):
-    lines: list[Line]
+    lines: list[InvoiceLine]
     amounts: Amounts
     notes: list[CreditNote]
     payments: list[Payment]
 
 
-class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
+class LineReversal(msgspec.Struct, frozen=True, kw_only=True):
     """So much of a line, by a credit note."""
 
     note: str
     """Its number."""
     reason: str
-    line: Line
+    line: InvoiceLine
     amount_coins: int
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    lines: Sequence[Line] = ()
+    lines: Sequence[InvoiceLine] = ()
     list_pico: Mapping[str, int] = {}
     """What everybody pays for a token, by the id of the price that the org pays; of discounts."""
-    taken_back: Sequence[TakenBack] = ()
+    taken_back: Sequence[LineReversal] = ()
 
 
 _NAMES = sa.text("""
@@ -153,13 +153,13 @@ def _taken_back(invoice: Invoice, behind: tuple[int, int]) -> sa.Select[Any]:
     return ordered.limit(PAGE_LINES)
 
 
-def _to_taken_back(row: sa.Row[Any]) -> TakenBack:
-    return TakenBack(
+def _to_taken_back(row: sa.Row[Any]) -> LineReversal:
+    return LineReversal(
         note=row.number, reason=row.reason, line=to_line(row), amount_coins=int(row.taken)
     )
 
 
-async def _list_prices(conn: AsyncConnection, lines: Sequence[Line]) -> dict[str, int]:
+async def _list_prices(conn: AsyncConnection, lines: Sequence[InvoiceLine]) -> dict[str, int]:
     listed = {line.price_id: undiscounted(line.price_id) for line in lines}
     wanted = {found for found in listed.values() if found is not None}
     if not wanted:

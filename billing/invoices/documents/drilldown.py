@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from billing.events import COMPONENTS
-from billing.invoices.invoice import Invoice, Line
+from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.invoices.lines.prices import parts, price_id
 from billing.invoices.lines.rerated_usage import PARTS
 from billing.tables import AMOUNTS, MONEY, amount_column
@@ -64,7 +64,9 @@ def _corrections(component: str) -> str:
     """
 
 
-def _postings(invoice: Invoice, line: Line, hour: datetime | None) -> tuple[str, dict[str, Any]]:
+def _postings(
+    invoice: Invoice, line: InvoiceLine, hour: datetime | None
+) -> tuple[str, dict[str, Any]]:
     assert line.component in COMPONENTS, line.component
     named: dict[str, Any] = {
         "org": invoice.org_id,
@@ -89,9 +91,11 @@ def _selected(query: str, named: dict[str, Any], *columns: sa.Column[Any]) -> sa
     return sa.select(found)
 
 
-def requests_of(invoice: Invoice, line: Line, hour: datetime | None = None) -> sa.Select[Any]:
+def requests_of(
+    invoice: Invoice, line: InvoiceLine, hour: datetime | None = None
+) -> sa.Select[Any]:
     """id, request_id, key, admitted_at, quantity, amount_pico. `hour`: of this one alone. Of an
-    adjustment, which no event has made, there is none (`behind`)."""
+    adjustment, which no event has made, there is none (`has_requests`)."""
     query, named = _postings(invoice, line, hour)
     return _selected(
         query,
@@ -105,7 +109,7 @@ def requests_of(invoice: Invoice, line: Line, hour: datetime | None = None) -> s
     )
 
 
-def hours_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
+def hours_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
     """id (such as 2026-11-01T00Z), quantity, amount_pico, num_requests."""
     query, named = _postings(invoice, line, None)
     grouped = f"""
@@ -129,7 +133,7 @@ def _summed_up() -> tuple[sa.Column[Any], ...]:
     )
 
 
-def tags_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
+def tags_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
     """id, tags, quantity, amount_pico, num_requests: by all that a request was tagged with, or {}.
     A request is in one of these, however many tags it has, so they come to the line."""
     query, named = _postings(invoice, line, None)
@@ -150,6 +154,6 @@ def tags_of(invoice: Invoice, line: Line) -> sa.Select[Any]:
     )
 
 
-def behind(line: Line) -> bool:
+def has_requests(line: InvoiceLine) -> bool:
     """Whether requests stand behind it."""
     return line.component in COMPONENTS

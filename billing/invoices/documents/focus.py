@@ -22,9 +22,9 @@ import msgspec
 
 from billing.currency import USD, exponent_of
 from billing.events import CALLS
-from billing.invoices.documents.document import Bill, Page, TakenBack, moment
+from billing.invoices.documents.document import Bill, LineReversal, Page, moment
 from billing.invoices.documents.tables import inert, write_csv
-from billing.invoices.invoice import Line
+from billing.invoices.invoice import InvoiceLine
 from billing.money import Pico, to_decimal
 from billing.tables import EPOCH
 
@@ -87,7 +87,7 @@ def to_text(value: Value) -> str | None:
     return value
 
 
-def _row(bill: Bill, line: Line) -> dict[str, Value]:
+def _row(bill: Bill, line: InvoiceLine) -> dict[str, Value]:
     """What is the same whatever of the line is charged or taken back."""
     row: dict[str, Value] = dict.fromkeys(COLUMNS)
     invoice = bill.invoice
@@ -114,7 +114,7 @@ def _row(bill: Bill, line: Line) -> dict[str, Value]:
     }
 
 
-def _charged(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+def _charged(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str, Value]:
     cost = _cost(bill, line, line.pico_per_token)
     row = _row(bill, line) | {
         "BilledCost": Decimal(bill.money(line.amount_coins)),
@@ -138,7 +138,7 @@ def _charged(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]
     return row | _metered(bill, line, list_pico)
 
 
-def _taken_back(bill: Bill, part: TakenBack) -> dict[str, Value]:
+def _taken_back(bill: Bill, part: LineReversal) -> dict[str, Value]:
     """Money alone: a credit note says of no token that it was not used."""
     cost = -Decimal(bill.money(part.amount_coins))
     return _row(bill, part.line) | {
@@ -151,12 +151,12 @@ def _taken_back(bill: Bill, part: TakenBack) -> dict[str, Value]:
     }
 
 
-def _corrects(line: Line) -> bool:
+def _corrects(line: InvoiceLine) -> bool:
     """What an invoice has said of an earlier period; of the time before the first there is none."""
     return line.kind == "correction" or (line.kind == "late" and line.usage_start > EPOCH)
 
 
-def _metered(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]:
+def _metered(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str, Value]:
     unit, quantity = "Calls" if line.component in CALLS else "Tokens", Decimal(line.quantity)
     sku = f"{line.model}/{line.tier}/{line.component}"
     details = {"Model": line.model, "ServiceTier": line.tier, "Meter": line.component}
@@ -179,7 +179,7 @@ def _metered(bill: Bill, line: Line, list_pico: Pico | None) -> dict[str, Value]
     }
 
 
-def _cost(bill: Bill, line: Line, pico_per_token: Pico | None) -> Decimal:
+def _cost(bill: Bill, line: InvoiceLine, pico_per_token: Pico | None) -> Decimal:
     """Where there is a price, it times the quantity, as both are written."""
     if pico_per_token is None:
         return _billed(bill, line.exact_pico)

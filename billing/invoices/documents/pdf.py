@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pydyf
 
 from billing.invoices.documents.document import Document, moment
-from billing.invoices.invoice import Line
+from billing.invoices.invoice import InvoiceLine
 from billing.money import format_usd
 
 WIDTH, HEIGHT = 595, 842
@@ -111,7 +111,7 @@ def _coin(document: Document) -> str:
     return format_usd(document.coin_pico)
 
 
-def _cells(document: Document, line: Line) -> tuple[str, ...]:
+def _cells(document: Document, line: InvoiceLine) -> tuple[str, ...]:
     return (
         line.kind,
         line.project,

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import IO
 
 from billing.invoices.documents.document import Bill, Page, moment
-from billing.invoices.invoice import Line
+from billing.invoices.invoice import InvoiceLine
 from billing.money import format_usd
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -34,7 +34,7 @@ def write_csv(head: Sequence[str], rows: Iterable[Sequence[str]], file: IO[bytes
     text.detach()  # the file is the caller's
 
 
-def _row(bill: Bill, line: Line) -> list[str]:
+def _row(bill: Bill, line: InvoiceLine) -> list[str]:
     return [
         bill.number,
         str(line.position),

@@ -15,9 +15,9 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.invoices.documents.document import Bill, moment, read_pages
-from billing.invoices.documents.drilldown import behind, tags_of
+from billing.invoices.documents.drilldown import has_requests, tags_of
 from billing.invoices.documents.tables import inert, write_csv
-from billing.invoices.invoice import Line
+from billing.invoices.invoice import InvoiceLine
 from billing.money import Pico, format_usd
 
 PAGE_SETS = 1000
@@ -27,24 +27,24 @@ HEAD = (
 )
 
 
-class Tagged(msgspec.Struct, frozen=True, kw_only=True):
-    line: Line
+class TagTotal(msgspec.Struct, frozen=True, kw_only=True):
+    line: InvoiceLine
     tags: Mapping[str, str] = {}
     quantity: int
     num_requests: int
     exact_pico: Pico
 
 
-async def read_tagged(db: AsyncEngine, bill: Bill) -> AsyncIterator[Sequence[Tagged]]:
+async def read_tagged(db: AsyncEngine, bill: Bill) -> AsyncIterator[Sequence[TagTotal]]:
     """Line by line, in order."""
     async for page in read_pages(db, bill):
         for line in page.lines:
-            if behind(line):
+            if has_requests(line):
                 async for parts in _parts(db, bill, line):
                     yield parts
             else:
                 yield [
-                    Tagged(
+                    TagTotal(
                         line=line,
                         quantity=line.quantity,
                         num_requests=line.num_requests,
@@ -53,13 +53,15 @@ async def read_tagged(db: AsyncEngine, bill: Bill) -> AsyncIterator[Sequence[Tag
                 ]
 
 
-async def _parts(db: AsyncEngine, bill: Bill, line: Line) -> AsyncIterator[Sequence[Tagged]]:
+async def _parts(
+    db: AsyncEngine, bill: Bill, line: InvoiceLine
+) -> AsyncIterator[Sequence[TagTotal]]:
     found = tags_of(bill.invoice, line)
     async with db.connect() as conn:
         async with conn.stream(found.order_by(found.selected_columns.id)) as rows:
             async for part in rows.partitions(PAGE_SETS):
                 yield [
-                    Tagged(
+                    TagTotal(
                         line=line,
                         tags=row.tags,
                         quantity=int(row.quantity),
@@ -70,11 +72,11 @@ async def _parts(db: AsyncEngine, bill: Bill, line: Line) -> AsyncIterator[Seque
                 ]
 
 
-def write_tagged(bill: Bill, pages: Iterable[Sequence[Tagged]], file: IO[bytes]) -> None:
+def write_tagged(bill: Bill, pages: Iterable[Sequence[TagTotal]], file: IO[bytes]) -> None:
     write_csv(HEAD, (_row(bill, each) for page in pages for each in page), file)
 
 
-def _row(bill: Bill, part: Tagged) -> list[str]:
+def _row(bill: Bill, part: TagTotal) -> list[str]:
     line = part.line
     return [
         bill.number,

@@ -50,7 +50,7 @@ CHARGES = """
 CHARGED = "sum(CASE WHEN t.debit = {account} THEN t.amount_pico ELSE -t.amount_pico END)"
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class InvoiceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """What one invoice counts."""
 
     org: str
@@ -168,7 +168,7 @@ _RERATED = sa.text(f"""
 """)
 
 
-def bounds(window: Window) -> dict[str, list[datetime]]:
+def bounds(window: InvoiceWindow) -> dict[str, list[datetime]]:
     """All periods that a posting of the window can belong to; what was admitted before the first of
     them is shown as of the time before it."""
     periods = [*window.earlier, window.period]
@@ -192,7 +192,7 @@ def slices(period: Period) -> tuple[list[Period], list[Period]]:
     return whole, [each for each in parts if each.start < each.end]
 
 
-async def charges_of(db: AsyncEngine, window: Window) -> list[Charge]:
+async def charges_of(db: AsyncEngine, window: InvoiceWindow) -> list[Charge]:
     """In the order of their subjects.
 
     Raises: InvoicingConflict where there are more than MAX_LINES.

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.calendar import Period
-from billing.invoices.lines.charges import Charge, Subject, Window
+from billing.invoices.lines.charges import Charge, InvoiceWindow, Subject
 from billing.invoices.lines.usage_order import lines_in_order
 from billing.pricing.adjustments import Adjustment, PeriodTerms, UsageLine, adjustments
 from billing.pricing.entries import DEFAULT_LIST
@@ -30,7 +30,9 @@ _RULES = sa.text("""
 """)
 
 
-async def with_terms(db: AsyncEngine, window: Window, charges: Sequence[Charge]) -> list[Charge]:
+async def with_terms(
+    db: AsyncEngine, window: InvoiceWindow, charges: Sequence[Charge]
+) -> list[Charge]:
     """`charges`, and behind them what the org's terms add or give back. Raises: PriceBookError."""
     async with db.connect() as conn:
         terms = await _terms_of(conn, window.org, window.period)

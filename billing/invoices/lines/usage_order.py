@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import COMPONENTS
-from billing.invoices.lines.charges import Window, read_briefly, slices
+from billing.invoices.lines.charges import InvoiceWindow, read_briefly, slices
 from billing.invoices.lines.rerated_usage import SIDES
-from billing.pricing.adjustments import PeriodTerms, Span, UsageLine, divided
+from billing.pricing.adjustments import LineGroup, PeriodTerms, UsageLine, divided
 from billing.tables import AMOUNTS
 
 Grain = Literal["hour", "second", "request"]
@@ -31,7 +31,7 @@ _PLACE = "moment, id, model, tier"
 _HOUR = "date_trunc('hour', admitted_at, 'UTC')"
 
 
-class TimedSpan(Span, frozen=True, kw_only=True):
+class TimedSpan(LineGroup, frozen=True, kw_only=True):
     moment: datetime
     """With which it begins."""
     grain: Grain
@@ -81,7 +81,9 @@ _FINER: dict[Grain, sa.TextClause] = {
 }
 
 
-async def lines_in_order(db: AsyncEngine, window: Window, terms: PeriodTerms) -> list[UsageLine]:
+async def lines_in_order(
+    db: AsyncEngine, window: InvoiceWindow, terms: PeriodTerms
+) -> list[UsageLine]:
     """Of the period itself, those that `charges_of` counts as its usage."""
     async with db.connect() as conn:
         spans = await _by_hour(conn, window)
@@ -90,7 +92,7 @@ async def lines_in_order(db: AsyncEngine, window: Window, terms: PeriodTerms) ->
     return [line for span in spans for line in span.lines]
 
 
-async def _by_hour(conn: AsyncConnection, window: Window) -> list[TimedSpan]:
+async def _by_hour(conn: AsyncConnection, window: InvoiceWindow) -> list[TimedSpan]:
     period = window.period
     whole, parts = slices(period)
     reads = [(_HOURS, each.start, each.end) for each in whole]
@@ -102,7 +104,7 @@ async def _by_hour(conn: AsyncConnection, window: Window) -> list[TimedSpan]:
     return sorted(_spans(rows, "hour"), key=lambda span: span.moment)
 
 
-async def _finer(conn: AsyncConnection, window: Window, span: TimedSpan) -> list[TimedSpan]:
+async def _finer(conn: AsyncConnection, window: InvoiceWindow, span: TimedSpan) -> list[TimedSpan]:
     start = max(span.moment, window.period.start)
     end = min(span.moment + LENGTH[span.grain], window.period.end)
     grain = FINER[span.grain]
@@ -110,7 +112,11 @@ async def _finer(conn: AsyncConnection, window: Window, span: TimedSpan) -> list
 
 
 async def _read(
-    conn: AsyncConnection, query: sa.TextClause, window: Window, start: datetime, end: datetime
+    conn: AsyncConnection,
+    query: sa.TextClause,
+    window: InvoiceWindow,
+    start: datetime,
+    end: datetime,
 ) -> Iterable[sa.Row[Any]]:
     period = window.period
     named: dict[str, Any] = {"org": window.org, "since": window.since, "cutoff": window.cutoff}

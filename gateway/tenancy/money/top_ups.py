@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.credits.balance_watch import Wanted, answered, hold_line, want, wanted_of
+from billing.credits.balance_watch import (
+    BalanceSettings,
+    clear_top_up,
+    hold_line,
+    set_settings,
+    settings_of,
+)
 from billing.credits.top_ups import GRANTABLE, TopUp, end_top_up, find_top_up, successor_of
 from billing.money import PICO_PER_USD, Pico, format_usd
 from gateway.audit.log import Actor, record_for_both
@@ -24,7 +30,7 @@ from gateway.tenancy.money.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
 
 Check = Callable[[TopUp], None]
 """Raises what keeps the top-up, as it stands under its lock, from being changed."""
-CheckWanted = Callable[[Wanted], None]
+CheckWanted = Callable[[BalanceSettings], None]
 """The same of what is wanted."""
 
 
@@ -46,7 +52,7 @@ async def update_wanted(
     operator_org: str | None = None,
     actor: Actor,
     check: CheckWanted,
-) -> Wanted:
+) -> BalanceSettings:
     """`values`: low_pico, top_up. What that crosses is said at once; an auto top-up that is
     switched off and on asks anew.
 
@@ -54,13 +60,13 @@ async def update_wanted(
     """
     async with tenant(db, org_id) as conn:
         await hold_org(conn, org_id)
-        before = await wanted_of(conn, org_id)
+        before = await settings_of(conn, org_id)
         check(before)
         after = msgspec.structs.replace(before, **values)
         if after == before:
             return before
         _check_wanted(after)
-        await want(conn, org_id, after)
+        await set_settings(conn, org_id, after)
         await record_for_both(
             conn,
             org_id=org_id,
@@ -99,7 +105,7 @@ async def grant_top_up(
         # is asked for, where none is open.
         credit_id = credit_id_of(top_up_id)
         after = await end_top_up(conn, top_up_id, "granted", credit_id=credit_id)
-        await answered(conn, org_id, top_up_id)
+        await clear_top_up(conn, org_id, top_up_id)
         await add_credit(
             conn,
             org_id=org_id,
@@ -165,7 +171,7 @@ async def _find(conn: AsyncConnection, org_id: str, top_up_id: str, *, lock: boo
     return found
 
 
-def _check_wanted(wanted: Wanted) -> None:
+def _check_wanted(wanted: BalanceSettings) -> None:
     """Raises: InvalidField."""
     if wanted.low_pico is not None:
         _check_amount("low_usd", wanted.low_pico)
@@ -183,7 +189,7 @@ def _check_amount(field: str, amount_pico: Pico) -> None:
         raise InvalidField(field, f"must be 0 to {most}, with at most nine decimals")
 
 
-def _said(wanted: Wanted) -> dict[str, Any]:
+def _said(wanted: BalanceSettings) -> dict[str, Any]:
     """For the audit log."""
     said: dict[str, Any] = {
         "low_usd": None if wanted.low_pico is None else format_usd(wanted.low_pico),

@@ -23,7 +23,7 @@ from billing.alerts.alerts import (
 )
 from billing.credits.top_ups import TopUp, TopUpState
 from billing.currency import format_coins
-from billing.invoices.outbox import Entered
+from billing.invoices.outbox import StateEntry
 from billing.money import Pico, format_usd
 from gateway.wire.shared.batch import Batch
 from mcp_bridge.caller import Caller
@@ -218,7 +218,7 @@ def event_type(alert: Alert) -> EventType:
     return EVENT_OF.get(alert.measure, RATE_LIMIT)
 
 
-def invoice_event(entered: Entered) -> Event:
+def invoice_event(entered: StateEntry) -> Event:
     total, currency = entered.total_coins, entered.currency
     return Event(
         type=invoice_event_type(entered),
@@ -235,7 +235,7 @@ def invoice_event(entered: Entered) -> Event:
     )
 
 
-def invoice_event_type(entered: Entered) -> str:
+def invoice_event_type(entered: StateEntry) -> str:
     """One of EventType."""
     return f"invoice.{entered.state}"
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generation_events import MeteredUsage
 from gateway.wire.anthropic.reports import CacheCreation
 from gateway.wire.usage.cost import UsageCost, to_usage_cost
@@ -78,7 +78,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
     usage: MessageUsage
 
 
-def to_delta_usage(usage: MeteredUsage, cost: Rated | None = None) -> DeltaUsage:
+def to_delta_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> DeltaUsage:
     return DeltaUsage(
         input_tokens=usage.uncached_input,
         cache_creation_input_tokens=usage.cache_write + usage.cache_write_1h,
@@ -90,7 +90,7 @@ def to_delta_usage(usage: MeteredUsage, cost: Rated | None = None) -> DeltaUsage
 
 
 def to_message_usage(
-    usage: MeteredUsage, tier: ServedTier, cost: Rated | None = None
+    usage: MeteredUsage, tier: ServedTier, cost: RatedUsage | None = None
 ) -> MessageUsage:
     created = CacheCreation(
         ephemeral_1h_input_tokens=usage.cache_write_1h,

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from billing.events import Tier
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
@@ -62,7 +62,7 @@ _encode = msgspec.json.Encoder().encode
 class MessageEncoder(Protocol):
     def encode(self, items: Items) -> bytes: ...
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes: ...
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes: ...
 
 
 class Head(NamedTuple):
@@ -75,7 +75,7 @@ class Head(NamedTuple):
         self,
         content: list[Content],
         usage: MeteredUsage,
-        cost: Rated | None = None,
+        cost: RatedUsage | None = None,
         end: tuple[StopReason, str | None] | tuple[None, None] = (None, None),
     ) -> AnthropicMessage:
         return AnthropicMessage(
@@ -190,7 +190,7 @@ class MessageStream:
                 events.append(self._delta(kind, field, piece.text))
         return b"".join(events)
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         reason, stop = self._cutter.end(usage.output, self._head.max_tokens)
         delta = _encode({"stop_reason": reason, "stop_sequence": stop})
         told = _encode(to_delta_usage(usage, cost))
@@ -240,7 +240,7 @@ class MessageBody:
             self._blocks[-1][1].append(piece.text)
         return b""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         content = [ended(piece, "".join(texts)) for piece, texts in self._blocks]
         end = self._cutter.end(usage.output, self._head.max_tokens)
         return _encode(self._head.message(content, usage, cost, end))

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import Strict
@@ -89,7 +89,7 @@ def to_embeddings(request: GenerateRequest, heading: Heading) -> EmbeddingBody |
     return EmbeddingBody(request.model, request.embedding)
 
 
-def to_usage(usage: MeteredUsage, cost: Rated | None) -> EmbeddingUsage:
+def to_usage(usage: MeteredUsage, cost: RatedUsage | None) -> EmbeddingUsage:
     return EmbeddingUsage(
         prompt_tokens=usage.prompt_tokens,
         total_tokens=usage.total_tokens,
@@ -114,7 +114,7 @@ class EmbeddingBody:
             self._found[item.index] = _encode(Embedding(index=item.index, embedding=numbers))
         return b""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (
             b",".join(self._found),
             _encode(self._model),
@@ -125,7 +125,7 @@ class EmbeddingBody:
 class RawEmbeddings(RawBodies):
     """An upstream's body, with the usage that is billed."""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return self.closed(_encode(to_usage(usage, cost)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import (
@@ -43,7 +43,7 @@ class ChatEncoder(Protocol):
     def encode(self, items: Items) -> bytes:
         """Bytes that may go out now; none where the answer is one body."""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         """The rest, once the attempt is billed. `cost`: of who asked what it is."""
 
 
@@ -64,7 +64,7 @@ def to_openai(request: GenerateRequest, heading: Heading) -> ChatEncoder:
     return ChatBody(head, request.n)
 
 
-def to_usage(usage: MeteredUsage, cost: Rated | None = None) -> CompletionUsage:
+def to_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> CompletionUsage:
     return CompletionUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.output,
@@ -93,7 +93,7 @@ class Head(msgspec.Struct, kw_only=True):
         """The object without its closing brace."""
         return bytes(_encode(self)[:-1])
 
-    def usage_chunk(self, usage: MeteredUsage, cost: Rated | None) -> bytes:
+    def usage_chunk(self, usage: MeteredUsage, cost: RatedUsage | None) -> bytes:
         shown = _encode(to_usage(usage, cost))
         return sse.encode(self.opened() + b',"choices":[],"usage":' + shown + b"}")
 
@@ -128,7 +128,7 @@ class ChatStream:
                 chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
         return b"".join(chunks)
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
 
     def _begin(self, index: int, *, says: bool) -> Iterator[bytes]:
@@ -199,7 +199,7 @@ class ChatBody:
             self._choices[item.index].add(item)
         return b""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         tier = self._head.service_tier
         return _encode(
             ChatCompletion(
@@ -237,7 +237,7 @@ class RawStream:
     def _closed(self, payload: bytes) -> bytes:
         return payload[:-1] + b',"usage":null}' if self._include_usage else payload
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         if not self._include_usage:
             return sse.DONE
         head = self._head if self._last is None else like(self._head, self._last)
@@ -256,7 +256,7 @@ class RawBodies:
             self._body = item.payload
         return b""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return self.closed(_encode(to_usage(usage, cost)))
 
     def closed(self, usage: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import (
@@ -141,7 +141,7 @@ class CompletionStream:
     def _chunk(self, choice: CompletionChoice) -> bytes:
         return sse.encode(self._before + _encode(choice) + self._after)
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
 
 
@@ -178,7 +178,7 @@ class CompletionBody:
             self._parts[choice.index].append(choice)
         return b""
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return _encode(
             Completion(
                 id=self._head.id,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from billing.events import Tier
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generate_request import ReasoningEffort
 from gateway.generation_events import MeteredUsage
 from gateway.wire.constraints.format_structs import JsonObjectFormat, TextFormat
@@ -194,7 +194,7 @@ def id_of(conversation: str | ConversationId) -> str:
     return conversation if isinstance(conversation, str) else conversation.id
 
 
-def to_usage(usage: MeteredUsage, cost: Rated | None = None) -> ResponseUsage:
+def to_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(

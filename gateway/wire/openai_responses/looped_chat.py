@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
@@ -96,7 +96,7 @@ class ChatSteps:
         return self._step(request)
 
     def finish(
-        self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
+        self, usage: MeteredUsage, cost: RatedUsage | None, why: IncompleteReason | None
     ) -> bytes:
         reason: FinishReason = self._finish_reason or "stop"
         if reason == "tool_calls" and not self._own:

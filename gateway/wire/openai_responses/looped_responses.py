@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generation_events import CallDelta, Item, MeteredUsage, TextDelta
 from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import IncompleteDetails, IncompleteReason
@@ -107,7 +107,7 @@ class LoopedResponse(ResponseEncoder):
         self._done.append(request)
 
     def finish_loop(
-        self, usage: MeteredUsage, cost: Rated | None, why: IncompleteReason | None
+        self, usage: MeteredUsage, cost: RatedUsage | None, why: IncompleteReason | None
     ) -> bytes:
         if why is not None:
             self._incomplete = IncompleteDetails(why)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from foundation import sse
 from gateway.generation_events import (
     CallDelta,
@@ -122,7 +122,7 @@ class ResponseEncoder:
             self._take(item)
         return self._taken()
 
-    def finish(self, usage: MeteredUsage, cost: Rated | None = None) -> bytes:
+    def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         if not self._done and self._open is None:
             self._say("", None)  # an answer has a message, be it an empty one
         details = self._incomplete or INCOMPLETE.get(self._finish_reason)

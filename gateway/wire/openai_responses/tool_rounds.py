@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from billing.pricing.rating import Rated
+from billing.pricing.rating import RatedUsage
 from gateway.generation_events import FinishReason, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.wire.openai_responses.items import (
@@ -73,7 +73,7 @@ class Round:
         self._name = uuid7_hex()[-ROUND_CHARS:]
         self.finish_reason: FinishReason | None = None
         self.usage = MeteredUsage()
-        self.cost: Rated | None = None
+        self.cost: RatedUsage | None = None
 
     def add(self, delta: TextDelta) -> None:
         self._texts.append(delta.text)

@@ -13,7 +13,7 @@ import msgspec
 
 from billing.events import Component
 from billing.money import Pico, format_usd
-from billing.pricing.rating import Rated, RatedLine
+from billing.pricing.rating import RatedLine, RatedUsage
 from billing.reports.usage import unit_of
 from gateway.request_errors import BadField
 
@@ -43,7 +43,7 @@ class UsageCost(msgspec.Struct, frozen=True, kw_only=True):
     """Used, and without a price: charged once they have one."""
 
 
-def to_usage_cost(rated: Rated) -> UsageCost:
+def to_usage_cost(rated: RatedUsage) -> UsageCost:
     return UsageCost(
         amount=format_usd(rated.amount_pico),
         components={line.component: to_component_cost(line) for line in rated.lines},

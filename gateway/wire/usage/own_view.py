@@ -19,7 +19,7 @@ from billing.events import UsageEvent
 from billing.ledger.tags import tags_of
 from billing.money import Pico, format_usd, to_decimal
 from billing.pricing.rating import rate
-from billing.reports.request_record import Moved, Paid
+from billing.reports.request_record import CreditPayment, TransferRecord
 from gateway.request_errors import BadField
 from gateway.wire.organization.usage import UsdNumber
 from gateway.wire.usage.cost import CURRENCY, ComponentCost, to_usage_cost
@@ -151,7 +151,7 @@ def to_attempt(event: UsageEvent, known: Known) -> AttemptView:
     )
 
 
-def to_transfer(moved: Moved) -> TransferView:
+def to_transfer(moved: TransferRecord) -> TransferView:
     return TransferView(
         id=moved.id,
         debit=moved.debit,
@@ -169,8 +169,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     events: list[UsageEvent]
     status: Status
-    transfers: Sequence[Moved] = ()
-    paid: Sequence[Paid] = ()
+    transfers: Sequence[TransferRecord] = ()
+    paid: Sequence[CreditPayment] = ()
     charged_pico: Pico
 
 

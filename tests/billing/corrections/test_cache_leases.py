@@ -17,15 +17,15 @@ from billing.corrections.cache_leases import (
     LOST_AFTER,
     RECORDED_WITHIN,
     Alive,
-    Changed,
     Lease,
+    LeaseChange,
     end,
     grant,
     note_writes,
     refund_id,
     sweep,
 )
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import reprice_suspense
@@ -59,7 +59,7 @@ ENGINE = Alive("host/unix:/e", "engine-1", 0.0)
 """Known for long."""
 ANOTHER = Alive("host/unix:/e", "engine-2", 4e9)
 """In its place; known from after all that was granted."""
-NOVEMBERS = Span(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
+NOVEMBERS = ReratingScope(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
 
 
 def lease(index: int, ttl: Ttl, num_tokens: int, **fields: Any) -> Lease:
@@ -133,7 +133,7 @@ async def test_what_was_kept_for_its_time_is_nobodys_refund(
     await grant(db, lease(1, "5m", 1600))
     assert await sweep(db, [ENGINE]) == {}
     await move_back(db, "6 minutes")
-    kept = Changed("penny", "kept")
+    kept = LeaseChange("penny", "kept")
     assert await sweep(db, [ENGINE]) == {kept: 1}
     assert await end(db, f"{EVENT}:0", EVENT, is_broken=False) == [kept]
     assert await end(db, f"{EVENT}:0", EVENT, is_broken=False) == []
@@ -150,11 +150,11 @@ async def test_a_broken_lease_is_refunded_once_however_often_it_is_told(
     await grant(db, lease(0, "1h", 1024))
     await grant(db, lease(1, "5m", 1600))
 
-    async def told() -> list[Changed] | None:
+    async def told() -> list[LeaseChange] | None:
         return await end(db, f"{EVENT}:1", EVENT, is_broken=True)
 
     first, second = await asyncio.gather(told(), told())
-    assert sorted((first or []) + (second or [])) == [Changed("penny", "evicted")]
+    assert sorted((first or []) + (second or [])) == [LeaseChange("penny", "evicted")]
     await asyncio.gather(sweep(db, [ENGINE]), sweep(db, [ENGINE]))
     assert await told() == []
     await sweep(db, [ENGINE])
@@ -176,7 +176,7 @@ async def test_an_end_may_come_before_its_event_and_before_its_lease(
 ) -> None:
     assert await end(db, f"{EVENT}:0", EVENT, is_broken=True) is None
     await grant(db, lease(0, "5m", 1600))
-    assert await end(db, f"{EVENT}:0", EVENT, is_broken=True) == [Changed("penny", "evicted")]
+    assert await end(db, f"{EVENT}:0", EVENT, is_broken=True) == [LeaseChange("penny", "evicted")]
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": ("evicted", None)}
     await book(db)
@@ -209,8 +209,8 @@ async def test_a_break_that_is_told_late_is_one_all_the_same(db: AsyncEngine) ->
     await book(db)
     await grant(db, lease(0, "5m", 1600))
     await move_back(db, "6 minutes")
-    assert await sweep(db, [ENGINE]) == {Changed("penny", "kept"): 1}
-    assert await end(db, f"{EVENT}:0", EVENT, is_broken=True) == [Changed("penny", "evicted")]
+    assert await sweep(db, [ENGINE]) == {LeaseChange("penny", "kept"): 1}
+    assert await end(db, f"{EVENT}:0", EVENT, is_broken=True) == [LeaseChange("penny", "evicted")]
     await sweep(db, [ENGINE])
     assert await outcomes(db) == {":0": ("evicted", PREMIUM_5M)}
 
@@ -221,7 +221,7 @@ async def test_another_process_in_an_engines_place_ends_what_it_kept(
     await book(db)
     await grant(db, lease(0, "1h", 1024))
     await grant(db, msgspec.structs.replace(lease(1, "5m", 1600), engine="another host's"))
-    lost = Changed("penny", "engine_lost")
+    lost = LeaseChange("penny", "engine_lost")
     before_it = ANOTHER._replace(since=0.0)
     assert await sweep(db, [before_it]) == {}, "who knows it longer than the lease is mistaken"
     assert await sweep(db, [ANOTHER]) == {lost: 1}
@@ -245,7 +245,7 @@ async def test_a_prefix_that_is_written_again_was_not_kept(db: AsyncEngine) -> N
         other = msgspec.structs.replace(again, id=f"{changes}", asked_at=now, **changes)  # type: ignore[arg-type]
         assert await grant(db, other) == []
     third = msgspec.structs.replace(again, id="third:0", event_id="third", asked_at=now)
-    assert await grant(db, third) == [Changed("penny", "recomputed")]
+    assert await grant(db, third) == [LeaseChange("penny", "recomputed")]
     await sweep(db, [ENGINE])
     assert (await outcomes(db))[":0"] == ("recomputed", PREMIUM_1H)
 
@@ -263,7 +263,7 @@ async def test_writes_that_no_lease_stands_for_are_refunded(
         await note_writes(db, [event])
     assert await sweep(db, [ENGINE]) == {}, "it may yet be recorded"
     await move_back(db, RECORDED_WITHIN)
-    assert await sweep(db, [ENGINE]) == {Changed("penny", "unrecorded"): 2}
+    assert await sweep(db, [ENGINE]) == {LeaseChange("penny", "unrecorded"): 2}
     assert await one_value(db, "SELECT count(*) FROM cache_writes") == 0
     assert await grant(db, lease(1, "5m", 1000)) == []
     assert await end(db, f"{EVENT}:1", EVENT, is_broken=True) == [], "refunded with its event"

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections import rerating
-from billing.corrections.credit_returns import Carried, Repaid, carry
-from billing.corrections.rerating import Plan, Rerating, Span, apply, plan
+from billing.corrections.credit_returns import CreditShare, RepricedEvent, split_credit
+from billing.corrections.rerating import Rerating, ReratingPlan, ReratingScope, apply, plan
 from billing.credits.balance_leases import Ask
 from billing.credits.grants import Grant
 from billing.credits.grants_admin import find_credit, grant_credit
@@ -21,7 +21,7 @@ from billing.credits.lines import sweep, top_up
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Attempt, Price, PriceSet
 from billing.invoices.documents.drilldown import hours_of, requests_of
-from billing.invoices.invoice import Invoice, Line
+from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook, PriceEntry
 from billing.reconciliation import credit_proof
@@ -50,7 +50,7 @@ CHEAP: PriceSet = {
     "cache_read": PRICES["cache_read"],
     "output": Price("penny:output:2", 300_000),
 }
-WHOLE = Span(org_id=ORG, start=SEPTEMBER, end=OCTOBER)
+WHOLE = ReratingScope(org_id=ORG, start=SEPTEMBER, end=OCTOBER)
 
 
 def a_book(prices: PriceSet, valid_from: datetime = SEPTEMBER, model: str = "penny") -> PriceBook:
@@ -60,7 +60,9 @@ def a_book(prices: PriceSet, valid_from: datetime = SEPTEMBER, model: str = "pen
     return PriceBook([entry])
 
 
-async def anew(db: AsyncEngine, prices: PriceSet, span: Span = WHOLE) -> tuple[Plan, Rerating]:
+async def anew(
+    db: AsyncEngine, prices: PriceSet, span: ReratingScope = WHOLE
+) -> tuple[ReratingPlan, Rerating]:
     priced_by = a_book(prices)
     shown = await plan(db, span, priced_by)
     return shown, await apply(db, span, priced_by, shown.digest)
@@ -150,7 +152,7 @@ async def test_only_what_was_seen_is_applied(db: AsyncEngine) -> None:
         await apply(db, WHOLE, a_book(CHEAP), shown.digest)
     assert [row for row in await standing(db) if row[0] != late.id] == before
     with pytest.raises(BadInvoicing, match="ends_at: "):
-        await plan(db, Span(org_id=ORG, start=OCTOBER, end=OCTOBER), a_book(CHEAP))
+        await plan(db, ReratingScope(org_id=ORG, start=OCTOBER, end=OCTOBER), a_book(CHEAP))
     with pytest.raises(BadInvoicing, match="more than 1 events"):
         await plan(db, WHOLE, a_book(CHEAP), max_events=1)
 
@@ -215,7 +217,7 @@ async def test_a_final_invoice_stays_and_the_next_one_says_what_differs(db: Asyn
     september = await close_and_finalize(db, OCTOBER)
     as_sent = await lines(db, september)
     await book(db, used(at(2026, 10, 5)), used(at(2026, 9, 12)))  # the last one is late
-    shown, _ = await anew(db, CHEAP, Span(org_id=ORG, start=SEPTEMBER, end=NOVEMBER))
+    shown, _ = await anew(db, CHEAP, ReratingScope(org_id=ORG, start=SEPTEMBER, end=NOVEMBER))
     assert [(it.invoice, it.num_events) for it in shown.lines] == [
         ("", 2), (september.number, 2),
     ]  # fmt: skip
@@ -237,7 +239,7 @@ async def test_a_final_invoice_stays_and_the_next_one_says_what_differs(db: Asyn
     await assert_books_agree(db)
 
 
-async def behind(db: AsyncEngine, invoice: Invoice, line: Line) -> tuple[int, int]:
+async def behind(db: AsyncEngine, invoice: Invoice, line: InvoiceLine) -> tuple[int, int]:
     """What its requests come to, and its hours alike."""
     async with db.connect() as conn:
         requests = (await conn.execute(requests_of(invoice, line))).all()
@@ -253,7 +255,7 @@ async def behind(db: AsyncEngine, invoice: Invoice, line: Line) -> tuple[int, in
 async def test_in_an_open_period_an_invoice_shows_the_price_that_holds(db: AsyncEngine) -> None:
     await open_account(db)
     await book(db, *(tokens(at(2026, 9, day), 10, 5) for day in (1, 2, 3)))
-    half = Span(org_id=ORG, start=SEPTEMBER, end=at(2026, 9, 3))
+    half = ReratingScope(org_id=ORG, start=SEPTEMBER, end=at(2026, 9, 3))
     for pico in (7, 9):
         await anew(db, priced(pico), half)
     september = await close_and_finalize(db, OCTOBER)
@@ -284,7 +286,7 @@ async def test_thresholds_are_told_of_once_whatever_a_period_costs_by_now(db: As
     await cap(db, 1000, period="total")
     event = spends(60)
     await book(db, msgspec.structs.replace(event, attempt=tagged(event.attempt)))
-    span = Span(org_id=ORG, start=at(2026, 11, 1), end=at(2026, 12, 1))
+    span = ReratingScope(org_id=ORG, start=at(2026, 11, 1), end=at(2026, 12, 1))
     for pico in (2, 1, 2, 10, 1):
         await anew(db, priced(pico), span)
         spent = await rows(db, "SELECT DISTINCT spent_pico FROM spend_to_date")
@@ -343,7 +345,7 @@ def test_what_was_paid_stays_paid_as_far_as_it_goes(
     returned: dict[str, int],
     owed: int,
 ) -> None:
-    of = Repaid(
+    of = RepricedEvent(
         event_id="e",
         model="penny",
         admitted_at=SEPTEMBER,
@@ -352,7 +354,7 @@ def test_what_was_paid_stays_paid_as_far_as_it_goes(
         transfer_id="e.repriced.1",
         amounts={"output": after // 2, "uncached_input": after - after // 2},
     )
-    assert carry(GRANTS, burned, unpaid, of) == Carried(
+    assert split_credit(GRANTS, burned, unpaid, of) == CreditShare(
         burns=burns, returned=returned, owed_pico=owed
     )
 

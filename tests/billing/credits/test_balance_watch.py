@@ -16,7 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.alerts.alerts import CREDITS_EXHAUSTED, select_alerts, to_alerts
 from billing.credits.balance import balance_of
 from billing.credits.balance_leases import Ask
-from billing.credits.balance_watch import DREGS_PICO, AutoTopUp, Told, Wanted, answered, cross, want
+from billing.credits.balance_watch import (
+    DREGS_PICO,
+    AutoTopUp,
+    BalanceSettings,
+    NoticeState,
+    clear_top_up,
+    find_crossing,
+    set_settings,
+)
 from billing.credits.grants_admin import grant_credit, revoke_credit
 from billing.credits.lines import settle, sweep, top_up
 from billing.credits.top_ups import end_top_up, mark_dispatched, to_top_up, top_ups_of, undispatched
@@ -40,8 +48,8 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.told = 100 * CENT, Told()
-        self.wanted = Wanted(
+        self.left, self.told = 100 * CENT, NoticeState()
+        self.wanted = BalanceSettings(
             low_pico=LOW,
             top_up=AutoTopUp(amount_pico=CENT, below_pico=BELOW, max_per_day=1),
         )
@@ -50,7 +58,9 @@ class Machine(RuleBasedStateMachine):
         told."""
 
     def look(self, *, was_refused: bool = False, rearms: bool = False) -> None:
-        crossed = cross(self.told, self.wanted, self.left, was_refused=was_refused, rearms=rearms)
+        crossed = find_crossing(
+            self.told, self.wanted, self.left, was_refused=was_refused, rearms=rearms
+        )
         self.told = crossed.told
         is_dry = self.left <= 0 or (was_refused and self.left < DREGS_PICO)
         assert crossed.is_low == (self.unsaid["low"] and self.left <= LOW)
@@ -109,8 +119,12 @@ TestWatch.settings = settings(
 
 def test_who_is_refused_with_much_left_has_asked_for_too_much() -> None:
     left = DREGS_PICO
-    assert not cross(Told(), Wanted(), left, was_refused=True, rearms=False).is_exhausted
-    assert cross(Told(), Wanted(), left - 1, was_refused=True, rearms=False).is_exhausted
+    assert not find_crossing(
+        NoticeState(), BalanceSettings(), left, was_refused=True, rearms=False
+    ).is_exhausted
+    assert find_crossing(
+        NoticeState(), BalanceSettings(), left - 1, was_refused=True, rearms=False
+    ).is_exhausted
 
 
 async def credit(db: AsyncEngine, name: str, number: int) -> None:
@@ -120,7 +134,7 @@ async def credit(db: AsyncEngine, name: str, number: int) -> None:
 
 async def wants(db: AsyncEngine, **fields: object) -> None:
     async with db.begin() as conn:
-        await want(conn, ORG, Wanted(**fields))  # type: ignore[arg-type]
+        await set_settings(conn, ORG, BalanceSettings(**fields))  # type: ignore[arg-type]
 
 
 async def spend(db: AsyncEngine, number: int) -> None:
@@ -253,7 +267,7 @@ async def test_one_that_is_granted_may_be_followed_and_one_that_is_late_expires(
         await mark_dispatched(conn, [first.id])
         assert await undispatched(conn, 10) == []
         await end_top_up(conn, first.id, "granted", credit_id="credit_1")
-        await answered(conn, ORG, first.id)
+        await clear_top_up(conn, ORG, first.id)
         await grant_credit(conn, credit_id="credit_1", org=ORG, amount_pico=first.amount_pico)
     assert await asked(db) == ["granted", "requested"], "it is still below"
     async with db.begin() as conn:

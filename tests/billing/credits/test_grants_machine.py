@@ -15,11 +15,11 @@ from billing.credits.balance_leases import (
     MAX_LEASE_PICO,
     MIN_LEASE_PICO,
     Ask,
-    Line,
+    CreditLine,
     lease_amount,
     plan,
 )
-from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage, burn, in_order
+from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage, burn, sort_grants
 from billing.ledger.transfers import Transfer
 from billing.tables import EPOCH
 
@@ -41,7 +41,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = EPOCH + timedelta(days=1)
-        self.line = Line(org_id="org_a", version=0, paid_pico=0, is_prepaid=True)
+        self.line = CreditLine(org_id="org_a", version=0, paid_pico=0, is_prepaid=True)
         self.grants: dict[str, Grant] = {}
         self.credited: dict[str, int] = {}
         self.returned: dict[str, int] = {}
@@ -280,7 +280,7 @@ def test_grants_burn_by_priority_then_expiry_then_age_within_their_scope() -> No
     paid = [(one.grant_id, one.amount_pico) for one in burn(grants, [usage])]
     rest = [("sooner", 10), ("later", 10), ("old", 10), ("young", 5)]
     assert paid == [("first", 10), ("output", 3), *rest]
-    assert in_order(grants)[0].priority == 0
+    assert sort_grants(grants)[0].priority == 0
 
 
 def test_a_lease_is_what_half_a_minute_takes_within_its_bounds() -> None:
@@ -292,7 +292,7 @@ def test_a_lease_is_what_half_a_minute_takes_within_its_bounds() -> None:
 
 def test_what_expired_goes_to_the_house_once_late_usage_had_its_time() -> None:
     at = EPOCH + timedelta(days=1)
-    line = Line(org_id="org_a", version=1, paid_pico=0, is_prepaid=True)
+    line = CreditLine(org_id="org_a", version=1, paid_pico=0, is_prepaid=True)
     grant = Grant(id="g", left_pico=9, expires_at=at, created_at=EPOCH)
     late = Usage(
         transfer_id="u", model="m", admitted_at=at - timedelta(seconds=1), amounts={"output": 4}

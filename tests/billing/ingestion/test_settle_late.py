@@ -14,7 +14,7 @@ from billing.events import Price, Quantities, stop_waste_id
 from billing.ingestion import settle_late as reconcile
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import (
-    Wasted,
+    WastedTokens,
     nobodys_attempt,
     post_waste,
     reprice_suspense,
@@ -44,7 +44,7 @@ async def test_what_was_generated_and_not_billed_is_waste(db: AsyncEngine) -> No
     assert await post_waste(db, event.id, UNBILLED) is None
     await ingest(db, [event])
     for _ in range(2):
-        assert await post_waste(db, event.id, UNBILLED) == Wasted(Quantities(output=30))
+        assert await post_waste(db, event.id, UNBILLED) == WastedTokens(Quantities(output=30))
     assert (await balances(db))["house:waste"] == (30 * 400_000, 0)
     assert (await balances(db))["receivable:org_a"] == (18_160_000, 0)
     [waste] = await rows(db, "SELECT * FROM usage_events WHERE kind = 'waste'")
@@ -55,7 +55,7 @@ async def test_what_was_generated_and_not_billed_is_waste(db: AsyncEngine) -> No
 async def test_an_attempt_recovered_without_a_checkpoint_is_wasted_whole(db: AsyncEngine) -> None:
     event = an_event(quantities=Quantities(), finish="recovered")
     await ingest(db, [event])
-    assert await post_waste(db, event.id, UNBILLED) == Wasted(UNBILLED)
+    assert await post_waste(db, event.id, UNBILLED) == WastedTokens(UNBILLED)
     amount = 100 * 100_000 + 16 * 10_000 + 50 * 400_000
     assert (await balances(db))["house:waste"] == (amount, 0)
 
@@ -63,7 +63,7 @@ async def test_an_attempt_recovered_without_a_checkpoint_is_wasted_whole(db: Asy
 async def test_a_complete_bill_leaves_no_waste(db: AsyncEngine) -> None:
     event = an_event()
     await ingest(db, [event])
-    assert await post_waste(db, event.id, event.quantities) == Wasted(Quantities())
+    assert await post_waste(db, event.id, event.quantities) == WastedTokens(Quantities())
     assert len(await rows(db, "SELECT * FROM usage_events")) == 1
 
 
@@ -72,7 +72,7 @@ async def test_what_lies_behind_a_stop_string_is_not_wasted_twice(db: AsyncEngin
     behind = an_event(an_attempt(stop_waste_id(event.id)), Quantities(output=4), kind="waste")
     await ingest(db, [event, behind])
     generated = Quantities(uncached_input=100, cache_read=16, output=25)
-    assert await post_waste(db, event.id, generated) == Wasted(Quantities(output=1))
+    assert await post_waste(db, event.id, generated) == WastedTokens(Quantities(output=1))
 
 
 async def test_billing_more_than_was_generated_is_an_alarm(
@@ -81,7 +81,7 @@ async def test_billing_more_than_was_generated_is_an_alarm(
     event = an_event()
     await ingest(db, [event])
     found = await post_waste(db, event.id, Quantities(uncached_input=100, cache_read=17, output=5))
-    assert found == Wasted(Quantities(cache_read=1))
+    assert found == WastedTokens(Quantities(cache_read=1))
     assert f"attempt {event.id}: 15 output over-billed" in caplog.text
 
 
@@ -94,7 +94,7 @@ async def test_an_orphan_waits_for_its_event(db: AsyncEngine, book: PriceBook) -
 
     arriving = asyncio.create_task(arrive())
     settled = await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=5.0)
-    assert settled == Wasted(Quantities(output=30))
+    assert settled == WastedTokens(Quantities(output=30))
     await arriving
 
 
@@ -104,7 +104,7 @@ async def test_an_orphan_without_an_event_is_the_houses(
     generated = Quantities(output=7)
     for _ in range(2):
         settled = await settle_orphan(db, UUID7, generated, model="penny", book=book, wait_s=0.05)
-        assert settled == Wasted(generated)
+        assert settled == WastedTokens(generated)
     assert f"no event for attempt {UUID7}" in caplog.text
     assert await balances(db) == {
         "house:waste": (7 * 400_000, 0),
@@ -126,7 +126,7 @@ async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
     for _ in range(2):
         await settle_late(db, [event, an_event()])
         settled = await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
-        assert settled == Wasted(Quantities(output=30))
+        assert settled == WastedTokens(Quantities(output=30))
     found = await balances(db)
     assert found["house:waste"] == (80 * 400_000, 50 * 400_000), "30 of 80, once"
     assert found["house:production"] == (50 * 400_000, 80 * 400_000)

@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.invoices import proof
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
-from billing.invoices.documents.drilldown import behind, hours_of, requests_of, tags_of
-from billing.invoices.invoice import Invoice, Line, get_lines
+from billing.invoices.documents.drilldown import has_requests, hours_of, requests_of, tags_of
+from billing.invoices.invoice import Invoice, InvoiceLine, get_lines
 from billing.ledger import accounts as ledger
 from tests.billing.samples import PRICES, an_attempt, an_event
 
@@ -42,7 +42,7 @@ async def open_account(
     async with db.begin() as conn:
         known = sa.text("INSERT INTO orgs (id, name) VALUES (:org, :org) ON CONFLICT DO NOTHING")
         await conn.execute(known, {"org": org})
-        await set_account(conn, org_id=org, terms=Terms(**terms), now=now)
+        await set_account(conn, org_id=org, terms=BillingTerms(**terms), now=now)
 
 
 def used(
@@ -73,7 +73,7 @@ async def close_and_finalize(db: AsyncEngine, now: datetime, org: str = ORG) -> 
     return await finalize(db, org_id=org, invoice_id=draft.id, now=now + timedelta(hours=24))
 
 
-async def lines(db: AsyncEngine, invoice: Invoice) -> list[Line]:
+async def lines(db: AsyncEngine, invoice: Invoice) -> list[InvoiceLine]:
     async with db.connect() as conn:
         return await get_lines(conn, org_id=invoice.org_id, invoice_id=invoice.id)
 
@@ -81,7 +81,7 @@ async def lines(db: AsyncEngine, invoice: Invoice) -> list[Line]:
 async def assert_leads_down(db: AsyncEngine, invoice: Invoice) -> None:
     """The hours behind each line come to it, exactly, and so do its requests, and their tags."""
     for line in await lines(db, invoice):
-        if not behind(line):
+        if not has_requests(line):
             continue
         async with db.connect() as conn:
             requests = (await conn.execute(requests_of(invoice, line))).all()

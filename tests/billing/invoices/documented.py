@@ -8,7 +8,7 @@ from billing.currency import round_half_up
 from billing.invoices.collection import CreditNote, Payment
 from billing.invoices.documents.advances import Advance
 from billing.invoices.documents.document import Document
-from billing.invoices.invoice import Invoice, Line
+from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.invoices.states import Amounts
 from billing.tables import EPOCH
 from tests.billing.invoices.billed import NOVEMBER, OCTOBER, at
@@ -22,9 +22,9 @@ AUGUST, SEPTEMBER = at(2026, 8, 1), at(2026, 9, 1)
 ID = "inv_org_a_20260901T0000"
 
 
-def a_line(position: int, exact: int, coin: int, **fields: object) -> Line:
+def a_line(position: int, exact: int, coin: int, **fields: object) -> InvoiceLine:
     amount, residual = round_half_up(exact, coin)
-    line = Line(
+    line = InvoiceLine(
         id=f"{ID}.{position:06}",
         position=position,
         kind="usage",

@@ -15,7 +15,7 @@ from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.events import Band, Price, PriceSet, Quantities
 from billing.ingestion.settle_late import reprice_suspense
 from billing.invoices import proof
-from billing.invoices.accounts import Terms, account_of, add_rate, set_account
+from billing.invoices.accounts import BillingTerms, account_of, add_rate, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import Invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
@@ -292,7 +292,7 @@ async def test_an_account_is_kept_with_its_history(db: AsyncEngine) -> None:
     assert (september.account_version, october.account_version) == (1, 2)
     async with db.connect() as conn:
         first = await account_of(conn, ORG, version=1)
-    assert first is not None and first.terms == Terms()
+    assert first is not None and first.terms == BillingTerms()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ async def test_an_account_is_kept_with_its_history(db: AsyncEngine) -> None:
 async def test_terms_are_refused_by_name(db: AsyncEngine, field: str, value: object) -> None:
     with pytest.raises(BadInvoicing) as refused:
         async with db.begin() as conn:
-            await set_account(conn, org_id=ORG, terms=Terms(**{field: value}))
+            await set_account(conn, org_id=ORG, terms=BillingTerms(**{field: value}))
     assert refused.value.field == field
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from billing.corrections import rerating
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.credits.balance_leases import Ask
 from billing.credits.grants_admin import grant_credit, paid_pico
 from billing.credits.lines import sweep, top_up
@@ -144,7 +144,7 @@ class Machine(DatabaseMachine):
 
     def rate_anew(self, amount: int, days_ago: int, days: int, dies: bool) -> None:
         end = self.now - timedelta(days=days_ago)
-        span = Span(org_id=ORG, start=end - timedelta(days=days), end=end)
+        span = ReratingScope(org_id=ORG, start=end - timedelta(days=days), end=end)
         anew = [each for each in self.used if span.start <= each.moment < span.end]
         changed = [each for each in anew if each.pico != amount]
         shown = self.run(plan, self.db, span, a_book(amount))

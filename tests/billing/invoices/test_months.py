@@ -23,7 +23,7 @@ from billing.credits.grants_admin import find_credit, grant_credit
 from billing.credits.lines import settle
 from billing.events import Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
-from billing.invoices.accounts import Terms
+from billing.invoices.accounts import BillingTerms
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.invoices.invoicer import Invoicer
 from billing.pricing.price_book import PriceBook
@@ -46,9 +46,9 @@ SEASONS = (datetime(2028, 2, 1, tzinfo=UTC), datetime(2028, 10, 2, tzinfo=UTC))
 """February has a leap day and March a short night; November has a long one."""
 DAYS, NUM_EVENTS = 80, 70
 CUSTOMERS = {
-    "org_a": Terms(timezone="America/New_York", billing_day=31, grace_hours=0),
-    "org_b": Terms(timezone="Pacific/Apia", grace_hours=72),
-    "org_c": Terms(timezone="Asia/Kathmandu", billing_day=12, grace_hours=24),
+    "org_a": BillingTerms(timezone="America/New_York", billing_day=31, grace_hours=0),
+    "org_b": BillingTerms(timezone="Pacific/Apia", grace_hours=72),
+    "org_c": BillingTerms(timezone="Asia/Kathmandu", billing_day=12, grace_hours=24),
 }
 PREPAID = "org_b"
 """What no credit pays waits for the next one; of the others it is on their invoices."""
@@ -67,7 +67,7 @@ class Credit(msgspec.Struct):
 class Customer:
     """One org, and what it has to find on its invoices."""
 
-    def __init__(self, org: str, terms: Terms, begun: datetime) -> None:
+    def __init__(self, org: str, terms: BillingTerms, begun: datetime) -> None:
         self.org, self.terms, self.zone = org, terms, ZoneInfo(terms.timezone)
         self.open = self.month_of(begun)
         self.charged: list[Charged] = []

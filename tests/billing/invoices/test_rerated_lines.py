@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.rerating import Line as ShownLine
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import LineChange as ShownLine
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, UsageEvent
 from billing.invoices.closing import close, recount
-from billing.invoices.invoice import Line
+from billing.invoices.invoice import InvoiceLine
 from billing.pricing.price_book import PriceBook, PriceEntry
 from tests.billing.invoices.billed import (
     ACCOUNT_MADE,
@@ -74,7 +74,7 @@ events = st.lists(
 )
 
 
-def counted(found: Iterable[Line]) -> Sums:
+def counted(found: Iterable[InvoiceLine]) -> Sums:
     """Quantities, requests and amounts of lines; corrections apart from the others."""
     sums: Sums = {True: Counter(), False: Counter()}
     for it in found:
@@ -134,7 +134,7 @@ async def test_each_line_changes_as_it_was_shown(
             entry(CHANGES, None, prices("later", *later)),
         ]
     )
-    span = Span(org_id=org, start=ACCOUNT_MADE, end=NOVEMBER)
+    span = ReratingScope(org_id=org, start=ACCOUNT_MADE, end=NOVEMBER)
     shown = await plan(db, span, priced_by)
     await apply(db, span, priced_by, shown.digest)
     recounted = await recount(db, org_id=org, invoice_id=draft.id)

@@ -13,7 +13,7 @@ from billing.invoices.states import (
     OPEN,
     STAGES,
     Amounts,
-    Standing,
+    InvoiceStatus,
     State,
     advance,
     next_stage,
@@ -31,12 +31,12 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.now = DUE - timedelta(days=30)
         self.amounts = Amounts(total=100)
-        self.standing = Standing(state="finalized", since=self.now, due_at=DUE)
+        self.standing = InvoiceStatus(state="finalized", since=self.now, due_at=DUE)
         self.seen: list[tuple[State, datetime]] = [("finalized", self.now)]
 
     def enter(self, state: State) -> None:
         if state != self.standing.state:
-            self.standing = Standing(state=state, since=self.now, due_at=DUE)
+            self.standing = InvoiceStatus(state=state, since=self.now, due_at=DUE)
             self.seen.append((state, self.now))
 
     @rule(hours=st.integers(0, 24 * 40))
@@ -87,11 +87,11 @@ TestLife = Life.TestCase
 
 
 def test_an_invoice_that_nobody_pays_is_given_up_after_three_reminders() -> None:
-    standing, reached = Standing(state="finalized", since=DUE, due_at=DUE), []
+    standing, reached = InvoiceStatus(state="finalized", since=DUE, due_at=DUE), []
     while (found := next_stage(standing)) is not None:
         assert advance(standing, found[1] - timedelta.resolution) is None
         assert advance(standing, found[1]) == found[0]
-        standing = Standing(state=found[0], since=found[1], due_at=DUE)
+        standing = InvoiceStatus(state=found[0], since=found[1], due_at=DUE)
         reached.append((found[0], (found[1] - DUE).days))
     assert reached == [
         ("past_due", 0), ("reminder_1", 3), ("reminder_2", 10), ("reminder_3", 20),

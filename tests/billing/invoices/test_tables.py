@@ -21,8 +21,8 @@ from billing.invoices.documents import document
 from billing.invoices.documents.document import (
     Bill,
     Document,
+    LineReversal,
     Page,
-    TakenBack,
     read_bill,
     read_pages,
 )
@@ -64,7 +64,7 @@ def pages_of(document: Document, size: int = 2) -> Iterable[Page]:
     for note in document.notes:
         yield Page(
             taken_back=[
-                TakenBack(
+                LineReversal(
                     note=note.number, reason=note.reason, line=lines[name], amount_coins=coins
                 )
                 for name, coins in note.lines.items()

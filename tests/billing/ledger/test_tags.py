@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import THRESHOLDS, raise_for_cap
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingestion.ingest import digest, ingest
@@ -276,7 +276,7 @@ async def rate_anew(db: AsyncEngine, org: str, early: int, later: int) -> None:
         )
     ]
     book = PriceBook(entries)
-    span = Span(org_id=org, start=to_moment(NOON - 2 * DAY_S), end=to_moment(NOON + DAY_S))
+    span = ReratingScope(org_id=org, start=to_moment(NOON - 2 * DAY_S), end=to_moment(NOON + DAY_S))
     await apply(db, span, book, (await plan(db, span, book)).digest)
 
 

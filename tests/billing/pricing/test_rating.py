@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.events import CALLS, COMPONENTS, TOKENS, Band, Price, PriceSet, Quantities
-from billing.pricing.rating import Rated, price_of, rate
+from billing.pricing.rating import RatedUsage, price_of, rate
 from gateway.fleet.upstream.meter import UpstreamUsage
 from gateway.inference.metering import Terms, to_quantities
 from tests.billing.samples import PRICES, quantities
@@ -105,8 +105,8 @@ def test_reasoning_and_embeddings_cost_what_they_are_part_of_until_they_have_a_p
 
 def test_a_call_is_free_where_a_priced_model_says_nothing_of_it() -> None:
     used = Quantities(tool_call=2, batch_queue=1)
-    assert rate(used, PRICES) == Rated(lines=(), amount_pico=0, unpriced=())
-    assert rate(used, {}) == Rated(lines=(), amount_pico=0, unpriced=())
+    assert rate(used, PRICES) == RatedUsage(lines=(), amount_pico=0, unpriced=())
+    assert rate(used, {}) == RatedUsage(lines=(), amount_pico=0, unpriced=())
     assert rate(used, {**PRICES, "tool_call": Price("t", 10**10)}).amount_pico == 2 * 10**10
 
 

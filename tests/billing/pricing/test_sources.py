@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from billing.errors import PriceBookError
-from billing.pricing.drafts import changes_of, differences, digest_of, draft_of, ours
+from billing.pricing.drafts import book_prices, changes_of, differences, digest_of, draft_of
 from billing.pricing.price_book import PriceBook
 from billing.pricing.sources import PriceSource, Source
 
@@ -219,4 +219,4 @@ def test_two_sources_are_compared_with_each_other_and_with_the_book(tmp_path: Pa
         "x default reasoning_output: 12 -> none",
         "x priority output: 20 -> none",
     ]
-    assert ours(PriceBook.load([tmp_path]), "x", NEXT.timestamp()) == {}
+    assert book_prices(PriceBook.load([tmp_path]), "x", NEXT.timestamp()) == {}

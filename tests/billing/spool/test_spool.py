@@ -19,7 +19,7 @@ import pytest
 
 from billing.events import Quantities, UsageEvent
 from billing.spool.directory import Position, SpoolDirectory
-from billing.spool.format import HEADER, MAGIC, Closed, Opened, frame, is_torn, scan
+from billing.spool.format import HEADER, MAGIC, CloseRecord, OpenRecord, frame, is_torn, scan
 from billing.spool.spool import Spool, SpoolBroken, SpoolFull
 from tests.billing.samples import an_attempt, an_event
 
@@ -56,7 +56,7 @@ async def test_a_close_is_on_disk_when_it_returns(tmp_path: Path) -> None:
     spool.attempt_opened(event.attempt)
     await spool.close(event)
     on_disk = [placed.record for placed in scan(segments(tmp_path / "s")[0].read_bytes())]
-    assert on_disk[1:] == [Opened(event.attempt), Closed(event)]
+    assert on_disk[1:] == [OpenRecord(event.attempt), CloseRecord(event)]
     assert spool.backlog == 1
     await spool.shutdown()
     assert await shipped(tmp_path / "s") == {event.id: event}
@@ -198,7 +198,7 @@ def test_a_rotation_that_fails_leaves_nothing_behind(
     with full_disk(10), pytest.raises(OSError, match="File too large"):
         files.rotate(b"x" * 100)
     assert len(segments(tmp_path / "s")) == 1
-    files.append(frame(Closed(an_event())))
+    files.append(frame(CloseRecord(an_event())))
     files.release()
 
 
@@ -260,7 +260,7 @@ async def test_damage_in_the_middle_is_kept_and_alarmed(
     await spool.shutdown()
     segment = segments(tmp_path / "s")[0]
     data = bytearray(segment.read_bytes())
-    third = frame(Closed(events[2]))
+    third = frame(CloseRecord(events[2]))
     start = data.index(third)
     data[start + 4] ^= 0xFF  # its length: what follows must be found all the same
     segment.write_bytes(data)
@@ -279,7 +279,7 @@ async def test_a_torn_end_is_cut(tmp_path: Path, cut: int) -> None:
     await spool.shutdown()
     segment = segments(tmp_path / "s")[0]
     whole = segment.read_bytes()
-    segment.write_bytes(whole + frame(Closed(an_event()))[:cut])
+    segment.write_bytes(whole + frame(CloseRecord(an_event()))[:cut])
     assert (await shipped(tmp_path / "s")).keys() == {event.id}
     assert segment.read_bytes() == whole
     assert not (tmp_path / "quarantine").exists()
@@ -287,7 +287,7 @@ async def test_a_torn_end_is_cut(tmp_path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\0" * 40, b"\xf5TX", b"?" + MAGIC * 3, frame(Closed(an_event()))[:-1] + b"!"],
+    [b"\0" * 40, b"\xf5TX", b"?" + MAGIC * 3, frame(CloseRecord(an_event()))[:-1] + b"!"],
 )
 async def test_an_end_that_was_not_torn_is_kept(tmp_path: Path, garbage: bytes) -> None:
     spool = await Spool.open(tmp_path / "s")
@@ -301,7 +301,7 @@ async def test_an_end_that_was_not_torn_is_kept(tmp_path: Path, garbage: bytes) 
 
 
 def test_whatever_bit_of_the_end_flips_nothing_else_is_lost_and_nothing_is_made_up() -> None:
-    before, last = Closed(an_event()), frame(Closed(an_event()))
+    before, last = CloseRecord(an_event()), frame(CloseRecord(an_event()))
     intact = frame(before)
     for bit in range(8 * len(last)):
         flipped = bytearray(last)
@@ -312,7 +312,7 @@ def test_whatever_bit_of_the_end_flips_nothing_else_is_lost_and_nothing_is_made_
 
 def test_a_record_of_a_later_version_is_damage() -> None:
     payload = msgspec.msgpack.encode({"t": "refund", "amount": 5})
-    known = frame(Closed(an_event()))
+    known = frame(CloseRecord(an_event()))
     checksum = crc32(payload, crc32(len(payload).to_bytes(4, "big")))
     later = HEADER.pack(known[:4], len(payload), checksum) + payload
     found = list(scan(known + later + known))

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from billing.events import Attempt, Quantities, UsageEvent
-from billing.spool.format import Checkpoint, Closed, Opened, Record, Voided, frame
+from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, Record, VoidRecord, frame
 from billing.spool.spool import Batch, Spool
 from tests.billing.samples import NOON, an_attempt, an_event, quantities
 
@@ -115,7 +115,7 @@ class SpoolMachine(RuleBasedStateMachine):
         made = [an_attempt() for _ in range(count)]
         for attempt in made:
             self.spool.attempt_opened(attempt)
-            self.note(attempt, Opened(attempt))
+            self.note(attempt, OpenRecord(attempt))
         return multiple(*made)
 
     def is_open(self, attempt: Attempt) -> bool:
@@ -132,7 +132,7 @@ class SpoolMachine(RuleBasedStateMachine):
         """In the file when that returns, and on disk for who waits."""
         attempt = an_attempt()
         on_disk = self.run(self.spool.attempt_begun(attempt, used))
-        self.note(attempt, Opened(attempt))
+        self.note(attempt, OpenRecord(attempt))
         self.note(attempt, Checkpoint(attempt.id, used, False, NOON))
         if waits:
             self.loop.run_until_complete(on_disk)
@@ -144,7 +144,7 @@ class SpoolMachine(RuleBasedStateMachine):
         if self.is_open(attempt):
             event = an_event(attempt, used)
             self.run(self.spool.close(event))
-            self.note(attempt, Closed(event), event)
+            self.note(attempt, CloseRecord(event), event)
             self.on_disk = len(self.history)
 
     @rule(count=st.integers(2, 6))
@@ -153,9 +153,9 @@ class SpoolMachine(RuleBasedStateMachine):
         events = [an_event() for _ in range(count)]
         for event in events:
             self.spool.attempt_opened(event.attempt)
-            self.note(event.attempt, Opened(event.attempt))
+            self.note(event.attempt, OpenRecord(event.attempt))
         for event in events:
-            self.note(event.attempt, Closed(event), event)
+            self.note(event.attempt, CloseRecord(event), event)
 
         async def close_all() -> None:
             await asyncio.gather(*map(self.spool.close, events))
@@ -169,13 +169,13 @@ class SpoolMachine(RuleBasedStateMachine):
         if self.is_open(attempt):
             event = an_event(attempt, used)
             self.spool.close_buffered(event)
-            self.note(attempt, Closed(event), event)
+            self.note(attempt, CloseRecord(event), event)
 
     @rule(attempt=consumes(attempts))
     def void(self, attempt: Attempt) -> None:
         if self.is_open(attempt):
             self.run(self.spool.void(attempt.id))
-            self.note(attempt, Voided(attempt.id))
+            self.note(attempt, VoidRecord(attempt.id))
 
     @rule(survival=st.floats(0, 1), is_power_cut=st.booleans())
     def crash(self, survival: float, is_power_cut: bool) -> None:

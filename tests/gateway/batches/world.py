@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.ingestion.shipper import nobody
+from billing.ingestion.shipper import notify_nobody
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from billing.tables import usage_events
@@ -94,7 +94,7 @@ class World:
                 CHAT: Endpoint(to_call=ask),
                 MESSAGES: Endpoint(to_call=ask, encode=in_anthropic_shape),
             },
-            on_booked=nobody,
+            on_booked=notify_nobody,
             **given,
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close
 from gateway.db import create_engine
 from gateway.tenancy.orgs import find_org
@@ -35,7 +35,7 @@ async def use(db: AsyncEngine) -> str:
     """A draft of November."""
     async with db.begin() as conn:
         org = await find_org(conn, name="default")
-        await set_account(conn, org_id=org.id, terms=Terms(), now=NOVEMBER)
+        await set_account(conn, org_id=org.id, terms=BillingTerms(), now=NOVEMBER)
     await book(db, tokens(at(2026, 11, 10), 1000, 7, org=org.id))
     draft = await close(db, org_id=org.id, now=DECEMBER)
     assert draft is not None

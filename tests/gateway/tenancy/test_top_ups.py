@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits.balance import balance_of
-from billing.credits.balance_watch import AutoTopUp, Wanted, want
+from billing.credits.balance_watch import AutoTopUp, BalanceSettings, set_settings
 from billing.credits.grants_admin import grant_credit
 from billing.credits.lines import sweep
 from billing.credits.top_ups import TopUp
@@ -19,7 +19,7 @@ from gateway.tenancy.money.top_ups import Ended, Superseded, fail_top_up, grant_
 
 ORG = "org_a"
 CENT, USD = PICO_PER_USD // 100, PICO_PER_USD
-WISH = Wanted(top_up=AutoTopUp(amount_pico=5 * USD, below_pico=USD, max_per_day=9))
+WISH = BalanceSettings(top_up=AutoTopUp(amount_pico=5 * USD, below_pico=USD, max_per_day=9))
 BY = {
     "org_id": ORG,
     "operator_org": ORG,
@@ -35,7 +35,7 @@ async def first(db: AsyncEngine) -> str:
         made = "INSERT INTO orgs (id, name, prepaid) VALUES (:id, 'a', true)"
         await conn.execute(sa.text(made), {"id": ORG})
         await grant_credit(conn, credit_id="credit_0", org=ORG, amount_pico=CENT)
-        await want(conn, ORG, WISH)
+        await set_settings(conn, ORG, WISH)
         await conn.execute(sa.update(top_ups).values(expires_at=sa.func.now()))
     await sweep(db)
     [found] = await asked(db)
@@ -46,8 +46,8 @@ async def first(db: AsyncEngine) -> str:
 async def second(db: AsyncEngine, first: str) -> str:
     """Asked for since, because the auto top-up was switched off and on."""
     async with db.begin() as conn:
-        await want(conn, ORG, Wanted())
-        await want(conn, ORG, WISH)
+        await set_settings(conn, ORG, BalanceSettings())
+        await set_settings(conn, ORG, WISH)
     [found] = set(await asked(db)) - {first}
     return found
 

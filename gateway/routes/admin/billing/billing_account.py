@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.currency import to_coins
 from billing.errors import BadInvoicing, MoneyError, NoInvoice
 from billing.invoices.accounts import (
-    Terms,
+    BillingTerms,
     account_of,
     add_rate,
     rates_at,
@@ -114,7 +114,7 @@ async def set_terms(request: AuthenticatedRequest) -> Response[bytes]:
     wanted, (org_id, _) = decode_kept(_terms, await plain_body(request)), in_org(request)
     async with services(request).system_db.begin() as conn:
         await get_org(conn, org_id)
-        terms = Terms(**msgspec.structs.asdict(wanted))
+        terms = BillingTerms(**msgspec.structs.asdict(wanted))
         view = to_account_view(await set_account(conn, org_id=org_id, terms=terms))
         await noted(conn, request, org_id, "billing_account.updated", org_id, view)
     return answer(request, view, status=201)

@@ -17,10 +17,10 @@ from litestar.params import FromPath
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoices.documents.drilldown import behind, hours_of, requests_of, tags_of
+from billing.invoices.documents.drilldown import has_requests, hours_of, requests_of, tags_of
 from billing.invoices.invoice import (
     Invoice,
-    Line,
+    InvoiceLine,
     amounts_of,
     get_invoice,
     get_line,
@@ -133,7 +133,7 @@ async def list_lines(request: AuthenticatedRequest, invoice_id: FromPath[str]) -
 
 async def found_line(
     conn: AsyncConnection, org_id: str, invoice_id: str, line_id: str
-) -> tuple[Invoice, Line]:
+) -> tuple[Invoice, InvoiceLine]:
     """Raises: NoInvoice."""
     check_id("invoice_id", invoice_id)
     check_id("line_id", line_id)
@@ -152,7 +152,7 @@ async def rows_behind(
     query: InvoicesQuery,
     invoice_id: str,
     line_id: str,
-    rows_of: Callable[[Invoice, Line], sa.Select[Any]],
+    rows_of: Callable[[Invoice, InvoiceLine], sa.Select[Any]],
 ) -> list[sa.Row[Any]]:
     """Return a page of the requests behind a line; none behind a line that no request made.
 
@@ -161,7 +161,7 @@ async def rows_behind(
     org_id, _ = org_of(request, query.org_id)
     async with services(request).system_db.connect() as conn:
         invoice, line = await found_line(conn, org_id, invoice_id, line_id)
-        return await page(conn, rows_of(invoice, line), query) if behind(line) else []
+        return await page(conn, rows_of(invoice, line), query) if has_requests(line) else []
 
 
 @get(

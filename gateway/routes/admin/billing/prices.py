@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from billing.ledger.price_sets import content_of
 from billing.pricing.adjustments import TieredPrice
-from billing.pricing.entries import DEFAULT_LIST, Dated, PriceEntry
+from billing.pricing.entries import DEFAULT_LIST, DatedEntry, PriceEntry
 from billing.pricing.lists import PeriodRule, Rule
 from billing.pricing.price_book import PriceBook
 from gateway.permissions import SCOPE_ADMIN_READ
@@ -110,7 +110,7 @@ def to_rule(rule: Rule) -> RuleView:
     return RuleView(id=rule.id, **scope, **to_validity(rule), **content)
 
 
-def to_validity(entry: Dated) -> dict[str, Any]:
+def to_validity(entry: DatedEntry) -> dict[str, Any]:
     end = entry.valid_to
     return {
         "valid_from": int(entry.valid_from.timestamp()),
@@ -118,7 +118,7 @@ def to_validity(entry: Dated) -> dict[str, Any]:
     }
 
 
-def is_over(entry: Dated, now: float) -> bool:
+def is_over(entry: DatedEntry, now: float) -> bool:
     return entry.valid_to is not None and entry.valid_to.timestamp() <= now
 
 

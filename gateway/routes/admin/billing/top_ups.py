@@ -14,7 +14,7 @@ import msgspec
 from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
-from billing.credits.balance_watch import wanted_of
+from billing.credits.balance_watch import settings_of
 from billing.credits.top_ups import TopUp, to_top_up, top_ups_of
 from billing.tables import top_ups as table
 from gateway.db import tenant
@@ -60,7 +60,7 @@ _failure_decoder = msgspec.json.Decoder(TopUpFailure)
 async def retrieve_settings(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, _ = in_org(request)
     async with tenant(services(request).db, org_id) as conn:
-        found = await wanted_of(conn, org_id)
+        found = await settings_of(conn, org_id)
     return answer(request, to_settings_view(org_id, found))
 
 

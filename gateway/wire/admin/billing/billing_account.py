@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from billing.invoices.accounts import Account
+from billing.invoices.accounts import BillingAccount
 from billing.invoices.accounts import Rate as KnownRate
 from billing.money import format_usd
 
@@ -82,7 +82,7 @@ class NewCreditNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lines: Annotated[dict[LineId, Amount], Meta(min_length=1, max_length=1000)] | None = None
 
 
-def to_account_view(account: Account) -> AccountView:
+def to_account_view(account: BillingAccount) -> AccountView:
     return AccountView(
         org_id=account.org_id,
         version=account.version,

@@ -9,7 +9,7 @@ import msgspec
 from billing.currency import USD, format_coins
 from billing.invoices.collection import CreditNote, Payment
 from billing.invoices.documents.document import Document
-from billing.invoices.invoice import Invoice, Line
+from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.invoices.states import Amounts
 from billing.money import Pico, format_usd
 
@@ -178,7 +178,7 @@ def to_view(invoice: Invoice, amounts: Amounts | None) -> InvoiceView:
     )
 
 
-def to_line_view(line: Line, currency: str = USD) -> LineView:
+def to_line_view(line: InvoiceLine, currency: str = USD) -> LineView:
     return LineView(
         id=line.id,
         kind=line.kind,

@@ -10,7 +10,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from billing.corrections.rerating import Line, Plan, Rerating, Shown, Span
+from billing.corrections.rerating import (
+    LineChange,
+    RatingDifference,
+    Rerating,
+    ReratingPlan,
+    ReratingScope,
+)
 from billing.money import format_usd
 from billing.tables import to_moment
 from gateway.wire.admin.billing.billing_account import Moment
@@ -91,8 +97,8 @@ class ReratingView(ShownView, frozen=True, kw_only=True):
     applied_at: int | None
 
 
-def to_span(wanted: NewRerating | PreviewQuery, org_id: str) -> Span:
-    return Span(
+def to_span(wanted: NewRerating | PreviewQuery, org_id: str) -> ReratingScope:
+    return ReratingScope(
         org_id=org_id,
         start=to_moment(wanted.starts_at),
         end=to_moment(wanted.ends_at),
@@ -101,7 +107,7 @@ def to_span(wanted: NewRerating | PreviewQuery, org_id: str) -> Span:
     )
 
 
-def to_preview(plan: Plan) -> PreviewView:
+def to_preview(plan: ReratingPlan) -> PreviewView:
     return PreviewView(num_unpriced=plan.num_unpriced, **_of_both(plan))
 
 
@@ -116,7 +122,7 @@ def to_view(rerating: Rerating) -> ReratingView:
     )
 
 
-def _of_both(shown: Shown) -> dict[str, Any]:
+def _of_both(shown: RatingDifference) -> dict[str, Any]:
     """The fields of `ShownView`."""
     span = shown.span
     return {
@@ -132,7 +138,7 @@ def _of_both(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _to_line(line: Line) -> ReratingLineView:
+def _to_line(line: LineChange) -> ReratingLineView:
     return ReratingLineView(
         invoice=line.invoice or None,
         project_id=line.project,

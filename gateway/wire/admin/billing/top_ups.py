@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from billing.credits.balance_watch import AutoTopUp, Wanted
+from billing.credits.balance_watch import AutoTopUp, BalanceSettings
 from billing.credits.top_ups import TopUp, TopUpState
 from billing.money import format_usd, usd
 from gateway.wire.admin.billing.spend_caps import AmountUsd
@@ -83,7 +83,7 @@ def to_auto_top_up(form: AutoTopUpForm) -> AutoTopUp:
     )
 
 
-def to_settings_view(org_id: str, wanted: Wanted) -> BalanceSettingsView:
+def to_settings_view(org_id: str, wanted: BalanceSettings) -> BalanceSettingsView:
     top_up, low = wanted.top_up, wanted.low_pico
     form = None
     if top_up is not None:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.cache_contracts import Ttl
 from billing.corrections.cache_leases import Lease, end, grant, sweep
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
 from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
@@ -93,7 +93,7 @@ async def rate_anew(db: AsyncEngine, prices: PriceSet) -> None:
         model="penny", valid_from=at(2026, 1, 1), valid_to=None, prices=prices, where="here"
     )
     book = PriceBook([entry])
-    span = Span(org_id=ORG, start=SEPTEMBER, end=NOVEMBER)
+    span = ReratingScope(org_id=ORG, start=SEPTEMBER, end=NOVEMBER)
     await apply(db, span, book, (await plan(db, span, book)).digest)
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.invoices.closing import close, finalize
 from billing.ledger.price_sets import sync_price_book
 from billing.pricing.price_book import PriceBook, PriceEntry
@@ -173,7 +173,7 @@ async def test_what_was_rated_anew_is_free_as_it_costs_now_in_an_hour_cut_by_mid
     dear = PriceEntry(
         model="b", valid_from=at(2026, 1, 1), valid_to=None, prices=priced(7 * CENT), where="here"
     )
-    anew, span = PriceBook([dear]), Span(org_id=ORG, start=midnight, end=OCTOBER)
+    anew, span = PriceBook([dear]), ReratingScope(org_id=ORG, start=midnight, end=OCTOBER)
     await apply(db, span, anew, (await plan(db, span, anew)).digest)
     august = await close_and_finalize(db, at(2026, 9, 30))
     assert [it.quantity for it in await lines(db, august)] == [8, 8], "all of it is free"

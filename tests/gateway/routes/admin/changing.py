@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from billing.credits.top_ups import ask_for_top_up
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
@@ -206,7 +206,7 @@ class Maker:
     async def next_month(self) -> datetime:
         """When it begins. A draft is finalized, so that there may be another one."""
         async with self.world.db.begin() as conn:
-            await set_account(conn, org_id=self.org_id, terms=Terms(), now=ACCOUNT_MADE)
+            await set_account(conn, org_id=self.org_id, terms=BillingTerms(), now=ACCOUNT_MADE)
             newest = await latest_invoice(conn, org_id=self.org_id)
         if newest is None:
             return ACCOUNT_MADE

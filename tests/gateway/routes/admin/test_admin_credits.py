@@ -7,7 +7,7 @@ import time
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.corrections.rerating import Span, apply, plan
+from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.credits.lines import sweep
 from billing.events import Quantities
 from billing.ingestion.ingest import ingest
@@ -89,7 +89,7 @@ async def shown(world: World, *names: str) -> list[str]:
 
 
 async def rate_anew(world: World, org_id: str, pico: int) -> None:
-    span = Span(org_id=org_id, start=at(2026, 9, 1), end=at(2026, 10, 1))
+    span = ReratingScope(org_id=org_id, start=at(2026, 9, 1), end=at(2026, 10, 1))
     tariff = a_book(priced(pico))
     shown = await plan(world.db, span, tariff)
     await apply(world.db, span, tariff, shown.digest)

@@ -11,7 +11,7 @@ from beancount import loader
 from billing.credits.grants_admin import grant_credit, revoke_credit
 from billing.credits.lines import settle, sweep
 from billing.events import Quantities
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
 from gateway.webhooks.outbox import fan_out
 from tests.billing.invoices.billed import ACCOUNT_MADE, OCTOBER, at, book, tokens, used
@@ -31,7 +31,7 @@ async def found(world: World, path: str) -> Any:
 async def bill(world: World, org_id: str) -> str:
     """The path of September's invoice, made by the job when its grace period was over."""
     async with world.db.begin() as conn:
-        await set_account(conn, org_id=org_id, terms=Terms(), now=ACCOUNT_MADE)
+        await set_account(conn, org_id=org_id, terms=BillingTerms(), now=ACCOUNT_MADE)
     endpoint = {"url": "https://hooks.example/x", "event_types": ["invoice.finalized"]}
     assert (await world.call("POST", f"{ADMIN}/webhooks", endpoint)).is_success
     for hour in (1, 1, 5):

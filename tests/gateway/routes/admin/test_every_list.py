@@ -18,7 +18,7 @@ from billing.alerts.alerts import CeilingUse, note_ceilings
 from billing.corrections.cache_leases import Lease, grant
 from billing.currency import USD
 from billing.ingestion.ingest import ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import latest_invoice
 from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
@@ -152,7 +152,7 @@ async def make_invoice(maker: Maker) -> str:
     """The path of a draft with one line, of September 2026, before all others."""
     async with maker.world.db.begin() as conn:
         made = datetime(2026, 9, 1, tzinfo=UTC)
-        await set_account(conn, org_id=maker.org_id, terms=Terms(), now=made)
+        await set_account(conn, org_id=maker.org_id, terms=BillingTerms(), now=made)
     await add_event(maker, datetime(2026, 9, 1, tzinfo=UTC))
     now = datetime(2026, 10, 1, tzinfo=UTC)
     await close(maker.world.db, org_id=maker.org_id, now=now)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
 from gateway.tenancy.money.suspension import tell_workers
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, tokens
@@ -35,7 +35,7 @@ class Dunned:
 
     async def use(self, org_id: str) -> None:
         async with self.world.db.begin() as conn:
-            await set_account(conn, org_id=org_id, terms=Terms(net_days=0), now=ACCOUNT_MADE)
+            await set_account(conn, org_id=org_id, terms=BillingTerms(net_days=0), now=ACCOUNT_MADE)
         await book(self.world.db, tokens(ACCOUNT_MADE, 1000, 10**10, org=org_id))
 
     async def state(self) -> Any:

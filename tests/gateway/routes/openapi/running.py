@@ -25,7 +25,7 @@ from litestar import Litestar
 
 from billing.credits.top_ups import ask_for_top_up
 from billing.ingestion.ingest import ingest
-from billing.invoices.accounts import Terms, set_account
+from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.invoice import latest_invoice
 from billing.money import PICO_PER_USD
@@ -210,7 +210,7 @@ class Running:
 
         async def work() -> str:
             async with db.begin() as conn:
-                await set_account(conn, org_id=org_id, terms=Terms(), now=SEPTEMBER)
+                await set_account(conn, org_id=org_id, terms=BillingTerms(), now=SEPTEMBER)
                 standing = await latest_invoice(conn, org_id=org_id)
             if standing is None:
                 await ingest(db, [tokens(SEPTEMBER, 1, 7, org=org_id)])

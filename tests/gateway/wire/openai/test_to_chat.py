@@ -14,7 +14,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from billing.events import Price, Quantities, Tier
-from billing.pricing.rating import Rated, rate
+from billing.pricing.rating import RatedUsage, rate
 from gateway.generate_request import Heading
 from gateway.generation_events import (
     CallDelta,
@@ -337,7 +337,7 @@ RATED = rate(
 def test_a_cost_is_exact_and_said_to_who_asked(stream: bool, upstream: bool) -> None:
     fields = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
 
-    def usage(cost: Rated | None) -> dict[str, Any]:
+    def usage(cost: RatedUsage | None) -> dict[str, Any]:
         answer = encoder(upstream=upstream, **fields).finish(USAGE, cost)
         found: Any = payloads(answer)[-1] if stream else json.loads(answer.replace(b"{,", b"{"))
         return dict(found["usage"])
