@@ -1,1 +1,1 @@
-"""From counted tokens to a ledger. Knows no HTTP and no model."""
+"""Billing turns counted tokens into a ledger. It knows no HTTP and no model."""

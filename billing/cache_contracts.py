@@ -1,5 +1,5 @@
-"""What of a prompt is billed as read from the cache and as written to it: the contracts of the
-market, chosen per model. Pure.
+"""Cache contracts decide how much of a prompt is billed as read from the cache and as written to
+it. A model chooses one of the contracts that the market has. Pure.
 
     native      what the engine reused, in blocks of 16; no minimum, nothing to write
     automatic   from 1,024 tokens, in steps of 128; nothing to write
@@ -70,7 +70,7 @@ class Breakpoint(msgspec.Struct, frozen=True):
 
 
 class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a prompt, disjoint; their sum is the prompt."""
+    """Disjoint parts of a prompt, in tokens; their sum is the prompt."""
 
     uncached: int
     cache_read: int = 0
@@ -89,8 +89,9 @@ def split_input(contract: ContractName, prompt_tokens: int, reused: int) -> Inpu
 def split_kept(
     prompt_tokens: int, kept: int, written: Sequence[int], breakpoints: Sequence[Breakpoint]
 ) -> InputSplit:
-    """Of an explicit contract. `kept`: tokens from the first one on, up to the last breakpoint,
-    that had been kept. `written`: for each of `breakpoints`, those that will be."""
+    """Split the prompt of a request under an explicit contract. `kept`: tokens from the first one
+    on, up to the last breakpoint, that had been kept. `written`: for each of `breakpoints`, those
+    that will be."""
     read = FLOORS["explicit"].of(_within_reach(kept, breakpoints))
     asked = [*zip(written, breakpoints, strict=True)]
     lasting = {ttl: sum(num for num, each in asked if each.ttl == ttl) for ttl in TTL_S}
@@ -104,7 +105,8 @@ def split_kept(
 
 
 def _within_reach(kept: int, breakpoints: Sequence[Breakpoint]) -> int:
-    """Of what was kept, what a breakpoint looks back to; else as far as one that lies before."""
+    """Return the part of `kept` that a breakpoint looks back to, else the position of the last
+    breakpoint before its end."""
     if any(each.since <= kept <= each.position for each in breakpoints):
         return kept
     return max((each.position for each in breakpoints if each.position <= kept), default=0)

@@ -44,7 +44,7 @@ def usd_coin() -> Pico:
 
 
 def coin_of(currency: str, usd_per_unit: str | Decimal) -> Pico:
-    """What its smallest coin is worth, where one unit is worth `usd_per_unit`.
+    """Return what a currency's smallest coin is worth, where one unit is worth `usd_per_unit`.
 
     Raises: MoneyError where that is not positive, or no whole number of pico-USD.
     """

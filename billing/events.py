@@ -1,6 +1,5 @@
-"""What was used: the quantities of one attempt and the event that bills them. Pure, no I/O. Nothing
-here can be part of a cycle, so the collector of garbage need not look at it (`gc=False`).
-"""
+"""Usage events: the quantities of one attempt and the event that bills them. Pure, no I/O. No
+struct here can be part of a cycle, so the garbage collector need not look at it (`gc=False`)."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ class Quantities(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class Band(msgspec.Struct, frozen=True, gc=False):
-    """What a component costs in requests of at least so much input."""
+    """The price of a component in requests of at least so much input."""
 
     min_total_input: int
     price_id: str

@@ -53,7 +53,8 @@ def _moment(name: str) -> sa.Column[datetime]:
 
 
 def _seq() -> sa.Column[int]:
-    """In which order it was booked, as seen by who holds the books alone (`spend_totals.hold_books`)."""
+    """Return the column of the order of booking, as who holds the books alone sees it
+    (`spend_totals.hold_books`)."""
     drawn = sa.text("nextval('posting_seq')")
     return sa.Column("seq", sa.BigInteger, nullable=False, server_default=drawn)
 

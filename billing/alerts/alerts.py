@@ -150,7 +150,7 @@ DAY_S = 86_400
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """What was booked of a key and a model in one day (UTC) of admission."""
+    """The amount booked for a key and a model in one day (UTC) of admission."""
 
     org: str
     project: str
@@ -362,7 +362,7 @@ async def raise_for_credit(
 
 
 class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one gateway saw a scope use of a limit in a minute, since it last said so."""
+    """The most of a limit that one gateway saw a scope use in a minute, since its last report."""
 
     org_id: str
     scope: str

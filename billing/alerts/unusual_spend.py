@@ -32,8 +32,8 @@ HOUR, WEEK = timedelta(hours=1), timedelta(weeks=1)
 
 
 def bound_pico(past: Sequence[Pico]) -> Pico | None:
-    """What an hour may cost and be usual; `past`: the same hours of the weeks before. None: there
-    are too few."""
+    """Return what an hour may cost and still be usual. `past`: the same hours of the weeks before.
+    None: there are too few."""
     if len(past) < MIN_WEEKS:
         return None
     usual = median(sorted(past))

@@ -8,9 +8,9 @@ and the refund of what was paid for keeping where it was not.
                     unrecorded     billed, and nobody knows of a lease: its gateway died with it
 
 All but `kept` are refunded: their event is rated anew (`event_ratings`), with the tokens that each
-was for at the price of uncached input in the place of that of writing. So a refund is in the ledger,
-the rollups, the credits that paid and the invoice as any correction is, and no later rating of the
-event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a lease
+was for at the price of uncached input in the place of that of writing. So a refund is in the
+ledger, the rollups, the credits that paid and the invoice as any correction is, and no later
+rating of the event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a lease
 has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is owed,
 once: an event may come to the books after the end of its lease.
 
@@ -296,8 +296,8 @@ async def refund(db: AsyncEngine, announce: Announce = announce_to_nobody) -> in
 
 
 def without_premium(event: RatedEvent) -> Rating:
-    """What was not kept costs what it would have uncached; where that is all of it, at that price
-    by its name."""
+    """Rate what was not kept at the uncached price. Where that is all of it, the rating names the
+    uncached price."""
     prices, uncached = dict(event.prices), event.prices.get("uncached_input")
     for component, num_tokens in event.unkept.items():
         if num_tokens and uncached and num_tokens == getattr(event.quantities, component):

@@ -1,5 +1,5 @@
-"""What credits paid for an event that costs something else after all: it pays for the event as it
-is rated now, and what is too much goes back to the credits that paid it.
+"""Move what credits paid for an event whose cost has changed: it pays for the event as it is rated
+now, and what is too much goes back to the credits that paid it.
 
     before 100, of which the credits paid 70, an invoice 30
     after  120: 70 and 30 stay paid, 20 are owed
@@ -36,7 +36,7 @@ class HeldLine(msgspec.Struct, frozen=True):
 
 
 class RepricedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, and what takes the place of what."""
+    """An event whose cost changed, its transfer now, and the reversals of those before."""
 
     event_id: str
     model: str
@@ -51,7 +51,7 @@ class RepricedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes of it."""
+    """How the cost of a repriced event falls on its credits, and what goes back to them."""
 
     burns: dict[str, Pico]
     """By credit, of the new transfer."""
@@ -64,8 +64,9 @@ class CreditShare(msgspec.Struct, frozen=True, kw_only=True):
 def split_credit(
     grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, of: RepricedEvent
 ) -> CreditShare:
-    """`burned`: by credit, of what is reversed. `unpaid_pico`: of it, what nobody had paid; the
-    rest was on an invoice, and stays paid as far as it goes."""
+    """Split what credits paid between the new cost and what they get back. `burned`: by credit, of
+    what is reversed. `unpaid_pico`: of it, what nobody had paid; the rest was on an invoice, and
+    stays paid as far as it goes."""
     paying = [
         msgspec.structs.replace(grant, left_pico=burned[grant.id])
         for grant in grants
@@ -155,7 +156,7 @@ async def _burned(conn: AsyncConnection, transfer_ids: Sequence[str]) -> dict[st
 async def _forget_unpaid(
     conn: AsyncConnection, org_id: str, transfer_ids: Sequence[str]
 ) -> dict[str, Pico]:
-    """What nobody has paid of what is reversed need not be paid any more."""
+    """Delete the unpaid rows of reversed transfers: they need not be paid any more."""
     own = unpaid_usage.c
     gone = sa.delete(unpaid_usage).where(own.org_id == org_id, own.transfer_id.in_(transfer_ids))
     rows = await conn.execute(gone.returning(own.transfer_id, own.amount_pico))
@@ -163,7 +164,7 @@ async def _forget_unpaid(
 
 
 async def _grants(conn: AsyncConnection, ids: set[str]) -> list[Grant]:
-    """Of all that have ended, too; what is left in them is not asked for."""
+    """Return the grants of these ids, ended ones too; their `left_pico` is not read."""
     found = sa.select(credit_grants).where(credit_grants.c.id.in_(ids))
     return [
         Grant(

@@ -73,7 +73,7 @@ def select_rated_events(unkept: str) -> str:
 
 
 class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as it is rated by now."""
+    """An event as its last rating has it."""
 
     id: str
     org: str
@@ -112,14 +112,15 @@ class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def priced(self) -> list[Component]:
-        """What was used; and, of who wrote, uncached input, as which costs what was not kept."""
+        """Components that need a price: those used and, where the cache was written, uncached
+        input, as which tokens that were not kept are charged."""
         used = self.used
         wrote = any(name in used for name in WRITES.values())
         return [name for name in COMPONENTS if name in used or (wrote and name == "uncached_input")]
 
 
 class Rating(msgspec.Struct, frozen=True, kw_only=True):
-    """The next one of an event."""
+    """The next rating of an event."""
 
     of: RatedEvent
     prices: PriceSet
@@ -136,7 +137,7 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_rated_event(row: sa.Row[Any]) -> RatedEvent:
-    """Of `select_rated_events`."""
+    """Read a row of `select_rated_events`."""
     columns = row._mapping
     same = ("id", "org", "project", "key", "model", "tier", "lane", "price_list", "kind", "tags")
     moved = ("admitted_at", "seq", "number", "rated_seq", "waits", "is_superseded")
@@ -150,7 +151,7 @@ def to_rated_event(row: sa.Row[Any]) -> RatedEvent:
 
 
 def rate_event(event: RatedEvent, prices: PriceSet) -> RatedUsage:
-    """By `prices`, with what was not kept, or not asked for after all, left out."""
+    """Rate an event by `prices`, leaving out what was not kept or not asked for after all."""
     rated = rate_unkept(event.quantities, prices, event.unkept)
     if not event.is_superseded:
         return rated
@@ -169,7 +170,7 @@ def to_rating(event: RatedEvent, rated: RatedUsage, prices: PriceSet) -> Rating:
 
 
 async def announce_to_nobody(_org_ids: Collection[str]) -> None:
-    """Where nobody counts what is spent."""
+    """Do nothing: no caller counts what is spent."""
 
 
 async def hold_corrections(conn: AsyncConnection) -> None:
@@ -283,7 +284,8 @@ def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repr
 
 
 def _tagged(rating: Rating) -> TaggedEvent:
-    """Of what it counts as before, the money that it adds, be it less than nothing."""
+    """Return what a rating adds to the sums of its tags: no requests and tokens, only money, be it
+    less than nothing."""
     it = rating.of
     return TaggedEvent(
         org=it.org,

@@ -63,7 +63,7 @@ milliseconds."""
 
 
 class ReratingScope(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an org's usage is rated anew: by the moment of its admission."""
+    """The usage of an org that is rated anew, by the moment of its admission."""
 
     org_id: str
     start: datetime
@@ -75,7 +75,8 @@ class ReratingScope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineChange(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What is about to change of a line of an invoice, or, `invoice` empty, of one to come."""
+    """The change of one invoice line, or, where `invoice` is empty, of a line of an invoice to
+    come."""
 
     invoice: str
     """The number of the final one that has it; the difference joins the next."""
@@ -115,7 +116,7 @@ class ReratingPlan(RatingDifference, frozen=True, kw_only=True):
 
 
 class Rerating(RatingDifference, frozen=True, kw_only=True):
-    """One that is being applied, or was."""
+    """A re-rating that is being applied, or was."""
 
     id: str
     num_applied: int
@@ -128,7 +129,7 @@ Note = Callable[[AsyncConnection, Rerating], Awaitable[None]]
 
 
 async def notify_nobody(_conn: AsyncConnection, _rerating: Rerating) -> None:
-    """Where nobody is to be told."""
+    """Do nothing: nobody is to be told."""
 
 
 # ---- what it would change
@@ -185,8 +186,8 @@ def _told(rating: Rating) -> bytes:
 async def _rated(
     rows: Sequence[sa.Row[Any]], tariff: Tariff
 ) -> AsyncIterator[tuple[Rating | None, bool]]:
-    """Of each event what it costs now, where that is something else, and whether it has no price.
-    Behind each STRETCH of them others have their turn."""
+    """Yield for each event its new rating, where it costs something else, and whether it has no
+    price. Other tasks run after each STRETCH of them."""
     fares = tariff.by_place()
     for number, row in enumerate(rows, 1):
         yield _rate(to_rated_event(row), fares)
@@ -303,7 +304,7 @@ async def _finals(conn: AsyncConnection, org_id: str) -> list[Invoice]:
 async def _page(
     conn: AsyncConnection, span: ReratingScope, cutoff: int, seen_at: datetime, seen_id: str
 ) -> Sequence[sa.Row[Any]]:
-    """Of `to_rated_event`."""
+    """Return rows for `to_rated_event`, behind the one seen last."""
     named = _named(span, cutoff) | {"seen_at": seen_at, "seen_id": seen_id, "limit": MAX_BATCH}
     return (await conn.execute(_PAGE, named)).all()
 

@@ -1,5 +1,5 @@
-"""Requests that were made once more because their answer was lost with their gateway: what they
-were billed is taken back.
+"""Take back what was billed for requests that were made once more because their answer was lost
+with their gateway.
 
 A request that holds an `Idempotency-Key` and whose gateway died is superseded by the one that takes
 its key over (`supersede`, in that transaction). Whatever is booked for it, before that or after,
@@ -55,13 +55,14 @@ _STANDING = sa.text(f"""
 async def supersede(
     conn: AsyncConnection, *, org_id: str, request_id: str, superseded_by: str, claimed_at: datetime
 ) -> None:
-    """`claimed_at`: when its gateway last said that it runs. Idempotent."""
+    """Note that a request is superseded; safe to repeat. `claimed_at`: when its gateway last said
+    that it runs."""
     named = {"request_id": request_id, "org_id": org_id, "superseded_by": superseded_by}
     await conn.execute(_SUPERSEDE, {**named, "claimed_at": claimed_at})
 
 
 async def take_back(db: AsyncEngine, announce: Announce = announce_to_nobody) -> int:
-    """What superseded requests were billed; returns of how many events."""
+    """Take back what superseded requests were billed; return for how many events."""
     async with db.connect() as conn:
         if not await _owed(conn):
             return 0

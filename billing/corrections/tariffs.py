@@ -1,6 +1,5 @@
-"""What a period is rated by anew: the prices of a book, as they are in force while it lasts, for
-the models, tiers and price lists that were used in it. Pure.
-"""
+"""A tariff holds the prices by which a period is rated anew: those of a book, as they are in force
+while it lasts, for the models, tiers and price lists that were used in it. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from billing.pricing.price_book import Place, PriceBook
 
 
 class PriceSpan(msgspec.Struct, frozen=True):
-    """From then on (Unix seconds)."""
+    """Prices that hold from `since` on (Unix seconds)."""
 
     since: float
     prices: PriceSet
 
 
 class Fare(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one model in one tier. `price_list`: by which its events were admitted."""
+    """The prices of one model in one tier. `price_list`: by which its events were admitted."""
 
     price_list: str
     model: str
@@ -59,6 +58,6 @@ def tariff_of(
 
 
 def prices_at(spans: tuple[PriceSpan, ...], unix_time: float) -> PriceSet:
-    """What is in force then."""
+    """Return the prices in force at a moment."""
     position = bisect_right(spans, unix_time, key=lambda span: span.since) - 1
     return spans[max(0, position)].prices

@@ -1,4 +1,5 @@
-"""What a prepaid org may spend before anybody asks the books again: leases on its grants.
+"""Balance leases on a prepaid org's grants say what it may spend before anybody asks the books
+again.
 
 Pure. Knows no Redis. A lease is a pending transfer from a grant's account to what the org owes; all
 of an org's end at one moment and are replaced together, by whoever tops up. What the org may have
@@ -40,7 +41,7 @@ BREAKAGE = "house:breakage"
 
 
 class CreditLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an org that was ever given credit, or is prepaid."""
+    """The credit line of an org that was ever given credit, or is prepaid."""
 
     org_id: str
     version: int
@@ -87,7 +88,7 @@ class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.transfers or self.ended) or len(self.owed) < len(usages)
 
     def funded_pico(self, grants: Mapping[str, Grant]) -> tuple[Pico, dict[str, Pico]]:
-        """Whatever the model, and by model what comes to that."""
+        """Return what is funded for any model, and by model what comes to that."""
         general, by_model = self.line.paid_pico, dict[str, Pico]()
         for grant_id, lease in self.leases.items():
             models = grants[grant_id].models
@@ -98,7 +99,7 @@ class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
         return general, by_model
 
     def is_short(self, grants: Mapping[str, Grant], ask: Ask) -> bool:
-        """Who waits needs more than there is, whatever the model."""
+        """True if a waiting request needs more than there is, whatever the model."""
         general, by_model = self.funded_pico(grants)
         free = general + max(by_model.values(), default=0) - ask.spent_pico
         return self.is_dry and not self.must_shrink and free < ask.wanted_pico
@@ -184,7 +185,7 @@ def account(grant_id: str) -> str:
 def _sums(
     burns: Sequence[Burn], usages: Sequence[Usage]
 ) -> tuple[dict[str, Pico], dict[str, Pico]]:
-    """Of each grant what is burned, of each usage what is still owed."""
+    """Sum up what is burned of each grant, and what is still owed of each usage."""
     burned: dict[str, Pico] = {}
     owed = {usage.transfer_id: usage.amount_pico for usage in usages}
     for each in burns:
@@ -206,7 +207,8 @@ def _lease(
     paid: Pico,
     now: datetime,
 ) -> tuple[dict[str, Pico], Pico]:
-    """Of each grant what is leased from now on, and how much of it is ahead of what is spent."""
+    """Return what is leased of each grant from now on, and how much of it is ahead of what is
+    spent."""
     elapsed_s = (now - line.leased_at).total_seconds() if line.leased_at else HORIZON_S
     used = max(0, ask.spent_pico - line.spent_pico) if line.leased_at else 0
     ahead = max(ask.wanted_pico, lease_amount(used, elapsed_s))
@@ -251,7 +253,8 @@ def _transfers(
     burned: Mapping[str, Pico],
     now: datetime,
 ) -> tuple[list[Transfer], dict[str, Transfer]]:
-    """What was used posts against the leases there were, beyond them at once; then the next."""
+    """Return the transfers of a settlement: what was used posts against the leases there were,
+    beyond them at once; then come the next leases."""
     made, still = list[Transfer](), dict[str, Transfer]()
     for grant in grants:
         before, used = leases.get(grant.id), burned.get(grant.id, 0)
@@ -300,7 +303,8 @@ def _give_back(
     leased: Mapping[str, Pico],
     now: datetime,
 ) -> list[Transfer]:
-    """Of grants that are over what is not leased: what expired the house keeps."""
+    """Return the transfers that move what is not leased out of grants that are over: the house
+    keeps what expired."""
     made = []
     for grant in grants:
         free = left[grant.id] - leased.get(grant.id, 0)

@@ -1,4 +1,5 @@
-"""A prepaid balance that runs low, or out: told once a crossing, and a top-up asked for once.
+"""Watch a prepaid balance that runs low, or out: it is told once a crossing, and a top-up is asked
+for once.
 
 Knows no webhook.
 
@@ -6,8 +7,8 @@ What is left falls by what is booked, taken back and expired, and rises by a cre
 re-rating returns. It is told of again once a credit has lifted the balance above a threshold: what
 is returned may do so by a hair, and again and again. A top-up may follow whatever has lifted it,
 but none while one is open. What was told stands beside the org's line (`NoticeState`), which
-whoever looks holds: of two at once the second sees what the first has told. An org that is not prepaid is told
-nothing.
+whoever looks holds: of two at once the second sees what the first has told. An org
+that is not prepaid is told nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AutoTopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an org wants of its balance."""
+    """An org's settings of its balance: when to be told, and when to top up."""
 
     low_pico: Pico | None = None
     """To be told when no more is left."""
@@ -48,7 +49,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeState(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the crossings that lie behind it."""
+    """The crossings that an org was told of and that still hold."""
 
     is_low: bool = False
     dry_at_pico: Pico | None = None
@@ -58,7 +59,7 @@ class NoticeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BalanceCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be said now, and what was told then."""
+    """The notices that are due now, and the state after they are told."""
 
     told: NoticeState
     is_low: bool

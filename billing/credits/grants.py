@@ -73,7 +73,7 @@ class Burn(msgspec.Struct, frozen=True):
 
 
 class GrantTerms(Protocol):
-    """What says when it is a credit's turn."""
+    """The fields that decide when it is a credit's turn."""
 
     @property
     def id(self) -> str: ...
@@ -95,7 +95,7 @@ def sort_grants(grants: Iterable[Grant]) -> list[Grant]:
 
 
 def burn(grants: Iterable[Grant], usages: Sequence[Usage]) -> list[Burn]:
-    """What is not in it, nobody pays."""
+    """Pay `usages` with `grants`; nobody pays for what is not in the result."""
     ordered = sort_grants(grants)
     left = {grant.id: grant.left_pico for grant in ordered}
     burns: list[Burn] = []

@@ -1,4 +1,5 @@
-"""What an org has paid in advance: grants, each an account of its own, that the house owes it.
+"""Manage what an org has paid in advance: grants, each an account of its own, that the house owes
+it.
 
 Who may spend no more than that is held to it before a token is made, by the limiter; which grant
 pays for what, `grants` says.
@@ -78,8 +79,8 @@ async def grant_credit(
 
 
 async def revoke_credit(conn: AsyncConnection, org: str, credit_id: str) -> None:
-    """What is neither paid nor leased goes back with the next settling, what is leased when its
-    lease ends; of one id once."""
+    """Revoke a credit; of one id once. What is neither paid nor leased goes back with the next
+    settling, what is leased when its lease ends."""
     await hold_line(conn, org)
     own = credit_grants.c
     taken = sa.update(credit_grants).where(own.org_id == org, own.id == credit_id)
@@ -124,8 +125,8 @@ async def count_open(conn: AsyncConnection, org: str) -> int:
 
 
 async def paid_pico(conn: AsyncConnection, org: str) -> Pico:
-    """What credits have paid of what it owes, ever; before there were grants all of them did at
-    once."""
+    """Return what credits have ever paid of what the org owes; before there were grants all of them
+    did at once."""
     burned = sa.select(sa.func.coalesce(sa.func.sum(credit_burns.c.amount_pico), 0))
     burned = burned.where(credit_burns.c.org_id == org)
     at_once = sa.select(sa.func.coalesce(sa.func.sum(transfers.c.amount_pico), 0))

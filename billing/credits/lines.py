@@ -48,14 +48,14 @@ SWEEP_BATCH = 100
 
 
 class Turn(msgspec.Struct):
-    """Whose it was last, in a sweep: the next one goes on behind them, and from the beginning after
-    the last, so that who is never done keeps nobody waiting."""
+    """The org that a sweep ended with: the next sweep goes on behind it, and from the beginning
+    after the last, so that an org that is never done keeps no other waiting."""
 
     org_id: str = ""
 
 
 class Funding(msgspec.Struct, frozen=True, kw_only=True):
-    """What an org may have spent in all, and until when that may be relied upon."""
+    """The sum that an org may have spent in all, and until when that may be relied upon."""
 
     version: int
     funded_pico: Pico
@@ -258,7 +258,7 @@ def _to_row(one: Burn, made: LeasePlan, events: Mapping[str, str]) -> dict[str, 
 async def _keep_owed(
     conn: AsyncConnection, org_id: str, usages: Sequence[Usage], owed: Mapping[str, Pico]
 ) -> None:
-    """What is paid is gone; of the rest what is missing."""
+    """Delete what is paid, and keep of the rest what is missing."""
     own = unpaid_usage.c
     paid = [each.transfer_id for each in usages if each.transfer_id not in owed]
     if paid:

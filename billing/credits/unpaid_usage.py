@@ -1,4 +1,4 @@
-"""Usage that no credit has paid yet, and what of it one could pay.
+"""Find usage that no credit has paid yet, and that one could pay.
 
 What no credit pays for now, such as usage of a model for which there is none, is not even looked
 at: however much of it waits, what can be paid does not wait behind it.

@@ -112,7 +112,7 @@ _INGEST = sa.text(f"""
 
 
 class IngestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a batch; the three add up to its length."""
+    """Counts of what became of a batch; the three add up to its length."""
 
     inserted: int
     duplicates: int
@@ -208,7 +208,7 @@ def digest(event: UsageEvent) -> bytes:
 
 
 def _prepare(events: Iterable[UsageEvent]) -> _BatchRows:
-    """Of an id that comes twice the first."""
+    """Prepare a batch; of an id that comes twice the first counts."""
     batch, known = _BatchRows(), set[str]()
     for event in events:
         attempt = event.attempt
@@ -233,7 +233,7 @@ def _to_price_set(content: bytes, prices: PriceSet) -> _PriceSet:
 
 
 def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
-    """What it costs, and its columns (_GIVEN)."""
+    """Return the rating of an event, and its columns (_GIVEN)."""
     attempt, quantities = event.attempt, event.quantities
     rated = rate(quantities, attempt.prices)
     amounts = dict.fromkeys(COMPONENTS)
@@ -274,7 +274,8 @@ def _fresh(events: list[UsageEvent], fresh: Sequence[str] | None) -> list[UsageE
 def _booked(
     batch: _BatchRows, fresh: Sequence[str] | None, capped: Sequence[str]
 ) -> Iterator[tuple[Attempt, Pico]]:
-    """What tenants with a cap are billed for. `fresh`: these ids alone; None: all of the batch."""
+    """Return what tenants with a cap are billed for. `fresh`: these ids alone; None: all of the
+    batch."""
     inserted, orgs = None if fresh is None else set(fresh), set(capped)
     for event, amount_pico in batch.billed:
         if event.kind == "usage" and event.attempt.org in orgs:

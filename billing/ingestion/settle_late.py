@@ -64,7 +64,8 @@ HOUSE = "house"
 
 
 class WastedTokens(msgspec.Struct, frozen=True):
-    """What the house paid for: generated and not billed. All zero when the bill was complete."""
+    """Tokens that the house pays for: generated and not billed. All zero when the bill was
+    complete."""
 
     quantities: Quantities
 
@@ -120,9 +121,10 @@ async def post_waste(
 def missing_of(
     attempt_id: str, generated: Quantities, billed: Quantities, behind_stop: int
 ) -> Quantities:
-    """What was generated and not billed. How the tokens on either side were split is the bill's to
-    say: a cache contract may count fewer as read than the engine reused, and the engine does not
-    tell reasoning from the rest. `behind_stop`: tokens of output that are booked as waste."""
+    """Return what was generated and not billed. How the tokens on either side were split is the
+    bill's to say: a cache contract may count fewer as read than the engine reused, and the engine
+    does not tell reasoning from the rest. `behind_stop`: tokens of output that are booked as waste.
+    """
     unread = generated.input_total - billed.input_total
     unwritten = generated.output_total - behind_stop - billed.output_total
     for name, difference in (("input", unread), ("output", unwritten)):

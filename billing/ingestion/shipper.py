@@ -106,7 +106,8 @@ class Shipper:
             self._hurried.clear()
 
     async def stop(self) -> None:
-        """What has not shipped stays in the spool for the next start, or for an adopter."""
+        """Stop shipping. Events that have not shipped stay in the spool for the next start, or for
+        an adopter."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""Invoices: from the ledger's charges to what a customer is asked for, and whether it was paid."""
+"""Invoices turn the ledger's charges into what a customer is asked for, and follow its payment."""

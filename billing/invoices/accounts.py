@@ -1,5 +1,5 @@
-"""How an org is billed: in which currency, by which clock, from which day on, with what patience.
-And what a foreign coin was worth when.
+"""Billing accounts say how an org is billed: in which currency, by which clock, from which day on,
+with what patience. And exchange rates say what a foreign coin was worth when.
 
 An account is kept with its history: a change is a new version, which holds for every period that
 begins to be invoiced after it; a period that was drafted keeps the version that it was drafted by.
@@ -32,7 +32,7 @@ MAX_JUMP = 2
 
 
 class BillingTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What an admin says of it."""
+    """The terms of an account that an admin sets."""
 
     currency: str = USD
     timezone: str = "UTC"
@@ -147,8 +147,8 @@ async def add_rate(
     source: str,
     is_confirmed: bool = False,
 ) -> Rate:
-    """What a unit of `currency` is worth from then on, until a later one. In the caller's
-    transaction. What looks like a slip must be confirmed: a rate is never taken back.
+    """Add what a unit of `currency` is worth from then on, until a later rate. In the caller's
+    transaction. A rate that looks like a slip must be confirmed: it is never taken back.
 
     Raises: BadInvoicing; InvoicingConflict where another one stands from that moment.
     """

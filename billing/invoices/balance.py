@@ -1,4 +1,4 @@
-"""What an org's credits have paid, and which invoices that has settled.
+"""Settle invoices with what an org's credits have paid.
 
 What was burned of a credit stands in the org's receivable already: to settle an invoice of it posts
 nothing, it is only noted that it is no longer there for the next one. A negative note gives back:
@@ -42,7 +42,7 @@ def paid_by_credits(invoice: Invoice) -> sa.Select[Any]:
 
 
 async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:
-    """What credits have paid, and has settled no invoice yet."""
+    """Return what credits have paid that has settled no invoice yet."""
     own, of = invoice_payments.c, invoices.c
     applied = (
         sa.select(sa.func.coalesce(sa.func.sum(own.amount_coins * of.coin_pico), 0))

@@ -55,11 +55,11 @@ Told = Callable[[AsyncConnection, Invoice], Awaitable[None]]
 
 
 async def notify_nobody(_conn: AsyncConnection, _invoice: Invoice) -> None:
-    """Where nobody is to be told."""
+    """Do nothing: nobody is to be told."""
 
 
 class DraftCount(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft as its window was counted."""
+    """A draft and the charges counted in its window."""
 
     invoice: Invoice
     account: BillingAccount
@@ -131,7 +131,7 @@ async def _open_draft(
 
 
 async def recount(db: AsyncEngine, *, org_id: str, invoice_id: str) -> Invoice:
-    """What a draft would charge, as of now.
+    """Return what a draft would charge as of now.
 
     Raises: NoInvoice, InvoicingConflict.
     """
@@ -261,7 +261,7 @@ def _row(draft: Invoice, number: int, charge: Charge, rate: Rate | None) -> dict
 
 
 def _adjusted(draft: Invoice, charges: Sequence[Charge]) -> list[Posting]:
-    """Of what is in the ledger with no event."""
+    """Return the postings of adjustments, for which the ledger has no event."""
     return [
         Posting(id=line_id(draft.id, number), kind="adjustment", charged_pico=each.amount_pico)
         for number, each in enumerate(charges, 1)
@@ -295,5 +295,5 @@ async def _number(
 
 
 def is_past_grace(account: BillingAccount, draft: Invoice, now: datetime) -> bool:
-    """Whether its grace period is over."""
+    """True if the draft's grace period is over."""
     return now >= draft.period_end + timedelta(hours=account.terms.grace_hours)

@@ -1,4 +1,4 @@
-"""What follows an invoice: payments, credit notes, and dunning while nobody pays.
+"""Collection follows a final invoice: payments, credit notes, and dunning while nobody pays.
 
 Each verb holds the invoice's lock, so that what is left to pay, or to take back, is what it has
 seen. Everything is added, nothing changed: a credit note has a number of its own series and names
@@ -176,7 +176,8 @@ async def issue_credit_note(
 
 
 def _all_of(left: Mapping[str, int], most: int) -> dict[str, int]:
-    """Of an invoice with lines below zero, no more than it asked for in all."""
+    """Return what takes back all that is left, by line; of an invoice with lines below zero, no
+    more than it asked for in all."""
     taken: dict[str, int] = {}
     for line_id, coins in left.items():
         part = min(coins, most - sum(taken.values()))

@@ -141,7 +141,7 @@ async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> Inv
 async def latest_invoice(
     conn: AsyncConnection, *, org_id: str, before: datetime | None = None
 ) -> Invoice | None:
-    """Of the newest period, or of the newest that begins before a moment."""
+    """Return the invoice of the newest period, or of the newest that begins before a moment."""
     found = invoices_of(org_id)
     if before is not None:
         found = found.where(invoices.c.period_start < before)
@@ -158,7 +158,7 @@ async def final_invoices_of(conn: AsyncConnection, *, org_id: str) -> Sequence[s
 
 
 async def amounts_of(conn: AsyncConnection, invoice: Invoice) -> Amounts:
-    """Of one that was finalized."""
+    """Return the amounts of an invoice that was finalized."""
     assert invoice.total_coins is not None
     totals = [
         sa.select(sa.func.coalesce(sa.func.sum(amount), 0))

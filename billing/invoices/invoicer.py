@@ -34,7 +34,7 @@ MAX_PERIODS = 120
 
 
 async def notify_nobody() -> None:
-    """Where nobody is to be told."""
+    """Do nothing: nobody is to be told."""
 
 
 class Invoicer:
@@ -57,7 +57,7 @@ class Invoicer:
         self._looking = asyncio.create_task(self._look_forever(), name="invoicer")
 
     async def close(self) -> None:
-        """What is half counted is a draft, and counted again."""
+        """End the task. A draft that is half counted stays a draft, and is counted again."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)

@@ -1,5 +1,5 @@
-"""What invoicing itself posts to the ledger: transfers of no event, between an org's receivable and
-an account of the house.
+"""Post to the ledger what invoicing itself moves: transfers of no event, between an org's
+receivable and an account of the house.
 
     rounding      house:rounding        what the lines were rounded by, so that the receivable
                                         holds whole coins of every invoice

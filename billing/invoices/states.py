@@ -1,4 +1,4 @@
-"""What state an invoice is in, and what comes next. Pure: no time of its own, no table.
+"""Invoice states, and which comes next. Pure: no time of its own, no table.
 
     draft -> finalized -> past_due -> reminder_1 -> reminder_2 -> reminder_3
                                                           -> suspended -> uncollectible
@@ -53,7 +53,7 @@ OPEN = frozenset(STAGES)
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for, and what became of it."""
+    """The amounts of an invoice: what was asked for, and what became of it."""
 
     total: int
     credited: int = 0
@@ -74,7 +74,7 @@ class InvoiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settled_state(state: State, amounts: Amounts) -> State:
-    """Where a change of its amounts leaves an invoice that was finalized."""
+    """Return the state in which a change of its amounts leaves a finalized invoice."""
     assert state != DRAFT
     if amounts.total > 0 and amounts.credited == amounts.total:
         return VOIDED

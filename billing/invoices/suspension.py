@@ -1,5 +1,5 @@
-"""Who is served no longer for what they have not paid: derived from invoices, so that a payment or
-a credit note ends it by itself.
+"""Suspend an org for unpaid invoices: the state is derived from them, so that a payment or a credit
+note ends it by itself.
 
 An operator may lift it: then only what enters such a state later suspends again.
 """

@@ -38,7 +38,7 @@ CREDIT = f"CASE kind WHEN 'usage' THEN 'revenue:' || model ELSE '{PRODUCTION}' E
 
 
 def account_of(org: str) -> str:
-    """What it owes."""
+    """Return the account of what an org owes."""
     return f"receivable:{org}"
 
 

@@ -38,7 +38,7 @@ Note = Callable[[AsyncConnection, PriceBookChanges], Awaitable[None]]
 
 
 async def notify_nobody(connection: AsyncConnection, loaded: PriceBookChanges) -> None:
-    """Where nobody is to be told."""
+    """Do nothing: nobody is to be told."""
 
 
 async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = notify_nobody) -> int:
@@ -156,7 +156,7 @@ async def _add_rule(connection: AsyncConnection, rule: Rule) -> None:
 
 
 def content_of(rule: Rule) -> dict[str, Any]:
-    """What a rule says, beside where and when."""
+    """Return what a rule says, beside where and when."""
     if isinstance(rule, Discount):
         return {"discount_bps": rule.bps}
     assert isinstance(rule, PeriodRule)

@@ -1,4 +1,4 @@
-"""What was spent, as the books have it up to a watermark: what counters of spending begin with.
+"""Sum up spending, as the books have it up to a watermark: counters of spending begin with it.
 
 Knows no cap and no Redis. Whoever books usage holds `BOOKING` shared until its commit, and notes
 behind it when that was (`ingested_at`); who adds up holds it alone and reads the same clock first.
@@ -25,7 +25,7 @@ ALONE = sa.select(sa.func.pg_advisory_xact_lock(BOOKING))
 
 
 class SpendAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an org, or of one project or key of it; of whole hours from `start` to `end`."""
+    """An org, or one project or key of it, over whole hours from `start` to `end`."""
 
     project: str | None = None
     key: str | None = None
@@ -84,8 +84,8 @@ async def read_spend(db: AsyncEngine, org: str, accounts: Sequence[SpendAccount]
 
 
 async def spent_by_org(conn: AsyncConnection, org: str) -> Pico:
-    """What all of its usage costs after all: net of what was reversed, rated anew or refunded. As
-    the books have it, which what runs is not in yet."""
+    """Return what all usage of an org costs after all: net of what was reversed, rated anew or
+    refunded. The books do not have what still runs."""
     own = usage_daily.c
     total = sum((own[name] for name in AMOUNTS), sa.literal(0))
     found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)
@@ -141,7 +141,7 @@ async def batch_tokens(
 
 
 async def read_booked(db: AsyncEngine, ids: Sequence[str]) -> list[BookedRequest]:
-    """Of these events those that tenants are billed for. Raises: as `spent`."""
+    """Return those of these events that tenants are billed for. Raises: as `read_spend`."""
     own = usage_events.c
     amount = sum((own[name] for name in AMOUNTS), sa.literal(0))
     columns = (own.request_id, own.org, own.project, own.key)

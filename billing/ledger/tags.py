@@ -1,4 +1,4 @@
-"""Usage by the tags that requests carry: days of it by each tag, beside those of all.
+"""Sum up usage by the tags that requests carry: days of it by each tag, beside those of all.
 
 A request without tags comes nowhere near.
 
@@ -48,7 +48,7 @@ def tags_of(attempt: Attempt) -> Tags:
 
 
 class TagSpend(msgspec.Struct, frozen=True):
-    """What was booked of a tag (`key=value`) in one day (UTC) of admission."""
+    """The amount booked for a tag (`key=value`) in one day (UTC) of admission."""
 
     org: str
     tag: str
@@ -57,7 +57,7 @@ class TagSpend(msgspec.Struct, frozen=True):
 
 
 class TaggedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one event adds to the sums of its tags."""
+    """The quantities and money that one event adds to the sums of its tags."""
 
     org: str
     day: int
@@ -72,7 +72,7 @@ class TaggedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_event(event: UsageEvent) -> TaggedEvent:
-    """Of one that is booked."""
+    """Return what a booked event adds."""
     attempt = event.attempt
     rated = rate(event.quantities, attempt.prices)
     return TaggedEvent(
@@ -152,7 +152,7 @@ _ADD = sa.text(f"""
 
 
 async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[TagSpend]:
-    """Of events with tags that were inserted in this transaction; returns as `add_tagged`."""
+    """Add up events with tags that were inserted in this transaction; returns as `add_tagged`."""
     if not events:
         return []
     rows = [
@@ -180,7 +180,7 @@ async def add_tagged(
 
 
 def _rows(events: Iterable[TaggedEvent]) -> list[dict[str, Any]]:
-    """Of each tag and place one. Money is text: it may exceed 64 bits."""
+    """Return a row for each tag and place. Money is text: it may exceed 64 bits."""
     sums: dict[tuple[Any, ...], dict[str, int]] = {}
     for event in events:
         counts = _counts(event)

@@ -117,7 +117,7 @@ class _BookedTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _BookState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the books say of a batch, under the locks of its accounts."""
+    """The state of the books for a batch, under the locks of its accounts."""
 
     standing: dict[str, _BookedTransfer]
     left_pico: dict[str, Pico]

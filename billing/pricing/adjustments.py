@@ -1,4 +1,4 @@
-"""What a tenant's terms make of a whole period: free allowances, graduated and volume prices,
+"""Adjust a whole period by a tenant's terms: free allowances, graduated and volume prices,
 committed use. Pure integer arithmetic over what the rollups say; nothing is known of time.
 
 The ledger books each event when it is admitted, at the price of that moment (list, less the
@@ -38,7 +38,7 @@ MAX_STEPS = 32
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """Which usage a rule is about; None: any."""
+    """The usage that a rule is about; None: any."""
 
     model: str | None = None
     tier: Tier | None = None
@@ -58,7 +58,7 @@ def _pairs(one: Scope, other: Scope) -> Iterable[tuple[str | None, str | None]]:
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used and booked of one component; as fine (an hour) or as coarse (a period) as the
+    """Usage and money booked of one component; as fine (an hour) or as coarse (a period) as the
     caller likes."""
 
     model: str

@@ -27,7 +27,7 @@ Prices = Mapping[Place, Mapping[Component, int]]
 
 
 class Difference(msgspec.Struct, frozen=True, order=True):
-    """Of one component; pico-USD, None: it has no price."""
+    """The change of one component's price; pico-USD, None: it has no price."""
 
     model: str
     tier: Tier
@@ -58,7 +58,7 @@ def format_price(component: Component, pico: int) -> str:
 
 
 def book_prices(book: PriceBook, model: str, unix_time: float) -> Prices:
-    """What the book says of a model at a moment, of tiers that it sells alone."""
+    """Return the book's prices of a model at a moment, for tiers that it sells alone."""
     found: dict[Place, dict[Component, int]] = {}
     for tier in TIERS:
         if tier != "default" and not book.sells(model, unix_time, tier):
@@ -102,8 +102,8 @@ def draft_of(
 
 
 def _below(place: Place, theirs: PublishedPrices) -> Mapping[Component, int]:
-    """What a tier costs where nothing is said of it: what the default does. Its own entry hides
-    that, so it has to say so."""
+    """Return what a tier costs where nothing is said of it: what the default does. Its own entry
+    hides that, so it has to say so."""
     tier, least = place
     return {} if tier == "default" or least else theirs.prices.get(("default", 0), {})
 
@@ -126,7 +126,7 @@ def _entry(
 
 
 def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]:
-    """What the entries of a draft change, each at the moment at which it begins."""
+    """Return what the entries of a draft change, each at the moment at which it begins."""
     found: list[Difference] = []
     for entry in draft:
         place = (entry.tier, entry.min_total_input)

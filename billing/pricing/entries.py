@@ -139,7 +139,7 @@ def _min_total_input(table: Mapping[str, Any], where: str) -> int:
 
 
 def decimal_of(value: object, name: str) -> str | int | Decimal:
-    """What may stand for a number in a book. Raises: PriceBookError."""
+    """Return the number that a book's value stands for. Raises: PriceBookError."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
     if isinstance(value, str) and not DECIMAL.fullmatch(value):

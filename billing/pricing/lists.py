@@ -139,8 +139,8 @@ class PriceLists:
         return period_terms(found)
 
     def discounted(self, entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
-        """What they cost by each list that has a discount on them. `entries`: everybody's, each
-        with its end. Raises: PriceBookError."""
+        """Return what entries cost by each list that has a discount on them. `entries`:
+        everybody's, each with its end. Raises: PriceBookError."""
         by_list: dict[str, list[Discount]] = {}
         for rule in self.rules:
             if isinstance(rule, Discount):
@@ -159,8 +159,8 @@ _CONTENT: dict[str, type[FreeAllowance | TieredPrice | Commitment]] = {
 
 
 def stored_terms(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> PeriodTerms:
-    """Of the rules of one list at one moment as they are stored: id, slot and content. Raises:
-    PriceBookError."""
+    """Return the terms of the rules of one list at one moment as they are stored: id, slot and
+    content. Raises: PriceBookError."""
     found: list[FreeAllowance | TieredPrice | Commitment] = []
     for rule_id, slot, content in rows:
         _, kind, place = slot.split(":", 2)
@@ -222,7 +222,7 @@ def undiscounted(price_id: str) -> str | None:
 
 
 class _RuleFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every rule says. What is dated or money is read on its own."""
+    """The fields that every rule has. Dates and money are read on their own."""
 
     price_list: ListName
     valid_from: Any = None

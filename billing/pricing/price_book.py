@@ -126,7 +126,7 @@ class PriceBook:
         return sorted({start for spans in self._spans.values() for start in spans.starts})
 
     def terms_of(self, price_list: str, unix_time: float) -> PeriodTerms:
-        """What is agreed for a period that begins then, for `adjustments`."""
+        """Return what is agreed for a period that begins then, for `adjustments`."""
         return self.lists.terms_of(price_list, unix_time)
 
     def _own(self, model: str, unix_time: float, tier: Tier, price_list: str) -> PriceSet:
@@ -139,7 +139,7 @@ class PriceBook:
         return {} if position < 0 else spans.prices[position]
 
     def __iter__(self) -> Iterator[PriceEntry]:
-        """Of all lists, everybody's first."""
+        """Yield the entries of all lists, everybody's first."""
         yield from self._entries
 
 
@@ -152,7 +152,7 @@ def _in_order(entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
 
 
 class _Spans(NamedTuple):
-    """What is in force from each start until the next."""
+    """The prices in force from each start until the next."""
 
     starts: list[float]
     prices: list[PriceSet]

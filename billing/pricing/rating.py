@@ -72,8 +72,8 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
 def rate_unkept(
     quantities: Quantities, prices: PriceSet, unkept: Mapping[Component, int]
 ) -> RatedUsage:
-    """As `rate`, of a request of which some tokens were written to be kept in the cache and were
-    not (`unkept`): those cost what they would have cost uncached."""
+    """Rate as `rate`, for a request of which some tokens were written to be kept in the cache and
+    were not (`unkept`): those cost what they would have cost uncached."""
     rated, size = rate(quantities, prices), quantities.input_total
     lines = tuple(
         msgspec.structs.replace(
@@ -88,7 +88,7 @@ def rate_unkept(
 
 
 def premium(component: Component, num_tokens: int, prices: PriceSet, total_input: int) -> Pico:
-    """What so many tokens of a component cost beyond uncached input."""
+    """Return what so many tokens of a component cost beyond uncached input."""
     price, uncached = price_of(component, prices), price_of("uncached_input", prices)
     if price is None or uncached is None:
         return 0

@@ -71,7 +71,7 @@ GENAI_TIERS: dict[tuple[tuple[str, str], ...], Tier] = {
 
 
 class PublishedPrices(msgspec.Struct, frozen=True):
-    """What one model costs, in pico-USD per token, by place."""
+    """The prices of one model, in pico-USD per token, by place."""
 
     prices: dict[Place, dict[Component, int]]
     left_out: tuple[str, ...]
@@ -171,7 +171,7 @@ def _from_genai(model: Mapping[str, Any], where: str, on: date) -> PublishedPric
 
 
 def _in_force(prices: Any, where: str, on: date) -> Mapping[str, Any]:
-    """Of several, each behind a date, the last that has begun."""
+    """Return of several prices, each behind a date, the last that has begun."""
     if isinstance(prices, dict):
         return prices
     begun = [it for it in prices if _has_begun(it.get("constraint") or {}, where, on)]

@@ -1,1 +1,1 @@
-"""reconciliation."""
+"""Reconciliation proves that engines, spools, ledger and invoices agree."""

@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
 
 
 class EngineCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine says that it did, from one moment on."""
+    """The counts of one engine, from one moment on."""
 
     name: str
     models: frozenset[str]
@@ -110,7 +110,7 @@ async def agree(
 async def _compare_spools(
     db: AsyncEngine, spools: Path, problems: list[str]
 ) -> dict[str, SpooledEvent]:
-    """What stands in spools alone, by event."""
+    """Return the events that stand in spools alone, by id."""
     waiting: dict[str, SpooledEvent] = {}
     closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_in(lock.parent))
     for chunk in _chunks(closed):
@@ -176,7 +176,7 @@ async def _compare_requests(
 
 
 def _events_of(attempt: str) -> list[str]:
-    """Where an attempt's tokens may stand."""
+    """Return the ids of the events in which an attempt's tokens may stand."""
     try:
         behind_stop = [stop_waste_id(str(UUID(attempt)))]
     except ValueError:
@@ -209,7 +209,7 @@ _KNOWN = sa.text("SELECT id, digest FROM usage_events WHERE id = ANY(CAST(:ids A
 async def _booked(
     connection: AsyncConnection, count: EngineCount, waiting: Iterable[SpooledEvent]
 ) -> Tokens:
-    """Of what this engine did, all that is in the books or waits for them."""
+    """Sum up what this engine did that is in the books or waits for them."""
     until = None if count.until is None else to_moment(count.until)
     bounds = {"since": to_moment(count.since), "until": until, "models": sorted(count.models)}
     row = (await connection.execute(_SUMS, bounds)).one()

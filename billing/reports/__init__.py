@@ -1,1 +1,1 @@
-"""reports."""
+"""Reports read what was used, what it cost and what it will cost; they write nothing."""

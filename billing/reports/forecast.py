@@ -1,4 +1,5 @@
-"""What a month will have cost at its end, and how far such forecasts were off. Pure: no I/O.
+"""Forecast what a month will have cost at its end, and how far such forecasts were off. Pure: no
+I/O.
 
 Days are UTC's. A day to come costs what the days of its name cost lately: the median of the last of
 them, so that one odd day does not count (seasonal naive, made robust). How far off that is, it is
@@ -64,7 +65,7 @@ def forecast(
 
 
 def expected(past: Sequence[Pico], days: int) -> list[Pico]:
-    """Of the days that follow `past`."""
+    """Return the cost expected of each day that follows `past`."""
     if len(past) < WEEK:
         mean = sum(past) // len(past) if past else 0
         return [mean] * days
@@ -73,7 +74,8 @@ def expected(past: Sequence[Pico], days: int) -> list[Pico]:
 
 
 def backtest(past: Sequence[Pico], days: int) -> tuple[list[Fraction], list[float]]:
-    """What was, by what had been forecast, in order; and the errors by what was."""
+    """Return sorted ratios of what was to what had been forecast, and the errors as fractions of
+    what was."""
     ratios, errors = [], []
     for origin in range(WEEK, len(past) - days + 1):
         said, was = sum(expected(past[:origin], days)), sum(past[origin : origin + days])

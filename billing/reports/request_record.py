@@ -1,5 +1,5 @@
-"""What the books have of one request: its attempts, at the prices that hold by now, and what was
-moved for them.
+"""Read what the books have of one request: its attempts, at the prices that hold by now, and what
+was moved for them.
 
 There is no index of request ids, which every event would pay for: an id says when it was made, and
 the events of a moment have one.
@@ -67,7 +67,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditPayment(msgspec.Struct, frozen=True, kw_only=True):
-    """What a credit has paid of an event by now."""
+    """The amount that a credit has paid of an event by now."""
 
     event_id: str
     credit_id: str

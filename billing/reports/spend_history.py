@@ -1,4 +1,4 @@
-"""What an org has spent by day, as a forecast wants it."""
+"""Read what an org has spent by day, as a forecast wants it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MonthForecast(msgspec.Struct, frozen=True, kw_only=True):
 async def forecast_month(
     conn: AsyncConnection, org: str, now: datetime, project: str | None = None
 ) -> MonthForecast:
-    """Of the month of `now`, in UTC."""
+    """Forecast the month of `now`, in UTC."""
     today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     start = today.replace(day=1)
     end = (start + 31 * DAY).replace(day=1)

@@ -1,4 +1,5 @@
-"""What the spools of this machine have of one request: read beside their owners, without a lock.
+"""Search the spools of this machine for one request: they are read beside their owners, without a
+lock.
 
 Every call blocks. An owner may append and drop segments meanwhile: what is gone then has shipped,
 and what is half written has no good checksum yet.
@@ -48,7 +49,7 @@ def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) 
 
 
 def _segments(spools: Path, left: int) -> Iterator[bytes]:
-    """Of each spool in their order."""
+    """Yield the segments of each spool in their order."""
     paths = sorted(spools.glob(SEGMENTS))
     kept: list[Path] = []
     for path in reversed(paths):

@@ -1,4 +1,4 @@
-"""What an org used and what it costs, in UTC buckets: the numbers behind OpenAI's
+"""Report what an org used and what it costs, in UTC buckets: the numbers behind OpenAI's
 `/v1/organization/usage/completions` and `/costs` and Anthropic's
 `/v1/organizations/usage_report/messages` and `/cost_report`.
 
@@ -203,7 +203,7 @@ async def nothing_used(
     limit: int | None = None,
     page: str | None = None,
 ) -> ReportPage[UsageRow]:
-    """Of what nobody here sells. Raises: ReportQueryError."""
+    """Return empty buckets, for what nobody here sells. Raises: ReportQueryError."""
     limits = USAGE_LIMITS[bucket_width]
     window = window_of(start_time, end_time, WIDTH_S[bucket_width], limit, limits, page)
     return _page(window, defaultdict[int, list[UsageRow]](list))

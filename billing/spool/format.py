@@ -1,4 +1,4 @@
-"""What stands in a spool segment: records, their framing, and how damage is told from data. Pure.
+"""The format of a spool segment: records, their framing, and how damage is told from data. Pure.
 
 A frame is MAGIC, the payload's length and the CRC-32 of length and payload (both 32-bit big-endian)
 and the payload, one msgpack record. After damage, `scan` goes on at the next frame that is whole:
@@ -147,7 +147,7 @@ def _frame_at(data: bytes, position: int) -> PlacedRecord | None:
 
 
 def _next_frame(data: bytes, position: int) -> int:
-    """Where the next whole record begins, or the end."""
+    """Return where the next whole record begins, or the end."""
     while (position := data.find(MAGIC, position)) >= 0:
         if _frame_at(data, position) is not None:
             return position

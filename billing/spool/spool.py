@@ -80,7 +80,8 @@ T = TypeVar("T")
 
 @dataclass
 class FlushBatch:
-    """What is flushed together: in the file and not synced, in no file yet, and who waits."""
+    """The records that are flushed together: in the file and not synced, in no file yet, and who
+    waits."""
 
     written: bytearray = field(default_factory=bytearray)
     data: bytearray = field(default_factory=bytearray)
@@ -89,7 +90,8 @@ class FlushBatch:
 
 
 def _retrieve(waiter: Future[None]) -> None:
-    """Whoever waits is told; that somebody does not is no error of its own."""
+    """Retrieve a future's exception: whoever waits is told, and that nobody does is no error of its
+    own."""
     if not waiter.cancelled():
         waiter.exception()
 
@@ -332,7 +334,8 @@ class Spool:
 
     @property
     def _is_alone(self) -> bool:
-        """What is buffered may be synced on the event loop: no request is there that would wait."""
+        """True if buffered records may be synced on the event loop: no request is there that would
+        wait."""
         return (
             not (self._open or self._flushing or self._syncing or self._waiters)
             and not (self._is_full or self._stopping)
@@ -420,7 +423,8 @@ class Spool:
         return taken
 
     def _not_flushed(self, error: Exception, taken: FlushBatch) -> SpoolError:
-        """Whatever it is, nobody may wait for it forever, and nothing may look healthy."""
+        """Fail a flush: whatever went wrong, nobody may wait for it forever, and nothing may look
+        healthy."""
         failure = self._failed(error, taken.waiters)
         self._buffer[:0] = taken.written + taken.data
         self._buffered_closes += taken.closes

@@ -49,8 +49,8 @@ class SyncBeside:
         return self._kernel is not None
 
     def sync(self, fd: int, ended: Ended) -> None:
-        """What was written to `fd` before now. `ended` hears the seconds that it took, or why it is
-        not known to be on disk. Raises nothing."""
+        """Sync what was written to `fd` before now. `ended` hears the seconds that it took, or why
+        it is not known to be on disk. Raises nothing."""
         if self._kernel is not None and self._asked_of_kernel(fd, ended):
             return
         self._threads.submit(self._in_thread, fd, ended)

@@ -1,2 +1,2 @@
-"""An invoice as others read it: tables, FOCUS rows, journals of two accounting tools, paper. Pure:
-each is made of a `Document`, and the same one makes the same bytes."""
+"""Documents show an invoice to others: tables, FOCUS rows, journals of two accounting tools, PDF.
+Those that are made of a `Document` are pure, and the same one makes the same bytes."""

@@ -1,5 +1,5 @@
-"""What an org has paid in advance, and what became of it without an invoice: of each credit that it
-was given, that it expired, or was taken back.
+"""Read what an org has paid in advance, and what became of it without an invoice: of each credit
+that it was given, that it expired, or was taken back.
 
 What a credit pays stands with the invoices that it settles.
 """

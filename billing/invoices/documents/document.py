@@ -71,7 +71,7 @@ class Document(Bill, frozen=True, kw_only=True):
 
 
 class LineReversal(msgspec.Struct, frozen=True, kw_only=True):
-    """So much of a line, by a credit note."""
+    """The part of a line that a credit note takes back."""
 
     note: str
     """Its number."""

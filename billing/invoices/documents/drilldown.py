@@ -1,4 +1,4 @@
-"""What is behind a line: its hours, its requests, and what they were tagged with, as booked.
+"""Drill down from a line to its hours, its requests, and what they were tagged with, as booked.
 
 The line says what it is about, its invoice up to where it counts, so these are the very postings
 that were added up. All are selections for a page by `id`: of an hour its beginning, of a request
@@ -155,5 +155,5 @@ def tags_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
 
 
 def has_requests(line: InvoiceLine) -> bool:
-    """Whether requests stand behind it."""
+    """True if requests stand behind a line."""
     return line.component in COMPONENTS

@@ -88,7 +88,7 @@ def to_text(value: Value) -> str | None:
 
 
 def _row(bill: Bill, line: InvoiceLine) -> dict[str, Value]:
-    """What is the same whatever of the line is charged or taken back."""
+    """Return the columns that are the same whatever of the line is charged or taken back."""
     row: dict[str, Value] = dict.fromkeys(COLUMNS)
     invoice = bill.invoice
     return row | {
@@ -152,7 +152,7 @@ def _taken_back(bill: Bill, part: LineReversal) -> dict[str, Value]:
 
 
 def _corrects(line: InvoiceLine) -> bool:
-    """What an invoice has said of an earlier period; of the time before the first there is none."""
+    """True if the line corrects an earlier invoice; of the time before the first there is none."""
     return line.kind == "correction" or (line.kind == "late" and line.usage_start > EPOCH)
 
 
@@ -180,7 +180,7 @@ def _metered(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str,
 
 
 def _cost(bill: Bill, line: InvoiceLine, pico_per_token: Pico | None) -> Decimal:
-    """Where there is a price, it times the quantity, as both are written."""
+    """Return the price times the quantity as both are written, where there is a price."""
     if pico_per_token is None:
         return _billed(bill, line.exact_pico)
     return EXACT.multiply(_billed(bill, pico_per_token), line.quantity)

@@ -143,5 +143,5 @@ def _escaped(part: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Of what we have named ourselves, and of ids that an admin gave."""
+    """Return a name of our own, or an id that an admin gave, as it may be written."""
     return re.sub(r"[^A-Za-z0-9_. -]", "?", text)

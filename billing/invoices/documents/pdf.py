@@ -1,5 +1,5 @@
-"""An invoice as PDF: A4 in a typewriter's letters, its lines in columns. The same invoice makes the
-same bytes: nothing in it says when it was printed.
+"""Print an invoice as PDF: A4 in a typewriter's letters, its lines in columns. The same invoice
+makes the same bytes: nothing in it says when it was printed.
 
 The fonts are those that every reader has, so a character that is not in Windows-1252 is written as
 its code.

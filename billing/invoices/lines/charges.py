@@ -1,5 +1,5 @@
-"""What an invoice charges: the sums of the ledger's postings in its window, exact, by project,
-model, tier, component and price.
+"""Charges sum up the ledger's postings in an invoice's window, exact, by project, model, tier,
+component and price.
 
 Nothing is priced here: the amounts are those that were booked with each event.
 
@@ -51,7 +51,7 @@ CHARGED = "sum(CASE WHEN t.debit = {account} THEN t.amount_pico ELSE -t.amount_p
 
 
 class InvoiceWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one invoice counts."""
+    """The postings that one invoice counts."""
 
     org: str
     period: Period
@@ -63,7 +63,7 @@ class InvoiceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """What a line is about."""
+    """The subject of a line: what its charge is for."""
 
     usage: Period
     kind: Kind

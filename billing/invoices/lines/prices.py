@@ -52,7 +52,7 @@ def parts(rows: str, *names: str) -> str:
 
 
 def _pico(component: str) -> str:
-    """Of who wrote nothing, nobody asks."""
+    """SQL: the price of a component, of an event that wrote to the cache; else null."""
     pico = f"CAST({_chosen(component, 'pico_per_token')} AS numeric)"
     return f"CASE WHEN {' + '.join(WRITTEN)} > 0 THEN {pico} END"
 
@@ -78,7 +78,7 @@ def _part(column: str) -> str:
 
 
 def _without(component: str) -> str:
-    """What was kept costs its price, or has none."""
+    """SQL: take away the price of a component whose kept tokens cost something else."""
     quantity, amount = (_PARTS[name][0] for name in (component, amount_column(component)))
     is_other = f"{component}_each * ({quantity}) <> {amount}"
     return f" - CASE WHEN {is_other} THEN '{component}' ELSE '' END"

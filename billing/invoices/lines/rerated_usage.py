@@ -1,5 +1,5 @@
-"""What was rated anew, as an invoice counts it: what an event cost by the rating before is taken
-back, and what it costs by this one is charged.
+"""Count rated-anew usage for an invoice: what an event cost by the rating before is taken back, and
+what it costs by this one is charged.
 
     usage, late    of events that this invoice has: only what they cost by its cutoff is left
     correction     of events that an earlier one has: taken back at the one price, charged at the

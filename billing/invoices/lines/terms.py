@@ -1,5 +1,5 @@
-"""What an org has agreed upon for a whole period, as charges: `adjustments` over the charges that
-its usage has come to.
+"""Charge what an org has agreed upon for a whole period: `adjustments` over the charges that its
+usage has come to.
 
 The terms are those of the price list that the org's plan names when the period is counted, as they
 were in force when it began. They are about usage of the period itself: what comes late for another

@@ -1,4 +1,4 @@
-"""What was used in a period, in the order of time, as fine as its terms need it.
+"""Read the usage of a period in the order of time, as fine as its terms need it.
 
 Which units are the first ones matters in the moment at which a free allowance ends, and nowhere
 else. So a period is read by hours, of which the sums are there already; the hour in which an
@@ -84,7 +84,7 @@ _FINER: dict[Grain, sa.TextClause] = {
 async def lines_in_order(
     db: AsyncEngine, window: InvoiceWindow, terms: PeriodTerms
 ) -> list[UsageLine]:
-    """Of the period itself, those that `charges_of` counts as its usage."""
+    """Return the usage of the period itself, which `charges_of` counts as its usage."""
     async with db.connect() as conn:
         spans = await _by_hour(conn, window)
         while (position := divided(terms, spans)) is not None:
