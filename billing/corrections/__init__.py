@@ -1,1 +1,1 @@
-"""Corrections rate again what was booked already: they post reversals beside it and change no row."""
+"""Corrections rate anew what was booked: they post reversals beside it and change no row."""

@@ -9,10 +9,10 @@ and the refund of what was paid for keeping where it was not.
 
 All but `kept` are refunded: their event is rated anew (`event_ratings`), with the tokens that each
 was for at the price of uncached input in the place of that of writing. So a refund is in the
-ledger, the rollups, the credits that paid and the invoice as any correction is, and no later
-rating of the event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a lease
-has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is owed,
-once: an event may come to the books after the end of its lease.
+ledger, the rollups, the credits that paid and the invoice as any correction is, and no later rating
+of the event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a
+lease has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is
+owed, once: an event may come to the books after the end of its lease.
 
 Knows no engine: one is a name (where it is) and an id (which process it is).
 """
