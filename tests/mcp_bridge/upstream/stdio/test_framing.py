@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_bridge.upstream.stdio.framing import Framer, LineOverflow
+from mcp_bridge.upstream.stdio.transport import Framer, LineOverflow
 
 LINES = st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=12)
 
