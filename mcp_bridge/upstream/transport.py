@@ -79,20 +79,29 @@ class TransportAnswer(Protocol):
         ...
 
 
+def ignore() -> None:
+    """Do nothing."""
+
+
+class TransportRequest(msgspec.Struct, frozen=True):
+    """A request in the words of Streamable HTTP.
+
+    `endless`: its answer is a stream that may say nothing for long. `on_change`: the server offers
+    something else now. `on_sent`: from now on the server may have been asked.
+    """
+
+    method: str
+    message: Message | None
+    headers: Mapping[str, str]
+    endless: bool = False
+    on_change: Callable[[], None] = ignore
+    on_sent: Callable[[], None] = ignore
+
+
 class Transport(Protocol):
-    def ask(
-        self,
-        method: str,
-        body: Message | None,
-        headers: Mapping[str, str],
-        *,
-        endless: bool,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-    ) -> AbstractAsyncContextManager[TransportAnswer]:
-        """`endless`: a stream that may say nothing for long. `on_change`: the server offers
-        something else now. `on_sent`: from now on it may have been asked. Raises: CarrierFailed,
-        httpcore's errors, Unreachable."""
+    def ask(self, request: TransportRequest) -> AbstractAsyncContextManager[TransportAnswer]:
+        """Send a request and yield its answer. Raises: TransportFailed, httpcore's errors,
+        Unreachable."""
         ...
 
     async def close(self) -> None: ...
@@ -112,9 +121,9 @@ class StreamTransport(Protocol):
         ...
 
     async def send(self, message: Message) -> None:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         ...
 
     def messages(self) -> AsyncIterator[Message]:
-        """Yield messages until the server has ended it. Raises: CarrierFailed."""
+        """Yield messages until the server has ended it. Raises: TransportFailed."""
         ...

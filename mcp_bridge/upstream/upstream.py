@@ -38,7 +38,14 @@ from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamRestin
 from mcp_bridge.upstream.credentials import CredentialOf
 from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.resource_claims import KnownClaims
-from mcp_bridge.upstream.transport import NotSent, Transport, TransportAnswer, TransportFailed
+from mcp_bridge.upstream.transport import (
+    NotSent,
+    Transport,
+    TransportAnswer,
+    TransportFailed,
+    TransportRequest,
+    ignore,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 PLACE_TIMEOUT_S = 5.0
@@ -215,7 +222,7 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         endless: bool = False,
-        on_sent: Callable[[], None] = lambda: None,
+        on_sent: Callable[[], None] = ignore,
     ) -> AsyncIterator[TransportAnswer]:
         """Send a request and yield its answer.
 
@@ -223,9 +230,8 @@ class Upstream:
         """
         attempt, is_open = self._attempt(), True
         try:
-            async with self._transport.ask(
-                method, body, headers, endless=endless, on_change=self.changed, on_sent=on_sent
-            ) as answer:
+            request = TransportRequest(method, body, headers, endless, self.changed, on_sent)
+            async with self._transport.ask(request) as answer:
                 failure = f"status_{answer.status}" if answer.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)
                 is_open = False

@@ -14,7 +14,7 @@ from mcp_bridge.protocol.eras import SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.upstream.circuit_breaker import FAILURES_TO_REST
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
-from mcp_bridge.upstream.transport import TransportAnswer
+from mcp_bridge.upstream.transport import TransportAnswer, TransportRequest
 from mcp_bridge.upstream.transports.channel import ChannelRequest
 from mcp_bridge.upstream.transports.channel_owners import ConnectionOwner, ConnectionOwners
 from mcp_bridge.upstream.transports.channel_transport import ChannelTransport
@@ -104,8 +104,8 @@ class Worker:
 
     async def ask(self, method: str, **headers: str) -> TransportAnswer:
         message = {"jsonrpc": "2.0", "id": 1, "method": method}
-        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": self._sent}
-        async with self._transport.ask("POST", message, headers, endless=False, **ears) as answer:
+        request = TransportRequest("POST", message, headers, on_sent=self._sent)
+        async with self._transport.ask(request) as answer:
             return answer
 
 

@@ -26,7 +26,13 @@ from mcp_bridge.upstream.openapi.errors import BadArguments, HttpFailed
 from mcp_bridge.upstream.openapi.http import PoolClient
 from mcp_bridge.upstream.openapi.source import DocumentSource, LoadedDocument
 from mcp_bridge.upstream.redaction import written
-from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer, TransportFailed
+from mcp_bridge.upstream.transport import (
+    NotSent,
+    ReadCount,
+    TransportAnswer,
+    TransportFailed,
+    TransportRequest,
+)
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS
 
 
@@ -61,22 +67,14 @@ class OpenApiTransport:
         await self._pool.aclose()
 
     @asynccontextmanager
-    async def ask(
-        self,
-        method: str,
-        body: Message | None,
-        headers: Mapping[str, str],
-        *,
-        endless: bool,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-    ) -> AsyncIterator[TransportAnswer]:
-        if method != "POST" or body is None:
+    async def ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
+        body = request.message
+        if request.method != "POST" or body is None:
             yield OpenApiAnswer(405)
         elif not rpc.is_request(body):
             yield OpenApiAnswer(202)
         else:
-            yield await self._answer(body, on_sent)
+            yield await self._answer(body, request.on_sent)
 
     async def _answer(self, asked: Message, on_sent: Callable[[], None]) -> OpenApiAnswer:
         try:
@@ -88,7 +86,7 @@ class OpenApiTransport:
     async def _result(
         self, method: str, params: dict[str, Any], on_sent: Callable[[], None]
     ) -> dict[str, Any]:
-        """Raises: RpcError, CarrierFailed."""
+        """Raises: RpcError, TransportFailed."""
         if method not in ("server/discover", "tools/list", "tools/call"):
             raise RpcError(METHOD_NOT_FOUND, "Method not found")
         loaded = await self._source.get()

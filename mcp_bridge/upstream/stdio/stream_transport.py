@@ -83,7 +83,7 @@ class StdioTransports:
     async def open(
         self, config: ServerConfig, whose: UpstreamOwner, credential: CredentialSet
     ) -> AsyncIterator[StreamTransport]:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         assert config.launch is not None
         owner = ProcessOwner(tenant=whose.org_id, credential_set=credential.name)
         try:

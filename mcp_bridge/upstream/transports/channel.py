@@ -101,7 +101,7 @@ class Inbox:
         self._some.set()
 
     async def drain(self, emit: Emit) -> Message:
-        """The answer; all else goes to `emit`. Raises: CarrierFailed."""
+        """The answer; all else goes to `emit`. Raises: TransportFailed."""
         while True:
             await self._some.wait()
             self._some.clear()
@@ -158,7 +158,7 @@ class Channel:
         return self._failure is not None
 
     async def run(self) -> None:
-        """Raises: CarrierFailed, by which all that waits fails too."""
+        """Raises: TransportFailed, by which all that waits fails too."""
         failure = TransportFailed("upstream_ended")
         try:
             async for message in self._stream.messages():
@@ -175,7 +175,7 @@ class Channel:
                 inbox.fail(failure)
 
     async def start(self) -> None:
-        """Start the connection, while `run` runs. Raises: CarrierFailed."""
+        """Start the connection, while `run` runs. Raises: TransportFailed."""
         try:
             if not self._stream.legacy_only:
                 await self._discover()
@@ -279,7 +279,7 @@ class Channel:
     # What goes to it.
 
     async def ask(self, ask: ChannelRequest, emit: Emit) -> ChannelResult:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         message = ask.message
         if ask.method == "DELETE":
             return self._end(ask.session)

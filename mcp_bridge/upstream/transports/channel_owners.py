@@ -104,7 +104,7 @@ class ConnectionOwner:
         return opened.exception() is None and not opened.result().has_ended
 
     async def ask(self, ask: ChannelRequest, emit: Emit) -> ChannelResult:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         channel = await self._ready()
         self.used_at = time.monotonic()
         try:
@@ -176,7 +176,7 @@ class ConnectionOwner:
 
 
 async def until_ready(channel: Channel, running: asyncio.Task[None]) -> None:
-    """Raises: CarrierFailed."""
+    """Raises: TransportFailed."""
     starting = asyncio.create_task(channel.start())
     try:
         await asyncio.wait([starting, running], return_when=asyncio.FIRST_COMPLETED)
@@ -237,7 +237,7 @@ class ConnectionOwners:
         ask: ChannelRequest,
         emit: Emit,
     ) -> ChannelResult:
-        """Ask at the owner, wherever it is. Raises: CarrierFailed, RpcError."""
+        """Ask at the owner, wherever it is. Raises: TransportFailed, RpcError."""
         place = ConnectionKey(server=config.name, org_id=whose.org_id, credential=credential.name)
         for _ in range(MAX_MOVES):
             async with self._turn(place):
@@ -330,7 +330,7 @@ class ConnectionOwners:
         return found
 
     async def _current(self, config: ServerConfig, whose: UpstreamOwner) -> CredentialSet:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         if config.credential == "none":
             return NO_CREDENTIAL
         return await self._credentials.of(whose, config.name)

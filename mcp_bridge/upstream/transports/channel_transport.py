@@ -19,6 +19,7 @@ from mcp_bridge.upstream.transport import (
     ReadCount,
     TransportAnswer,
     TransportFailed,
+    TransportRequest,
 )
 from mcp_bridge.upstream.transports.channel import LISTENING, SENT, ChannelRequest, ChannelResult
 from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
@@ -93,20 +94,8 @@ class ChannelTransport:
         """The connection is everybody's."""
 
     @asynccontextmanager
-    async def ask(
-        self,
-        method: str,
-        body: Message | None,
-        headers: Mapping[str, str],
-        *,
-        endless: bool,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-    ) -> AsyncIterator[TransportAnswer]:
-        session = headers.get(SESSION_HEADER)
-        asked = ChannelRequest(asker=self._asker, method=method, message=body, session=session)
-        read_s = None if endless else READ_TIMEOUT_S
-        begin = partial(self._begin, asked, read_s, on_change, on_sent)
+    async def ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
+        begin = partial(self._begin, request)
         credential = await self._shown(None)
         try:
             answer = await begin(credential)
@@ -125,19 +114,19 @@ class ChannelTransport:
         finally:
             await end_tasks(answer.ending, again_s=ENDING_S)
 
-    async def _begin(
-        self,
-        asked: ChannelRequest,
-        read_s: float | None,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-        credential: CredentialSet,
-    ) -> ChannelAnswer:
-        """Raises: CarrierFailed, RpcError."""
+    async def _begin(self, request: TransportRequest, credential: CredentialSet) -> ChannelAnswer:
+        """Raises: TransportFailed, RpcError."""
+        asked = ChannelRequest(
+            asker=self._asker,
+            method=request.method,
+            message=request.message,
+            session=request.headers.get(SESSION_HEADER),
+        )
+        read_s = None if request.endless else READ_TIMEOUT_S
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
 
         async def emit(message: Message) -> None:
-            on_sent()
+            request.on_sent()
             if message != SENT:
                 await said.put(message)
 
@@ -148,7 +137,7 @@ class ChannelTransport:
         except BaseException:
             await end_tasks(ending, again_s=ENDING_S)
             raise
-        return ChannelAnswer(first, said, ending, read_s, on_change)
+        return ChannelAnswer(first, said, ending, read_s, request.on_change)
 
 
 async def next_of(
@@ -156,7 +145,7 @@ async def next_of(
 ) -> Message | None:
     """Return the next message; None: it has ended, and how is known.
 
-    Raises: what it ended with; CarrierFailed.
+    Raises: what it ended with; TransportFailed.
     """
     if said.empty() and not ending.done():
         getting = asyncio.create_task(said.get())

@@ -54,7 +54,7 @@ class SseStreamTransport:
         self._url = ""
 
     async def begin(self) -> None:
-        """Raises: CarrierFailed."""
+        """Raises: TransportFailed."""
         try:
             async with asyncio.timeout(ENDPOINT_S):
                 async for event in self._events:
@@ -111,14 +111,14 @@ class SseStreamTransport:
 
 
 def check_taken(response: httpcore.Response, credential: CredentialSet) -> None:
-    """Raises: NotTaken."""
+    """Raises: CredentialRefused."""
     refused = refusal_of(response.status, response.headers, credential)
     if refused is not None:
         raise CredentialRefused(refused.status, refused.challenge)
 
 
 def endpoint_of(stream_url: str, said: bytes) -> str:
-    """Return where to post. Raises: CarrierFailed, for another origin than the stream's."""
+    """Return where to post. Raises: TransportFailed, for another origin than the stream's."""
     try:
         url = urljoin(stream_url, said.decode("ascii"))
         given, wanted = urlsplit(url), urlsplit(stream_url)
@@ -134,7 +134,7 @@ def endpoint_of(stream_url: str, said: bytes) -> str:
 async def open_sse(
     config: ServerConfig, pool: httpcore.AsyncConnectionPool, credential: CredentialSet
 ) -> AsyncIterator[StreamTransport]:
-    """Open the stream, with `pool`, which is closed with it. Raises: CarrierFailed."""
+    """Open the stream, with `pool`, which is closed with it. Raises: TransportFailed."""
     own = {name.lower(): value for name, value in credential.values.items()}
     named = {
         "host": urlsplit(config.url).netloc.rpartition("@")[2],

@@ -20,7 +20,7 @@ from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
 from mcp_bridge.upstream.http import FRAMING, HttpTarget, refusal_of
 from mcp_bridge.upstream.http1 import Response
-from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer
+from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer, TransportRequest
 from mcp_bridge.upstream.upstream import (
     ACCEPT,
     CONNECT_TIMEOUT_S,
@@ -51,36 +51,19 @@ class HttpTransport:
     async def close(self) -> None:
         await self._pool.aclose()
 
-    def ask(
-        self,
-        method: str,
-        body: Message | None,
-        headers: Mapping[str, str],
-        *,
-        endless: bool,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-    ) -> AbstractAsyncContextManager[TransportAnswer]:
-        ask = self._ask_endless if endless else self._ask
-        return ask(method, body, headers, endless, on_change, on_sent)
+    def ask(self, request: TransportRequest) -> AbstractAsyncContextManager[TransportAnswer]:
+        return self._ask_endless(request) if request.endless else self._ask(request)
 
     @asynccontextmanager
-    async def _ask_endless(self, *asked: Any) -> AsyncIterator[TransportAnswer]:
+    async def _ask_endless(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
         if self._streams.locked():
             raise NotSent("too_many_streams")
-        async with self._streams, self._ask(*asked) as answer:
+        async with self._streams, self._ask(request) as answer:
             yield answer
 
     @asynccontextmanager
-    async def _ask(
-        self,
-        method: str,
-        body: Message | None,
-        headers: Mapping[str, str],
-        endless: bool,
-        on_change: Callable[[], None],
-        on_sent: Callable[[], None],
-    ) -> AsyncIterator[TransportAnswer]:
+    async def _ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
+        method, body = request.method, request.message
         content = b"" if body is None else rpc.encode(body)
         fixed = {
             "host": self._url.netloc.rpartition("@")[2],
@@ -88,32 +71,33 @@ class HttpTransport:
             "accept-encoding": "identity",
             "user-agent": "tollgate",
             **self._config.headers,
-            **headers,
+            **request.headers,
         }
         if body is not None:
             fixed["content-type"] = "application/json"
         if method == "POST":
             fixed["content-length"] = str(len(content))
-        read_s = None if endless else READ_TIMEOUT_S
+        read_s = None if request.endless else READ_TIMEOUT_S
         limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
-        extensions = {"timeout": {**limits, "pool": PLACE_TIMEOUT_S}, "on_sent": on_sent}
+        extensions = {"timeout": {**limits, "pool": PLACE_TIMEOUT_S}, "on_sent": request.on_sent}
         credential = await self._shown(None)
         async with self._once(method, fixed, credential, content, extensions) as response:
             refused = refusal_of(response.status, response.headers, credential)
             again = credential if refused is None else await self._shown(refused)
             if again is credential:
-                yield StreamableAnswer(
-                    self._config.name, response, endless=endless, on_change=on_change
-                )
+                yield self._answer(response, request)
                 return
         # Refused before anything was done: a newer token may be taken.
         async with self._once(method, fixed, again, content, extensions) as response:
             refused = refusal_of(response.status, response.headers, again)
             if refused is not None:
                 await self._shown(msgspec.structs.replace(refused, is_last=True))
-            yield StreamableAnswer(
-                self._config.name, response, endless=endless, on_change=on_change
-            )
+            yield self._answer(response, request)
+
+    def _answer(self, response: Response, request: TransportRequest) -> StreamableAnswer:
+        return StreamableAnswer(
+            self._config.name, response, endless=request.endless, on_change=request.on_change
+        )
 
     @asynccontextmanager
     async def _once(

@@ -22,7 +22,7 @@ from mcp_bridge.routing.offer_reader import read_offer
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.openapi import calls
 from mcp_bridge.upstream.openapi import http as openapi_http
-from mcp_bridge.upstream.transport import NotSent, TransportFailed
+from mcp_bridge.upstream.transport import NotSent, TransportFailed, TransportRequest
 from mcp_bridge.upstream.transports import factory as transports
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
@@ -116,8 +116,7 @@ async def asking(
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
         message = rpc.request(1, method, params)
-        ears: dict[str, Any] = {"on_change": lambda: None, "on_sent": on_sent}
-        asked = transport.ask("POST", message, {}, endless=False, **ears)
+        asked = transport.ask(TransportRequest("POST", message, {}, on_sent=on_sent))
         async with asked as answer:
             (found,) = [each async for each in answer.messages()]
         assert found is not None
