@@ -114,7 +114,7 @@ async def test_one_that_is_long_in_ending_costs_no_other_its_sign_of_life(
         assert await worker.ask(org_id) == 200
     await redis.set(place_of("org_a").key, "another")
     async with asyncio.timeout(60):
-        while worker.hosts._hosts.keys() != {place_of("org_b")}:
+        while worker.hosts._connections.keys() != {place_of("org_b")}:
             await asyncio.sleep(0.01)
         key = place_of("org_b").key
         await redis.expire(key, 5)

@@ -49,7 +49,7 @@ async def test_who_leaves_during_a_start_leaves_it_to_who_comes_next() -> None:
     num_opened = 0
 
     @asynccontextmanager
-    async def open_line(*_: Any) -> AsyncIterator[Any]:
+    async def open_stream(*_: Any) -> AsyncIterator[Any]:
         nonlocal num_opened
         num_opened += 1
         opened.set()
@@ -57,7 +57,7 @@ async def test_who_leaves_during_a_start_leaves_it_to_who_comes_next() -> None:
 
     config = ServerConfig(name="s", url="http://x/")
     info = {"name": "t", "version": "1"}
-    host = ConnectionOwner(config, UpstreamOwner("org_a"), NO_CREDENTIAL, info, open_line)
+    host = ConnectionOwner(config, UpstreamOwner("org_a"), NO_CREDENTIAL, info, open_stream)
     message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     ask = ChannelRequest(asker="a", method="POST", message=message, session=None)
 
@@ -86,7 +86,7 @@ class Worker:
 
     def __init__(self, store: redis.asyncio.Redis, may_start: asyncio.Event) -> None:
         @asynccontextmanager
-        async def open_line(*_: Any) -> AsyncIterator[Any]:
+        async def open_stream(*_: Any) -> AsyncIterator[Any]:
             self.opened.set()
             yield Slow(may_start)
 
@@ -94,7 +94,7 @@ class Worker:
         self.relay = Relay(store)
         unasked: Any = None
         self.hosts = ConnectionOwners(
-            info={}, open_line=open_line, credentials=unasked, redis=store, relay=self.relay
+            info={}, open_stream=open_stream, credentials=unasked, redis=store, relay=self.relay
         )
         config = ServerConfig(name="s", url="http://x/", transport="sse")
         self._transport = ChannelTransport(config, UpstreamOwner("org_a"), self.hosts, nothing)
