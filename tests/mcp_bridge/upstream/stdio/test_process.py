@@ -157,12 +157,12 @@ async def test_a_server_dies_with_the_gateway(scratch: Path) -> None:
     """kill -9 of who started it: the kernel tells the server."""
     script = textwrap.dedent(f"""
         import asyncio, pathlib
-        from mcp_bridge.upstream.stdio.isolation import Unprotected
+        from mcp_bridge.upstream.stdio.isolation import NoIsolation
         from mcp_bridge.upstream.stdio.process import Launcher
         from tests.mcp_bridge.upstream.stdio.servers import OWNER, python_spec
 
         async def main():
-            launcher = Launcher(Unprotected(), pathlib.Path({str(scratch)!r}))
+            launcher = Launcher(NoIsolation(), pathlib.Path({str(scratch)!r}))
             process = await launcher.start(python_spec("import time; time.sleep(600)"), OWNER, {{}})
             print(process.pid, flush=True)
             await asyncio.sleep(600)
