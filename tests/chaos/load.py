@@ -19,7 +19,7 @@ from tests.stack import Stack
 
 
 class Seen(msgspec.Struct):
-    """What one client got."""
+    """The answer that one client got."""
 
     status: int = 0
     text: str = ""

@@ -1,4 +1,5 @@
-"""What `metering` kills: gateways as far as they meter, shippers without clients, and who invoices.
+"""The processes that `metering` kills: gateways as far as they meter, shippers without clients, and
+the invoicer.
 
 A gateway is here a spool, its shipper and clients whose attempts open, checkpoint and close; a
 shipper adopts what dead gateways leave; an invoicer drafts and finalizes. What a client was told
@@ -67,7 +68,7 @@ ACCOUNTS = {
 
 
 class Plan:
-    """What becomes of an attempt, by its id alone."""
+    """The fate of an attempt, decided by its id alone."""
 
     def __init__(self, attempt_id: str) -> None:
         rng = random.Random(attempt_id)
@@ -85,7 +86,7 @@ class Plan:
 
 
 class Site(msgspec.Struct, frozen=True):
-    """Where the processes of one run meet."""
+    """The place where the processes of one run meet."""
 
     home: Home
     saves_early: bool

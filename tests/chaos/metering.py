@@ -122,7 +122,8 @@ class Arena:
             self._postgres = await self._postgres_again()
 
     async def _postgres_again(self) -> Child:
-        """What the dead one's children still hold keeps the next from starting for a moment."""
+        """Start it again: what the dead one's children still hold keeps the next from starting for
+        a moment."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while True:
             try:

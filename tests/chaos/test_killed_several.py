@@ -38,7 +38,7 @@ WHOLE = (COMPLETION, {"prompt": PROMPTS, "n": 2})
 
 
 class Reading(msgspec.Struct):
-    """What a client has of one stream."""
+    """The part of one stream that a client has."""
 
     tokens: dict[int, int]
     """By choice."""

@@ -31,7 +31,7 @@ REVOKED_WITHIN_S = 1.0
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """Of one worker, which knows the key once it was asked: then it needs no Postgres."""
+    """Start one worker, which knows the key once it was asked: then it needs no Postgres."""
     with running() as started:
         yield started
 
@@ -141,7 +141,8 @@ async def test_a_revoked_key_is_refused_within_a_second_by_every_worker(pair: St
     key = next(word for word in made.split() if word.startswith("sk-tg-"))
 
     async def statuses() -> set[int]:
-        """Of as many fresh connections at once, so that both workers get some."""
+        """Return the statuses of as many fresh connections at once, so that both workers get
+        some."""
         limits = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(limits=limits) as fresh:
             headers = {"authorization": f"Bearer {key}"}

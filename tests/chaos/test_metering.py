@@ -1,5 +1,5 @@
-"""What was answered is in books and invoices once, whatever was killed; and a harness that would
-tell."""
+"""Checks that each answer is in books and invoices once, whatever was killed, and that the harness
+would notice otherwise."""
 
 from __future__ import annotations
 

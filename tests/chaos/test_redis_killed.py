@@ -154,7 +154,7 @@ class Scene:
 
 
 def check_bound(passed: list[Asked]) -> None:
-    """What was asked and answered within any span of time was let pass within it."""
+    """Check what was asked and answered within any span of time: it was let pass within it."""
     for first in passed:
         ends: list[float] = []
         for each in passed:

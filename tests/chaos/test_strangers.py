@@ -69,7 +69,7 @@ def worker_of(stack: Stack) -> psutil.Process:
 
 
 async def latencies_s(http: httpx.AsyncClient) -> list[float]:
-    """Of small requests, one after the other."""
+    """Measure small requests, one after the other."""
     found = []
     for number in range(PROBES):
         request = {

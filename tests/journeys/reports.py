@@ -1,5 +1,5 @@
-"""What the organization's reports say, asked for with the official SDK's admin client, and the
-events they are made of."""
+"""Reads the organization's reports with the official SDK's admin client, and the events they are
+made of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def costs_pico(client: OpenAI) -> int:
 
 
 def costs_of(client: OpenAI, model: str) -> list[float]:
-    """Of as many days, in US dollars, by what of the model was used."""
+    """Return the costs of as many days, in US dollars, by what of the model was used."""
     start = int(time.time()) - 86_400
     page = client.admin.organization.usage.costs(start_time=start, group_by=["line_item"])
     rows: list[Any] = [row for bucket in page.data for row in bucket.results]
@@ -31,7 +31,7 @@ def costs_of(client: OpenAI, model: str) -> list[float]:
 
 
 def usage_of_today(client: OpenAI, **filters: Any) -> dict[str, int]:
-    """Of the last hour. `filters`: `models`, `api_key_ids` and the like."""
+    """Return the usage of the last hour. `filters`: `models`, `api_key_ids` and the like."""
     page = client.admin.organization.usage.completions(
         start_time=int(time.time()) - 3_600, bucket_width="1m", limit=120, **filters
     )
@@ -52,8 +52,10 @@ def eventually(read: Callable[[], Any], expected: Any, timeout_s: float = 60.0) 
 
 
 def events(stack: Stack, model: str) -> list[Any]:
-    """What was billed of this model, oldest first, once Postgres has all there is. What was made
-    for nobody (`waste`) comes when it comes."""
+    """Return what was billed of this model, oldest first, once Postgres has all there is.
+
+    What was made for nobody (`waste`) comes when it comes.
+    """
     stack.wait_metric("tollgate_spool_backlog_events", 0)
     query = f"SELECT * FROM usage_events WHERE model = '{model}' AND kind = 'usage' ORDER BY id"
     return asyncio.run(stack.sql(query))

@@ -1,4 +1,4 @@
-"""What the official SDK made of an answer, looked through for what it does not know."""
+"""Looks through what the official SDK made of an answer for what it does not know."""
 
 from __future__ import annotations
 

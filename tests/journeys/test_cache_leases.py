@@ -1,4 +1,5 @@
-"""What a customer pays to have kept: read as long as it is there, paid back where it was not."""
+"""Checks what a customer pays to have kept: it is read as long as it is there, and paid back where
+it was not."""
 
 from __future__ import annotations
 

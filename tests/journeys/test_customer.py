@@ -34,7 +34,7 @@ def prices() -> dict[str, int]:
 
 
 def bill(usage: Any) -> int:
-    """What a customer computes by hand from the usage in the answer, in pico-USD."""
+    """Compute by hand what a customer owes, from the usage in the answer, in pico-USD."""
     price = prices()
     cached: int = usage.prompt_tokens_details.cached_tokens
     pico: int = (

@@ -1,5 +1,5 @@
-"""What plans and scopes let pass, across two workers that share one Redis: each refusal says when
-to come back, and consumes nothing."""
+"""Checks what plans and scopes let pass, across two workers that share one Redis: each refusal says
+when to come back, and consumes nothing."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_what_can_never_fit_says_so_and_is_not_retried(
 def test_a_small_plan_serves_small_requests_that_set_no_maximum(
     stack: Stack, upstream: LiveUpstream
 ) -> None:
-    """What an answer may take is guessed, and a guess refuses nobody for good."""
+    """The length of an answer is guessed, and a guess refuses nobody for good."""
     upstream.play(good)
     client = limited(stack, "small")
     answer = client.chat.completions.create(model="big", messages=HELLO)

@@ -1,4 +1,4 @@
-"""What looks through the SDKs' answers for what is wrong with them finds it."""
+"""Checks that the search through the SDKs' answers finds what is wrong with them."""
 
 from __future__ import annotations
 

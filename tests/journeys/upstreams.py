@@ -108,7 +108,7 @@ async def good_body(exchange: Exchange) -> None:
 
 
 async def good_text(exchange: Exchange) -> None:
-    """Of OpenAI's older route."""
+    """Answer on OpenAI's older route."""
     choice = {"index": 0, "text": "Hello there", "logprobs": None, "finish_reason": "stop"}
     said = {
         **{"id": "cmpl-theirs", "object": "text_completion", "created": 7, "model": "x"},
@@ -133,7 +133,7 @@ async def good_vectors(exchange: Exchange) -> None:
 
 
 async def good(exchange: Exchange) -> None:
-    """Whatever is asked."""
+    """Answer whatever is asked."""
     if exchange.target.endswith("/embeddings"):
         return await good_vectors(exchange)
     if not exchange.target.endswith("/chat/completions"):

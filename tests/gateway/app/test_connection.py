@@ -1,4 +1,5 @@
-"""What a stranger can do to a worker with a connection alone, against uvicorn on a real socket."""
+"""Checks what a stranger can do to a worker with a connection alone, against uvicorn on a real
+socket."""
 
 from __future__ import annotations
 
@@ -272,7 +273,8 @@ def test_a_body_that_comes_fast_enough_may_take_longer(
 def test_a_body_behind_its_own_answer_is_not_waited_for(
     client: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who was refused before the body came and goes on sending it holds nothing for long."""
+    """A client that was refused before its body came and goes on sending it holds nothing for
+    long."""
     monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.5)
     client.sendall(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
     found, took_s = dribble(client, b"b" * 1000, every_s=0.05)

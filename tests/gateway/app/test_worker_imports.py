@@ -1,5 +1,5 @@
-"""What a worker before upstreams alone does not load: libraries that some other gateway, page or
-command needs, and that would stay in the memory of each worker."""
+"""Checks what a worker before upstreams alone does not load: libraries that some other gateway,
+page or command needs, and that would stay in the memory of each worker."""
 
 from __future__ import annotations
 

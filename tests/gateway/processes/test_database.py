@@ -1,5 +1,5 @@
-"""What a start brings to Postgres beside the schema: what had no price is priced, and counters of
-spending hear of it, whatever dies in between."""
+"""Checks what a start brings to Postgres beside the schema: what had no price is priced, and
+counters of spending hear of it, whatever dies in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whose lock is removed before Postgres starts: a dead one's and a stranger's, no living one's."""
+"""Checks which locks are removed before Postgres starts: a dead one's and a stranger's, no living
+one's."""
 
 from __future__ import annotations
 

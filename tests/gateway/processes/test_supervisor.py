@@ -124,7 +124,7 @@ def kept() -> Iterator[Up]:
 
 @pytest.fixture
 def running(kept: Up) -> Up:
-    """Of two workers."""
+    """Run two workers."""
     if not kept.runs():
         kept.start("--workers", "2")
     return kept

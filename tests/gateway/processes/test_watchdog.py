@@ -35,7 +35,7 @@ ENGINE = """
 
 
 class Place:
-    """Where engines without a model are kept; each loads for `load_s`."""
+    """The place where engines without a model are kept; each loads for `load_s`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -83,7 +83,7 @@ GOOD = "Bearer good"
 
 
 class Doorkeeper:
-    """Whoever shows the good credential is `principal`."""
+    """An authenticator for which whoever shows the good credential is `principal`."""
 
     principal: Principal
 
@@ -120,8 +120,10 @@ def closed(app: Litestar) -> list[tuple[str, HTTPRouteHandler]]:
 
 
 def test_a_used_idempotency_key_is_said_to_be_refused_as_it_is(app: Litestar) -> None:
-    """Of a change to the organization with a 422, of what else takes one with a 400. (A generation
-    has a 422 for what its upstream says.)"""
+    """A change to the organization is refused with a 422, what else takes a key with a 400.
+
+    (A generation has a 422 for what its upstream says.)
+    """
     said: dict[str, set[str]] = {}
     for path, item in (app.openapi_schema.paths or {}).items():
         named = {each.name for each in (item.post and item.post.parameters) or [] if each.name}

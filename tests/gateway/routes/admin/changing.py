@@ -151,7 +151,7 @@ class Maker:
         return f"{ADMIN}/mcp/approvals/{new.approval.id}"
 
     async def taint(self) -> str:
-        """Of a client of an app."""
+        """Make a taint of a client of an app."""
         client = self.name()
         caller = Caller(org_id=self.org_id, project_id=self.project_id, subject="u", client=client)
         await RedisCalls(self.world.services.redis).taint(caller, "s")
@@ -197,7 +197,7 @@ class Maker:
         return f"{ADMIN}/invoices/{made.id}"
 
     async def draft(self) -> str:
-        """Of the next month."""
+        """Make a draft of the next month."""
         begun = await self.next_month()
         made = await close(self.world.db, org_id=self.org_id, now=begun + timedelta(days=31))
         assert made is not None

@@ -1,4 +1,4 @@
-"""What the official SDK's types say, to the letter."""
+"""Compares answers with the official SDK's types, to the letter."""
 
 from __future__ import annotations
 

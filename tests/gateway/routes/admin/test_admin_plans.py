@@ -24,7 +24,7 @@ NEW = {
 
 
 async def actions(world: World) -> list[tuple[str, str, str | None, str | None]]:
-    """What the audit log says of plans."""
+    """Return what the audit log says of plans."""
     async with world.db.connect() as conn:
         found = sa.select(entries.c.action, entries.c.target, entries.c.before, entries.c.after)
         found = found.where(

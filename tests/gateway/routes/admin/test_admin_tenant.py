@@ -1,4 +1,4 @@
-"""What an org changes of itself beyond OpenAI's calls: origins, plans of projects, roles."""
+"""Checks what an org changes of itself beyond OpenAI's calls: origins, plans of projects, roles."""
 
 from __future__ import annotations
 

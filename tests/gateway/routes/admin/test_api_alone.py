@@ -43,7 +43,7 @@ TOLD = {
 
 
 class Office:
-    """Who administers `acme` with one key."""
+    """The administrator of `acme`, with one key."""
 
     def __init__(self, world: World, key: str) -> None:
         self.world, self.key = world, key
@@ -133,7 +133,7 @@ async def people(office: Office, project_id: str) -> str:
 
 
 async def keys(office: Office, project_id: str) -> None:
-    """Of a service account, and of the project: made, restricted, rotated, leaked."""
+    """Try keys of a service account, and of the project: made, restricted, rotated, leaked."""
     account = await office.sdk.projects.service_accounts.create(project_id, name="ci")
     assert account.api_key is not None
     robot = account.api_key.value
@@ -160,7 +160,7 @@ async def keys(office: Office, project_id: str) -> None:
 
 
 async def bounds(office: Office, project_id: str) -> None:
-    """What a project may use, and from where."""
+    """Bound what a project may use, and from where."""
     limit = await office.sdk.projects.rate_limits.update_rate_limit(
         "rl-far", project_id=project_id, max_requests_per_1_minute=60
     )

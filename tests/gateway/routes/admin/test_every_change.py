@@ -1,6 +1,5 @@
-"""What every route of administration that changes something keeps to, found in the route table: it
-is recorded, done once for one `Idempotency-Key`, and refused to who has seen an older state.
-"""
+"""Checks every route of administration that changes something, found in the route table: it is
+recorded, done once for one `Idempotency-Key`, and refused to who has seen an older state."""
 
 from __future__ import annotations
 
@@ -175,7 +174,7 @@ async def changes_once(world: World, method: str, change: Change) -> None:
 
 
 async def shown_tag(world: World, change: Change) -> str:
-    """Of what `change` is about, as a GET shows it. Raises: AssertionError."""
+    """Return the tag of what `change` is about, as a GET shows it. Raises: AssertionError."""
     path = change.path
     for verb in VERBS:
         path = path.removesuffix(verb)

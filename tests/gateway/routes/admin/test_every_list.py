@@ -143,7 +143,8 @@ async def add_cap(maker: Maker, _path: str) -> None:
 
 
 async def add_event(maker: Maker, at: datetime, project: str = "proj_a") -> None:
-    """Whose hour and project are lines and hours of their own."""
+    """Add an event with an hour and a project of its own, so that it makes a line and an hour of
+    its own."""
     event = tokens(at, 1, 7, org=maker.org_id, project=project)
     assert (await ingest(maker.world.db, [event])).inserted == 1
 
@@ -167,7 +168,7 @@ async def recounted(maker: Maker) -> str:
 
 
 async def add_invoice(maker: Maker, path: str) -> None:
-    """Of the next month."""
+    """Add an invoice of the next month."""
     async with maker.world.db.connect() as conn:
         newest = await latest_invoice(conn, org_id=maker.org_id)
     assert newest is not None
@@ -183,14 +184,14 @@ async def add_line(maker: Maker, _path: str) -> None:
 
 
 async def add_hour(maker: Maker, _path: str) -> None:
-    """Of the first line."""
+    """Add an hour to the first line."""
     hours = int(maker.name()[1:])
     await add_event(maker, datetime(2026, 9, 1, tzinfo=UTC) + timedelta(hours=hours))
     await recounted(maker)
 
 
 async def add_tagged(maker: Maker, _path: str) -> None:
-    """Of the first line, with a tag of its own."""
+    """Add usage to the first line, with a tag of its own."""
     event = tokens(datetime(2026, 9, 1, tzinfo=UTC), 1, 7, org=maker.org_id)
     attempt = msgspec.structs.replace(event.attempt, tags={"team": maker.name()})
     await ingest(maker.world.db, [msgspec.structs.replace(event, attempt=attempt)])
@@ -227,7 +228,7 @@ async def add_note(maker: Maker, _path: str) -> None:
 
 
 async def add_rate(maker: Maker, path: str) -> None:
-    """Of another currency each."""
+    """Add a rate, each of another currency."""
     currency = CURRENCIES[int(maker.name()[1:]) % len(CURRENCIES)]
     rate = {"usd_per_unit": "1", "valid_from": 0, "source": "bank"}
     await maker.post(path, {"currency": currency, **rate})

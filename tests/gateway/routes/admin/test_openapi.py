@@ -183,7 +183,7 @@ NUMBERS = {
 
 
 def fractions(schema: Any, where: str) -> set[str]:
-    """Where a schema says `number`, by the nearest field."""
+    """Return where a schema says `number`, by the nearest field."""
     if isinstance(schema, list):
         return {found for each in schema for found in fractions(each, where)}
     if not isinstance(schema, dict):

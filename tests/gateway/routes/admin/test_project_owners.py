@@ -1,4 +1,5 @@
-"""Who owns a project runs it, whatever their role in the org, and runs nothing else."""
+"""Checks that the owner of a project runs it, whatever their role in the org, and runs nothing
+else."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ async def reader(world: World, org_id: str) -> str:
 
 @pytest.fixture
 async def key(world: World, project_id: str, reader: str) -> str:
-    """Of an owner of the project who may only read the rest of the org."""
+    """Make a key of an owner of the project who may only read the rest of the org."""
     await world.sdk.admin.organization.projects.users.create(
         project_id, user_id=reader, role="owner"
     )

@@ -1,4 +1,5 @@
-"""Who has not paid is told why, and served again when they have, or when the operator says so."""
+"""Checks that an org that has not paid is told why, and is served again when it has, or when the
+operator says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on Anthropic's paths, as its clients read it: their statuses, their shape, and an
+"""Checks errors on Anthropic's paths, as its clients read them: their statuses, their shape, and an
 event of its own within a stream."""
 
 from __future__ import annotations

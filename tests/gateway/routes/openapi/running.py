@@ -116,7 +116,7 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
 
     def settle(self, admin_key: str) -> None:
-        """Who asks, and where."""
+        """Remember who asks, and where."""
         self.everything = admin_key
         who = self.run(self.services.authenticator.authenticate(admin_key))
         self.org_id = who.org_id
@@ -158,7 +158,7 @@ class Running:
         return found
 
     def make(self, names: list[str], path: str) -> dict[str, str]:
-        """What the parameters of `path` name: things that are there, and nobody else's."""
+        """Make what the parameters of `path` name: things that are there, and nobody else's."""
         found: dict[str, str] = {}
         for name in names:
             found[name] = getattr(self, f"make_{name.removesuffix('_id')}")(path, found)
@@ -205,7 +205,7 @@ class Running:
         return SHOWN_SERVER
 
     def make_invoice(self, path: str, _: dict[str, str]) -> str:
-        """Of September, with a line; final where it is to be exported."""
+        """Make an invoice of September, with a line; final where it is to be exported."""
         db, org_id = self.services.system_db, self.org_id
 
         async def work() -> str:

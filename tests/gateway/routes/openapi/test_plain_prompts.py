@@ -77,7 +77,7 @@ def asked(**options: Any) -> dict[str, Any]:
 
 
 def joined(chunks: list[Completion]) -> list[dict[str, Any]]:
-    """What a stream says, choice by choice."""
+    """Join what a stream says, choice by choice."""
     found: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:

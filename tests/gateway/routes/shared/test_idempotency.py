@@ -1,5 +1,5 @@
-"""Whatever is repeated under one Idempotency-Key is carried out once: concurrent duplicates, lost
-answers, dead workers, in a real application on a real Postgres."""
+"""Checks that a request repeated under one Idempotency-Key is carried out once: concurrent
+duplicates, lost answers, dead workers, in a real application on a real Postgres."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ async def test_sweeping_goes_on_after_a_failure(
 
 
 def a_claim(world: World, request_id: str) -> Claim:
-    """What `World.post()` claims."""
+    """Return what `World.post()` claims."""
     line = b"POST\n/v1/admin/things\n\n" + hashlib.sha256(b"{}").digest()
     return Claim(
         org_id=world.org_id,

@@ -1,4 +1,5 @@
-"""What a worker says of itself: whether it is ready, and gauges that nobody had to ask it for."""
+"""Checks what a worker says of itself: whether it is ready, and gauges that nobody had to ask it
+for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What one request cost, as its answer says it, as the books have it and as its customer sees it:
-the same to the pico-USD. On a running worker, over HTTP.
-"""
+"""Checks that the cost of one request is the same, to the pico-USD, in its answer, in the books and
+in its customer's view. On a running worker, over HTTP."""
 
 from __future__ import annotations
 
