@@ -156,7 +156,7 @@ def engine(arguments: tuple[str, ...]) -> None:
 @tollgate.command()
 @with_options(*STATE)
 def migrate(**flags: Flags) -> None:
-    """Bring Postgres to the newest schema, and make the first keys.
+    """Bring Postgres to the newest schema, and create the first keys.
 
     Idempotent, and safe while gateways run. `tollgate up` does it by itself.
     """
@@ -190,7 +190,7 @@ tollgate.add_command(mcp)
 
 @tollgate.group()
 def keys() -> None:
-    """Make, list and revoke API keys, while `tollgate up` runs or not."""
+    """Create, list and revoke API keys, while `tollgate up` runs or not."""
 
 
 @keys.command("create")
@@ -240,7 +240,7 @@ def create(
     as_json: bool,
     **flags: Flags,
 ) -> None:
-    """Make a key and print it. It is shown this once and stored nowhere."""
+    """Create a key and print it. It is shown only this once and stored nowhere."""
     from gateway.cli import administration
     from gateway.secret import Secret
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
@@ -369,7 +369,8 @@ def state_of(key: KeyRow) -> str:
 )
 @click.argument("key_id")
 def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> None:
-    """Give a key a new secret and print it, this once; the old one is good for a while."""
+    """Rotate the secret of a key and print it, only this once; the old one stays valid for a
+    while."""
     from gateway.cli import administration
     from gateway.secret import Secret
     from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key

@@ -253,13 +253,13 @@ class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @mcp.command()
 @with_options(*STATE, ORG, PROJECT)
-@click.option("--allow", help="Say yes to the call of this id.")
-@click.option("--deny", help="Say no to the call of this id.")
-@click.option("--show", help="Show what the call of this id is to be made with.")
+@click.option("--allow", help="Allow the call of this id.")
+@click.option("--deny", help="Deny the call of this id.")
+@click.option("--show", help="Show the arguments of the call of this id.")
 def calls(
     org: str, project: str, allow: str | None, deny: str | None, show: str | None, **flags: Flags
 ) -> None:
-    """List the calls that wait for a person's yes, show one or answer it."""
+    """List the calls that wait for a person's approval, show one, allow or deny it."""
     from gateway.cli import administration
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.service.wiring import open_approvals

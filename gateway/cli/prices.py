@@ -52,7 +52,7 @@ EXITS_OF_CHECK = (
 
 @click.group(epilog=EXITS)
 def prices() -> None:
-    """Compare prices with what others publish, and take them over."""
+    """Compare prices with published ones, and import them."""
 
 
 def in_one_line(command: Callable[..., None]) -> Callable[..., None]:

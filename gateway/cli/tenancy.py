@@ -37,7 +37,7 @@ OF_ORG = click.option("--org", default="default", show_default=True, help="Its o
 
 @click.group()
 def orgs() -> None:
-    """Make and list organizations, and give them plans.
+    """Create and list organizations, and set their plans.
 
     A plan's limits bind all keys below an organization together; the first start makes one that is
     named `default`.
@@ -47,7 +47,7 @@ def orgs() -> None:
 @orgs.command("create")
 @with_options(*STATE, JSON, NAME, PLAN)
 def create_org(name: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
-    """Make an organization; it needs a project before it can have keys."""
+    """Create an organization; it needs a project before it can have keys."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
 
@@ -83,7 +83,7 @@ def list_orgs(as_json: bool, **flags: Flags) -> None:
 @with_options(*STATE, *NEW_PLAN)
 @click.argument("name")
 def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
-    """Give an organization a plan, or none; every worker goes by it within a second."""
+    """Set or remove the plan of an organization; every worker applies it within a second."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
 
@@ -105,7 +105,7 @@ def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> 
 @click.option("--origin", "origins", multiple=True, help="Such as https://app.example.com.")
 @click.argument("name")
 def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
-    """Say from which web pages browsers may call with an organization's keys: these, no others."""
+    """Set the web origins from which browsers may call with an organization's keys."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy.keys.origins import update_origins
@@ -125,7 +125,7 @@ def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
 
 @click.group()
 def projects() -> None:
-    """Make and list the projects of organizations, and give them plans.
+    """Create and list the projects of organizations, and set their plans.
 
     A key belongs to a project (`tollgate keys create --org NAME --project NAME`). A plan's limits
     bind all keys of a project together.
@@ -135,7 +135,7 @@ def projects() -> None:
 @projects.command("create")
 @with_options(*STATE, JSON, NAME, OF_ORG, PLAN)
 def create_project(name: str, org: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
-    """Make a project of an organization."""
+    """Create a project of an organization."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
@@ -180,7 +180,7 @@ def list_projects(org: str | None, as_json: bool, **flags: Flags) -> None:
 @with_options(*STATE, OF_ORG, *NEW_PLAN)
 @click.argument("name")
 def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
-    """Give a project a plan, or none; every worker goes by it within a second."""
+    """Set or remove the plan of a project; every worker applies it within a second."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
@@ -209,7 +209,7 @@ def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **fla
 def set_models(
     name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...], **flags: Flags
 ) -> None:
-    """Say which models a project may use; every worker goes by it within a second."""
+    """Set the models that a project may use; every worker applies it within a second."""
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs

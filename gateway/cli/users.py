@@ -27,7 +27,7 @@ EMAIL = click.option("--email", required=True, help="The address to sign in with
 
 @click.group()
 def users() -> None:
-    """Make and list users, and give them passwords.
+    """Create and list users, and set their passwords.
 
     Passwords come from standard input: `tollgate users create --email me@example.com < file`, or
     are asked for.
@@ -47,7 +47,7 @@ def users() -> None:
 def create(
     org: str, email: str, name: str | None, role: str, as_json: bool, **flags: Flags
 ) -> None:
-    """Make a user of an organization who signs in with a password."""
+    """Create a user of an organization who signs in with a password."""
     from gateway.audit.log import COMMAND_LINE
     from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
@@ -78,7 +78,7 @@ def create(
 @users.command("passwd")
 @with_options(*STATE, OF_ORG, EMAIL)
 def passwd(org: str, email: str, **flags: Flags) -> None:
-    """Give a user another password.
+    """Set the password of a user.
 
     Whoever is signed in as them has to sign in again, and every application that acts for them to
     ask again: its tokens are refused within a second.

@@ -81,7 +81,7 @@ class KeyQuery(PageQuery):
     "/v1/admin/keys",
     opt=needs(SCOPE_ADMIN_KEYS),
     tags=[TAG],
-    summary="Make an API key; its secret stands in this answer alone",
+    summary="Create an API key; only this answer shows its secret",
     operation_class=describes(body=KeyCreate, answer=KeyWithSecret, status=201, idempotent=True),
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:

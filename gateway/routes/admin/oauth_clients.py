@@ -174,7 +174,7 @@ async def check_account(
     CLIENTS,
     opt=needs(SCOPE_ADMIN_CLIENTS),
     tags=[TAG],
-    summary="Make an OAuth client; its secret stands in this answer alone",
+    summary="Create an OAuth client; only this answer shows its secret",
     status_code=201,
     operation_class=describes(
         body=ClientWritten, answer=OAuthClientOnce, status=201, idempotent=True, conditional=False
@@ -266,7 +266,7 @@ async def update(request: AuthenticatedRequest, client_id: FromPath[str]) -> Res
     CLIENT + "/rotate-secret",
     opt=needs(SCOPE_ADMIN_CLIENTS),
     tags=[TAG],
-    summary="Give an OAuth client a new secret; it stands in this answer alone",
+    summary="Rotate the secret of an OAuth client; only this answer shows it",
     status_code=200,
     operation_class=describes(
         body=SecretRotation, answer=OAuthClientOnce, idempotent=True, conditional=True

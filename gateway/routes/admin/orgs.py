@@ -72,7 +72,7 @@ def unless_changed(precondition: Precondition) -> Check:
     "/v1/admin/orgs",
     opt=needs(SCOPE),
     tags=TAGS,
-    summary="Make an organization, and the way into it",
+    summary="Create an organization, with an invite or an admin key",
     operation_class=describes(body=NewOrg, answer=CreatedOrg, status=201, idempotent=True),
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:

@@ -51,7 +51,7 @@ def unless_changed(precondition: Precondition) -> Check:
     "/v1/admin/plans",
     opt=needs(SCOPE),
     tags=TAGS,
-    summary="Make a plan",
+    summary="Create a plan",
     operation_class=describes(body=NewPlan, answer=PlanView, status=201, idempotent=True),
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
@@ -131,7 +131,7 @@ async def update(request: AuthenticatedRequest, name: FromPath[str]) -> Response
     opt=needs(SCOPE),
     status_code=200,
     tags=TAGS,
-    summary="Give a plan to nobody any more",
+    summary="Archive a plan: it can no longer be given",
     operation_class=describes(answer=PlanView, idempotent=True, conditional=True),
 )
 async def archive(request: AuthenticatedRequest, name: FromPath[str]) -> Response[bytes]:

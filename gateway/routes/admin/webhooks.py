@@ -106,7 +106,7 @@ def shown_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
     WEBHOOKS,
     opt=needs(SCOPE),
     tags=TAGS,
-    summary="Add an endpoint; its secret stands in this answer alone",
+    summary="Create an endpoint; only this answer shows its secret",
     operation_class=describes(
         body=NewWebhookEndpoint, answer=WebhookEndpointOnce, status=201, idempotent=True
     ),

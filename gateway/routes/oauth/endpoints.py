@@ -102,7 +102,7 @@ async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=PUBLIC,
     status_code=200,
     tags=["OAuth"],
-    summary="Give a token back",
+    summary="Revoke a token",
     operation_class=describes(form=HeldToken, said=REFUSALS),
 )
 async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -118,7 +118,7 @@ async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
     opt=PUBLIC,
     status_code=200,
     tags=["OAuth"],
-    summary="Is a token good?",
+    summary="Introspect a token",
     operation_class=describes(form=HeldToken, answer=Introspection, said=REFUSALS),
 )
 async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:

@@ -52,7 +52,7 @@ def show(answer: Any) -> Response[bytes]:
     opt=NEEDED,
     status_code=200,
     tags=TAGS,
-    summary="Begin a conversation",
+    summary="Create a conversation",
     operation_class=describes(body=NewConversation, answer=Conversation, idempotent=True),
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
@@ -88,7 +88,7 @@ async def retrieve(
     opt=NEEDED,
     status_code=200,
     tags=TAGS,
-    summary="Give a conversation other metadata",
+    summary="Replace the metadata of a conversation",
     operation_class=describes(body=ConversationUpdate, answer=Conversation),
 )
 async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:

@@ -22,7 +22,7 @@ from gateway.wire.surfaces import EMBEDDINGS
     opt=needs(SCOPE_INFERENCE),
     status_code=200,
     tags=["Embeddings"],
-    summary="Make embeddings of texts or of token ids",
+    summary="Create embeddings of texts or of token ids",
     operation_class=describes(
         body=EmbeddingRequest,
         answer=EmbeddingList,

@@ -249,7 +249,7 @@ def to_admin_owner(owner: Owner | None) -> wire.AdminKeyOwner:
     ADMIN_KEYS,
     opt=READ,
     tags=["Admin API keys"],
-    summary="List the keys of administration",
+    summary="List the admin keys",
     operation_class=describes(query=wire.AdminKeysQuery, answer=Listing[wire.AdminKey]),
 )
 async def list_admin_keys(request: AuthenticatedRequest) -> Response[bytes]:
@@ -267,7 +267,7 @@ async def list_admin_keys(request: AuthenticatedRequest) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN),
     status_code=200,
     tags=["Admin API keys"],
-    summary="Create a key of administration",
+    summary="Create an admin key",
     operation_class=describes(
         body=wire.AdminKeyCreate, answer=wire.CreatedAdminKey, idempotent=True
     ),
@@ -305,7 +305,7 @@ async def create_admin_key(request: AuthenticatedRequest) -> Response[bytes]:
     ADMIN_KEY,
     opt=READ,
     tags=["Admin API keys"],
-    summary="One key of administration",
+    summary="Show an admin key",
     operation_class=describes(answer=wire.AdminKey),
 )
 async def retrieve_admin_key(

@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     "/health/live",
     opt=PUBLIC,
     tags=["Health"],
-    summary="Is the process alive?",
+    summary="Report whether the process is alive",
     operation_class=describes(answer=Liveness),
 )
 async def live() -> dict[str, str]:

@@ -289,7 +289,7 @@ def test_one_worker_alone(environ: dict[str, str], folder: Path) -> None:
 
 
 def wait_for_address(process: subprocess.Popen[bytes]) -> str:
-    """Where it listens, as the kernel says."""
+    """Return the address it listens on, as the kernel says."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         assert process.poll() is None
