@@ -30,6 +30,7 @@ from gateway.auth.login import passwords
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
+from tests.budget import NIGHTLY
 from tests.databases import Databases
 
 # A busy machine is slow to draw and to run; that says nothing of a strategy or of a test.
@@ -41,8 +42,12 @@ settings.load_profile("shared cores")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Two at a time, files with long tests come first: what begins a long one last is waited for,
-    and what waits leaves its core to short ones."""
+    """Leave out what only a night has time for. Two at a time, files with long tests come first:
+    what begins a long one last is waited for, and what waits leaves its core to short ones."""
+    if not NIGHTLY:
+        left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: item.path not in long)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import create_engine
+from tests import budget
 from tests.databases import Databases
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ def run_machine(machine: Callable[[], RuleBasedStateMachine], *, examples: int, 
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=budget.examples(examples),
             stateful_step_count=steps,
             deadline=None,
             database=None,

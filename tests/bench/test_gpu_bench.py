@@ -34,6 +34,7 @@ TRIED = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")

@@ -54,7 +54,13 @@ def run(module: str, *arguments: str, timeout_s: float = 290) -> subprocess.Comp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [QUICK, WITHOUT_REFERENCE], ids=["quick", "without_reference"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(QUICK, id="quick"),
+        pytest.param(WITHOUT_REFERENCE, id="without_reference", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_script_runs_in_the_interpreter(names: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     only = [argument for name in names for argument in ("--only", name)]

@@ -37,6 +37,7 @@ def run(module: str, *arguments: str, small: str = "--dry") -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_gateway_in_front_of_an_upstream() -> None:
     *lines, last = run("bench.gateway", "--seconds", "0.2").splitlines()
     for figure in FIGURES:
@@ -78,6 +79,7 @@ def test_the_wire() -> None:
         assert any(line.startswith(f"{row} ") for line in tables)
 
 
+@pytest.mark.nightly
 def test_the_time_to_the_first_token() -> None:
     said = run("bench.start", "--starts", "2")
     found = re.search(r"first start ([0-9.]+) s, later starts ([0-9.]+) s", said)
@@ -85,6 +87,7 @@ def test_the_time_to_the_first_token() -> None:
     assert all(0 < float(seconds) < TIMEOUT_S for seconds in found.groups())
 
 
+@pytest.mark.nightly
 def test_the_engine_against_static_batching() -> None:
     arguments = ("--models", "15M", "--measures", "prefill 512", "decode 8", "--turns", "1")
     said = run("bench.engine_cpu", *arguments, "--peers", "static_transformers", "--threads", "1")
@@ -94,6 +97,7 @@ def test_the_engine_against_static_batching() -> None:
     assert "outside the model" in said
 
 
+@pytest.mark.nightly
 def test_the_cost_of_determinism() -> None:
     said = run("bench.deterministic", "--device", "cpu", small="--quick")
     for what in ("prefill 512", "decode 1", "decode 8", "decode 32"):

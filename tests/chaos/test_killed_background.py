@@ -32,6 +32,7 @@ AGED = sa.text("UPDATE responses SET beat_at = beat_at - interval '1 minute' RET
 """As if nobody had worked on it for so long."""
 
 
+@pytest.mark.nightly
 async def test_a_response_whose_gateway_was_killed_has_failed_and_is_billed_once(
     stack: Stack,
 ) -> None:

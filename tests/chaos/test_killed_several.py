@@ -114,6 +114,7 @@ async def prompt_tokens(stack: Stack) -> list[int]:
     return [answer.json()["usage"]["prompt_tokens"] for answer in answers]
 
 
+@pytest.mark.nightly
 async def test_what_runs_in_one_request_is_one_bill_whoever_is_killed(stack: Stack) -> None:
     readings = await killed_amid(stack, "gateway", "worker")
     stack.wait_ready()

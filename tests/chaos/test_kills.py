@@ -200,6 +200,7 @@ def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack
     assert again.choices[0].message.role == first.choices[0].message.role
 
 
+@pytest.mark.nightly
 async def test_an_engine_that_goes_on_in_time_is_not_killed(impatient: Stack) -> None:
     """Its clients were given up; what it generated for them beyond their bill is the house's."""
     rng, stack = random.Random(9), impatient
@@ -212,6 +213,7 @@ async def test_an_engine_that_goes_on_in_time_is_not_killed(impatient: Stack) ->
     await balance(stack)
 
 
+@pytest.mark.nightly
 async def test_a_hung_engine_is_given_up_killed_and_replaced(impatient: Stack) -> None:
     """SIGSTOP closes no socket and ends no process: only its silence tells."""
     rng, stack = random.Random(8), impatient

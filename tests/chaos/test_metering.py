@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.budget import cycles
 from tests.chaos.metered import ACCOUNTS, GATEWAYS, INVOICERS, SHIPPERS
 from tests.chaos.metering import POSTGRES, run
 
 pytestmark = pytest.mark.slow
 
-KILLS = 100
+KILLS = cycles(100, daily=20)
 KILLS_THAT_TELL = 12
 
 

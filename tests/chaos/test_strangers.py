@@ -125,6 +125,7 @@ async def slow_loris(port: int, start: bytes) -> tuple[bytes, float]:
         writer.close()
 
 
+@pytest.mark.nightly
 async def test_thousands_of_idle_connections_and_slow_requests_disturb_nobody(
     stack: Stack, num_connections: int
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine import fairness
 from engine.fairness import INPUT_COST, LANE_WEIGHTS, OUTPUT_COST, FairShare, QueueBound
 from engine.protocol import Lane
+from tests.budget import examples
 
 LANES = tuple(LANE_WEIGHTS)
 TENANTS = ("", "a", "b", "c")
@@ -125,7 +126,9 @@ class FairnessMachine(RuleBasedStateMachine):
 
 
 TestFairnessMachine = FairnessMachine.TestCase
-TestFairnessMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestFairnessMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=50, deadline=None
+)
 
 
 # The paper's bound
@@ -182,7 +185,7 @@ class Machine:
     longest=st.integers(1, 40),
     weights=st.tuples(*[st.sampled_from([0.5, 1.0, 2.0, 4.0])] * 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_two_that_always_wait_are_served_alike(
     seed: int, room: int, longest: int, weights: tuple[float, float]
 ) -> None:

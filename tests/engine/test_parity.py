@@ -25,6 +25,7 @@ from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.weights.loader import load_model
+from tests.budget import examples
 from tests.engine import checkpoints
 
 NUM_TOKENS = 24
@@ -175,7 +176,7 @@ def test_a_long_text_through_a_small_window(folders: dict[str, Path]) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 def test_cached_text_equals_uncached_text(folders: dict[str, Path], data: st.DataObject) -> None:
     """Prompts that share prefixes of any length, in any number of rounds."""
     stem = prompts()[8]
@@ -238,7 +239,7 @@ SAMPLINGS = st.builds(
     chunk=st.sampled_from([8, 64]),
     n=st.integers(1, 3),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_same_seed_says_the_same_whatever_else_is_in_the_batch(
     folders: dict[str, Path], samplings: list[SamplingParams], chunk: int, n: int
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_worker_that_is_told_to_leave_finishes_its_stream_while_the_others_ser
     assert (last.finish, written, last.estimated) == ("done", 5, False)
 
 
+@pytest.mark.nightly
 def test_never_more_than_an_upstream_takes_while_workers_are_replaced_under_load(
     stack: Stack, upstream: LiveUpstream
 ) -> None:

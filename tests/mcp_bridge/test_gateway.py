@@ -409,6 +409,7 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.nightly
 async def test_what_is_approved_on_the_command_line_is_what_there_is(
     world: World, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from tests.billing.ingestion.test_ingest import rows
 from tests.billing.samples import NOON, an_attempt, an_event
+from tests.budget import examples
 
 DAY_S = 86_400
 Period = Literal["day", "month", "total"]
@@ -305,7 +306,9 @@ def expected(caps: dict[str, Any], batches: Sequence[Sequence[Booked]]) -> set[t
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.lists(st.lists(booked, max_size=5), min_size=1, max_size=6),

@@ -17,6 +17,7 @@ from billing.alerts.alerts import THRESHOLDS, raise_for_cap
 from billing.ingestion.ingest import ingest
 from tests.billing.alerts.test_alerts import DAY_S, archive, cap, raised, spends
 from tests.billing.samples import NOON
+from tests.budget import examples
 
 _numbers = count(100)
 AT = datetime.fromtimestamp(NOON, UTC)
@@ -74,7 +75,9 @@ async def test_what_is_booked_while_a_cap_is_made_is_told_by_one_of_both(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     first=st.integers(0, 200),

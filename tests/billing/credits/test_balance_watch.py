@@ -35,6 +35,7 @@ from billing.tables import credit_grants, top_ups
 from tests.billing.corrections.test_rerating import anew
 from tests.billing.invoices.billed import at
 from tests.billing.samples import an_attempt, an_event
+from tests.budget import examples
 
 ORG = "org_a"
 CENT = PICO_PER_USD // 100
@@ -113,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
 TestWatch = Machine.TestCase
 TestWatch.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, database=None
+    max_examples=examples(100), stateful_step_count=25, deadline=None, database=None
 )
 
 

@@ -22,6 +22,7 @@ from billing.credits.balance_leases import (
 from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage, burn, sort_grants
 from billing.ledger.transfers import Transfer
 from billing.tables import EPOCH
+from tests.budget import examples
 
 CENT = 10**10
 MODELS = ("penny", "pound")
@@ -251,7 +252,7 @@ class Machine(RuleBasedStateMachine):
 
 TestGrants = Machine.TestCase
 TestGrants.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, database=None
+    max_examples=examples(150), stateful_step_count=30, deadline=None, database=None
 )
 
 

@@ -31,6 +31,7 @@ from tests.billing.invoices.billed import (
     open_account,
 )
 from tests.billing.samples import an_attempt, an_event
+from tests.budget import examples
 
 CHANGES = at(2026, 10, 10)
 """The price, in the book by which all of it is rated anew."""
@@ -109,7 +110,9 @@ def less(after: Sums, before: Sums) -> dict[tuple[bool, Place], int]:
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(in_time=events, late=events, early=st.tuples(pico, pico), later=st.tuples(pico, pico))
 async def test_each_line_changes_as_it_was_shown(

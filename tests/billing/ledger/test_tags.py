@@ -33,6 +33,7 @@ from billing.tables import to_moment
 from tests.billing.alerts.test_alerts import DAY_S, archive, cap, raised
 from tests.billing.invoices.billed import priced
 from tests.billing.samples import NOON, an_attempt, an_event
+from tests.budget import examples
 
 SEARCH = {"team": "search", "feature": "chat"}
 DAY = int(NOON) // DAY_S * DAY_S
@@ -121,7 +122,9 @@ async def test_days_are_grouped_by_the_values_of_a_tag(db: AsyncEngine) -> None:
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     batches=st.lists(
@@ -231,7 +234,9 @@ steps = st.one_of(
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(taken=st.lists(steps, min_size=4, max_size=12))
 @example(  # nothing for the org, and something for each tag

@@ -32,6 +32,7 @@ from billing.events import Attempt, Quantities, UsageEvent
 from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, Record, VoidRecord, frame
 from billing.spool.spool import Batch, Spool
 from tests.billing.samples import NOON, an_attempt, an_event, quantities
+from tests.budget import examples
 
 T = TypeVar("T")
 SEGMENT_BYTES = 3000
@@ -276,5 +277,7 @@ class SpoolMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-SpoolMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+SpoolMachine.TestCase.settings = settings(
+    max_examples=examples(25), stateful_step_count=30, deadline=None
+)
 TestSpool = pytest.mark.slow(SpoolMachine.TestCase)

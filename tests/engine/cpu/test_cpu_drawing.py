@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.kernels.sampling import cpu as cpu_drawing
+from tests.budget import examples
 
 pytestmark = pytest.mark.skipif(
     not cpu_drawing.draws(torch.zeros(1, 16)), reason="no kernels on this processor"
@@ -43,7 +44,7 @@ def draw(
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.sampled_from(VOCABS),
@@ -82,7 +83,7 @@ def test_a_row_without_a_distribution_draws_nothing_and_disturbs_nobody(bad: flo
     assert draw(logits, [0, 1], [0.7, 0.7]) == [528, *alone]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(seed=st.integers(0, 2**32), words=st.sampled_from([1, 16, 17, 128]))
 def test_what_a_mask_forbids_is_forbidden(seed: int, words: int) -> None:
     random = np.random.default_rng(seed)

@@ -31,6 +31,7 @@ from engine.kernels.pointwise.cpu import argmax
 from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
 from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
 from engine.kernels.pointwise.swiglu import swiglu
+from tests.budget import examples
 from tests.engine.kernels.attention_steps import Step, error, shape_of
 
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ def test_attention(
     st.one_of(st.none(), st.integers(1, 60)),
     st.integers(0, 1000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_batch(
     drawn: list[tuple[int, int]], dtype: torch.dtype, window: int | None, seed: int
 ) -> None:

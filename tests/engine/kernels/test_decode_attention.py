@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.kernels.attention import triton as paged_attention_triton
 from engine.kernels.attention import triton_decode as decode
 from engine.kernels.attention.dispatch import to_device
+from tests.budget import examples
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, shape_of
 
 
@@ -98,7 +99,9 @@ def test_padding_of_a_graph_is_not_touched(device: torch.device, deterministic: 
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     lens=st.lists(st.integers(1, 300), min_size=1, max_size=4),

@@ -108,6 +108,7 @@ def against_plain(
     return wanted, num_preemptions
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_beside_decodes(device: torch.device, tmp_path: Path, pooling: Pooling) -> None:
     """A prompt of one token, one of a step, and one of several."""
@@ -118,6 +119,7 @@ def test_beside_decodes(device: torch.device, tmp_path: Path, pooling: Pooling) 
     assert {key: len(vector) for key, vector in vectors.items()} == {"2": 32, "3": 5, "4": 32}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_mean_starts_over(device: torch.device, tmp_path: Path, ahead: bool) -> None:
     """A text comes to need the blocks of a prompt that is half embedded."""

@@ -102,6 +102,7 @@ def test_random_traffic(device: torch.device, tmp_path: Path) -> None:
     assert against_plain(model, traffic(0, 5)) == []
 
 
+@pytest.mark.nightly
 def test_preempted_sequences(device: torch.device, tmp_path: Path) -> None:
     """Three that come to need three blocks each, in six."""
     model = load(tmp_path, device)
@@ -177,6 +178,7 @@ def watch_writes(runner: DeviceRunner) -> list[Sequence]:
     return preempted
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
 def test_drafts_are_verified(num_draft_tokens: int, device: torch.device, tmp_path: Path) -> None:
     """Kernel by kernel, or from graphs, between poison: right guesses and wrong ones, sequences

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.attention import triton_prefill as prefill
+from tests.budget import examples
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, shape_of
 
 
@@ -59,7 +60,9 @@ def test_bfloat16(device: torch.device, head_dim: int, cache: torch.dtype) -> No
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     chunks=st.lists(st.tuples(st.integers(2, 70), st.integers(0, 90)), min_size=1, max_size=5),

@@ -15,6 +15,7 @@ from engine.errors import InvalidRequest
 from engine.kv_cache.block_leases import CacheLeases
 from engine.protocol import Breakpoint, EngineRequest, LeaseEnded, LeaseGranted, Usage
 from engine.scheduling.scheduler import Scheduler
+from tests.budget import examples
 from tests.engine.scheduling.scheduling import Clock, drain, embedding, make, request, step
 
 SIZE = 4
@@ -360,4 +361,6 @@ class KeptPromises(RuleBasedStateMachine):
 
 
 TestKeptPromises = KeptPromises.TestCase
-TestKeptPromises.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestKeptPromises.settings = settings(
+    max_examples=examples(60), stateful_step_count=25, deadline=None
+)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.kv_cache.block_pool import BlockPool
+from tests.budget import examples
 
 
 def test_hands_out_every_block_once_and_then_none() -> None:
@@ -119,4 +120,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlockPoolMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)

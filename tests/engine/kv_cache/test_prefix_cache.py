@@ -14,6 +14,7 @@ from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.prefix_cache import PrefixCache, block_digest, root_digest
 from engine.protocol import SamplingParams
 from engine.sequence import FREED, Sequence
+from tests.budget import examples
 
 _numbers = itertools.count()
 
@@ -378,4 +379,6 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 TestPrefixCacheMachine = PrefixCacheMachine.TestCase
-TestPrefixCacheMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPrefixCacheMachine.settings = settings(
+    max_examples=examples(120), stateful_step_count=40, deadline=None
+)

@@ -37,6 +37,7 @@ from engine.kernels.pointwise.swiglu import swiglu
 from engine.layers.rotary import RotaryEmbedding
 from engine.protocol import EngineRequest, SamplingParams
 from engine.runner.batch import SampleRow
+from tests.budget import examples
 
 CPU = torch.device("cpu")
 VOCAB = 211
@@ -229,7 +230,9 @@ def test_verified_as_a_draft(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 10_000),

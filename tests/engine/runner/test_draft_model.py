@@ -232,6 +232,7 @@ def test_blocks_that_are_exchanged_were_computed_by_nobody(
     assert guesser.num_right == guesser.num_guessed > 90
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("draft", ["near", "qwen3_tied"])
 def test_drawn_texts_are_distributed_as_the_model_says(
     folders: dict[str, Path], draft: str, monkeypatch: pytest.MonkeyPatch

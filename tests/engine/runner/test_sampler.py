@@ -19,6 +19,7 @@ from engine.runner.sampling.logit_adjustments import adjust_logits
 from engine.runner.sampling.philox import philox4x32, uniforms
 from engine.runner.sampling.sampler import Sampler
 from engine.sequence import Sequence
+from tests.budget import examples
 from tests.engine.sample_rows import sample_row
 
 EOS = frozenset({2})
@@ -104,7 +105,7 @@ ROWS = st.lists(PARAMS, min_size=1, max_size=6)
 
 
 @given(rows=ROWS, seed=st.integers(0, 2**32), vocab=st.sampled_from([3, 40, 1500]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_draws_stay_within_the_filters(rows: list[dict[str, Any]], seed: int, vocab: int) -> None:
     """Rows with different filters side by side; logits on a grid, so that ties are common."""
     generator = torch.Generator().manual_seed(seed)
@@ -115,7 +116,7 @@ def test_draws_stay_within_the_filters(rows: list[dict[str, Any]], seed: int, vo
 
 
 @given(rows=ROWS, seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_do_not_depend_on_each_other(rows: list[dict[str, Any]], seed: int) -> None:
     """Also where one row makes the search for its nucleus go on and the others do not."""
     generator = torch.Generator().manual_seed(seed)
@@ -211,7 +212,7 @@ TOKENS = st.lists(st.integers(0, 19), min_size=1, max_size=30)
     ),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_adjustments_against_plain_python(rows: list[dict[str, Any]], seed: int) -> None:
     logits = torch.randn(len(rows), 20, generator=torch.Generator().manual_seed(seed)) * 3
     seqs = [sample_row(**row) for row in rows]

@@ -14,6 +14,7 @@ from engine.runner.device.device_buffers import ALIGNMENT, KINDS, StepLayout, St
 from engine.runner.device.step_packer import KNOWN, UNUSED_SLOT, KeptTables, StepPacker
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import FREED, Sequence, SequenceStatus
+from tests.budget import examples
 
 NUM_ROWS = 3
 MAX_BLOCKS = 12
@@ -62,7 +63,7 @@ class Tables:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_the_device_has_the_tables_of_every_step(data: st.DataObject) -> None:
     tables = Tables()
     blocks = st.integers(0, 40)
@@ -121,7 +122,7 @@ def decode_of(lengths: list[int], pending: list[bool]) -> SchedulerOutput:
     decodes=st.lists(st.tuples(st.integers(2, 38), st.booleans()), min_size=1, max_size=6),
     padding=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_packed_decode(decodes: list[tuple[int, bool]], padding: int) -> None:
     """Into memory full of something else: every input is written, padding included."""
     lengths, pending = [length for length, _ in decodes], [later for _, later in decodes]

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.fairness import LANE_WEIGHTS
 from engine.protocol import Lane
 from engine.scheduling.lanes import LaneLimits
+from tests.budget import examples
 from tests.engine.scheduling.scheduler_world import PROMPTS, World, make_world, sampler
 from tests.engine.scheduling.scheduling import embedding, request
 
@@ -142,7 +143,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -167,6 +170,7 @@ def test_a_thousand_steps_of_lanes(
     assert world.num_halted_victims > 5
 
 
+@pytest.mark.nightly
 def test_ten_thousand_steps_of_traffic() -> None:
     traffic(10_000, None, True, 6, True, True)
 

@@ -213,6 +213,7 @@ async def test_a_turn_that_means_nothing_is_refused_by_name(
     assert caught.value.param == param
 
 
+@pytest.mark.nightly
 async def test_ten_thousand_random_aborts_and_pauses_leak_nothing(connect: Any) -> None:
     """Of few blocks: aborted while it waits, computes its prompt, says something, is preempted or
     paused. Each step checks all blocks and queues."""

@@ -97,6 +97,7 @@ class Traffic:
             self.abort([rng.choice(opened)])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("window", "ahead", "drafts", "limits"),
     [(None, True, False, TIGHT), (7, False, True, {})],

@@ -16,6 +16,7 @@ from gateway.audit.log import Actor, record
 from gateway.audit.tables import entries, heads
 from gateway.audit.verify import Standing, Verdict, verify
 from gateway.tenancy.tables import orgs
+from tests.budget import examples
 
 COUNT = 7
 ALICE = Actor(kind="user", id="user_alice", ip="192.0.2.1", request_id="req_1")
@@ -200,7 +201,7 @@ EDITS = st.lists(
 
 
 @settings(
-    max_examples=15,
+    max_examples=examples(15),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

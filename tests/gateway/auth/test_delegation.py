@@ -18,6 +18,7 @@ from gateway.principal import Principal, Role
 from gateway.tenancy import delegation
 from gateway.tenancy.delegation import NOBODY, Bounds, Owner, Power, administers
 from gateway.tenancy.errors import NotAllowed
+from tests.budget import examples
 
 ME = Owner("user_me")
 OWNERS = (NOBODY, ME, Owner("user_other"), Owner(None, "svc_acct_1"))
@@ -127,7 +128,7 @@ def walk(chain: Chain, taken: list[tuple[str, int, int, Power]]) -> None:
             continue
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(get_args(Role)), st.lists(powers, max_size=3), steps)
 def test_what_administers_goes_with_whoever_made_it(
     role: Role, others: list[Power], taken: list[tuple[str, int, int, Power]]
@@ -140,7 +141,7 @@ def test_what_administers_goes_with_whoever_made_it(
         assert frozenset(power.scopes) <= SCOPES_OF[role] | SERVICE_SCOPES
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from((None, "admin")), st.lists(powers, max_size=3), steps)
 def test_a_token_that_acts_for_nobody_makes_nothing_that_administers(
     role: Role | None, others: list[Power], taken: list[tuple[str, int, int, Power]]
@@ -150,7 +151,7 @@ def test_a_token_that_acts_for_nobody_makes_nothing_that_administers(
     assert not any(administers(chain.keys[key].scopes) for key in chain.seen)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(powers, st.lists(powers, max_size=3), steps)
 def test_what_a_bound_key_makes_or_changes_lies_within_its_bounds(
     first: Power, others: list[Power], taken: list[tuple[str, int, int, Power]]

@@ -21,10 +21,13 @@ from gateway.fleet.replica import Replica
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to, under_a_cap
 from gateway.request_errors import BadField
+from tests.budget import examples
 
 Chat = Callable[..., GenerateRequest]
 EXAMPLES = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 WORDS: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
 

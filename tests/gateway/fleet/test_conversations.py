@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.wire.surfaces import CHAT
+from tests.budget import examples
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.journeys.sdk_shapes import said
 
@@ -100,7 +101,9 @@ def chunks(answer: bytes) -> Iterator[ChatCompletionChunk]:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(fields=FIELDS, answer=ANSWER)
 async def test_a_conversation_is_answered_or_refused_by_name(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.wire.anthropic.from_anthropic import from_count_tokens
 from gateway.wire.surfaces import MESSAGES
+from tests.budget import examples
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.gateway.fleet.test_conversations import ANSWER, TEXT, without_none
 from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
@@ -103,7 +104,9 @@ FIELDS = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(fields=FIELDS, answer=ANSWER)
 async def test_a_conversation_is_answered_or_refused_by_name(

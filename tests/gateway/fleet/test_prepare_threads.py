@@ -18,6 +18,7 @@ from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.prepare_threads import AHEAD, INLINE_CHARS, PrepareThreads
 from gateway.lanes import Turn
+from tests.budget import examples
 
 FLOOD = Turn(lane="batch", tenant="flood")
 LONG = INLINE_CHARS + 1
@@ -48,7 +49,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_threads=st.integers(1, 3),
     sizes=st.lists(st.integers(LONG, 50 * LONG), min_size=20, max_size=60),

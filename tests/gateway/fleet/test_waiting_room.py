@@ -16,6 +16,7 @@ from gateway.fleet.errors import NoPlace
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.generation_events import MeteredUsage
 from gateway.lanes import Turn
+from tests.budget import examples
 
 LANES = tuple(LANE_WEIGHTS)
 
@@ -96,7 +97,9 @@ class RoomMachine(RuleBasedStateMachine):
 
 
 TestRoomMachine = RoomMachine.TestCase
-TestRoomMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRoomMachine.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 
 def serve_next(room: WaitingRoom, served: Place, waiting: list[Place], output: int = 0) -> Place:

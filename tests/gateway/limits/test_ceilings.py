@@ -20,6 +20,7 @@ from gateway.limits.ceilings import MAX_NOTED, Ceilings
 from gateway.limits.limiter import Admission, Limiter
 from gateway.limits.outcomes import ScopeLimits, Units, buckets_of, scopes_of
 from gateway.principal import Plan
+from tests.budget import examples
 from tests.gateway.limits.test_limiter import limits, of, principal
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
@@ -185,7 +186,9 @@ async def test_the_limiter_notes_what_it_admits_and_puts_it_right_at_the_end(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.lists(

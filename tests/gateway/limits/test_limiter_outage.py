@@ -344,6 +344,7 @@ def test_what_redis_refilled_while_it_was_used_here_is_posted(away_s: float) -> 
         assert gateway.admit(["k"], scopes, many) is not None, "and lets pass no more for it"
 
 
+@pytest.mark.nightly
 async def test_a_short_outage_of_one_that_had_used_all_gives_nothing_away(
     store: Store, new_limiter: NewLimiter
 ) -> None:

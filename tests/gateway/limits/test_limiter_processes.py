@@ -43,6 +43,7 @@ def test_64_at_once_and_a_process_that_is_killed_whose_leases_expire(
     assert found.recovered.keys() <= {"LATE", "REPLAYED"}
 
 
+@pytest.mark.nightly
 def test_512_at_once_and_a_process_that_is_killed(redis_url: str, tmp_path: Path) -> None:
     found = run(
         redis_url,

@@ -22,6 +22,7 @@ from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.limits.outcomes import RateState, Units, rate_window, scopes_of, tightest
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.principal import Plan, Principal
+from tests.budget import examples
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 
 START_US = 1_700_000_000_000_000
@@ -209,7 +210,7 @@ def moved() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("moved")
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(who=callers(), steps=st.lists(STEPS, max_size=8), request=REQUESTS)
 def test_a_refused_request_consumes_nothing_and_is_told_exactly_when_to_come_back(
     redis_server_url: str, who: Principal, steps: list[Step], request: tuple[int, int]

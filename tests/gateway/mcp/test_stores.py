@@ -34,6 +34,7 @@ from mcp_bridge.trust.approvals import (
     requested,
 )
 from mcp_bridge.trust.policy import CallLimit, CallState, SpendLimit, ToolRule
+from tests.budget import examples
 
 TOOL: Any = {"name": "add", "inputSchema": {"type": "object"}}
 CHANGES = compare(ApprovedPins(), offer_of([("tool", TOOL)]))
@@ -199,7 +200,9 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=12), st.integers(0, 12))
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 async def test_a_budget_is_never_passed_in_any_window(
     redis: Redis, found: list[tuple[str, int]], most: int

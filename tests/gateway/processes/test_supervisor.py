@@ -216,6 +216,7 @@ for _ in sys.stdin:
 """Starts its arguments once for each line, and reaps nothing: a container's PID 1, say."""
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_kill_9_of_everything_under_a_parent_that_reaps_nothing(up: Up) -> None:
     command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--home", str(up.home)]
@@ -279,6 +280,7 @@ def test_a_second_ctrl_c_does_not_wait(running: Up) -> None:
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
     folder = up.home.parent / "broken"
@@ -294,6 +296,7 @@ def test_an_engine_that_cannot_start_ends_the_start(up: Up) -> None:
     assert up.pids() == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_engine_that_cannot_start_later_in_life_is_tried_again(up: Up) -> None:
     folder = up.home.parent / "penny"

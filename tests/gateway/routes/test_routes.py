@@ -32,6 +32,7 @@ from gateway.routes.shared.access import IN_PROJECT, SCOPE
 from gateway.routes.shared.guards import UNDECLARED, authenticate
 from gateway.settings.load import load
 from gateway.telemetry import Telemetry
+from tests.budget import examples
 
 OPEN = {
     "/health/live",
@@ -175,7 +176,7 @@ principals = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_a_route_refuses_unless_the_policy_says_yes(app: Litestar, data: st.DataObject) -> None:
     path, handler = data.draw(st.sampled_from(closed(app)), label="route")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mcp_bridge.upstream.upstream import as_object
+from tests.budget import examples
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, note
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import OK, SSE
@@ -47,7 +48,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 shapes = st.one_of(anything, st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, anything)))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     modern=st.booleans(),
     capabilities=st.one_of(st.just({"tools": {}, "prompts": {}, "resources": {}}), anything),

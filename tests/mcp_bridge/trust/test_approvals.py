@@ -21,6 +21,7 @@ from mcp_bridge.trust.approvals import (
     ApprovedCall,
     arguments_digest,
 )
+from tests.budget import examples
 from tests.mcp_bridge.memory import MemoryApprovals
 
 CALL = ApprovedCall(
@@ -269,4 +270,4 @@ class ApprovalMachine(RuleBasedStateMachine):
 
 
 TestApprovals = ApprovalMachine.TestCase
-TestApprovals.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+TestApprovals.settings = settings(max_examples=examples(150), stateful_step_count=20, deadline=None)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mcp_bridge.upstream.http1 import MAX_HEAD_BYTES, Pool, written
 from mcp_bridge.upstream.network import HIGH_WATER_BYTES
+from tests.budget import examples
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
@@ -270,7 +271,7 @@ async def test_another_hosts_url_is_not_asked(pool: Pool, peer: Peer, url: str) 
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_bytes_are_an_answer_or_an_error(data: bytes) -> None:
     async def run() -> None:
         peer = Peer()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.kernels.attention import triton_prefill as prefill
 from engine.kernels.attention.dispatch import AttentionMetadata, KVLayer, to_device
 from engine.kernels.attention.triton import TritonAttentionPlan
+from tests.budget import examples
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, part, shape_of
 
 pytestmark = pytest.mark.usefixtures("products_without_place")
@@ -50,7 +51,9 @@ def together(parts: list[tuple[AttentionMetadata, slice]]) -> tuple[AttentionMet
 
 
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(4),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     cuts=st.tuples(*[st.sets(st.integers(1, n - 1), max_size=3) for n in LENS]),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kernels.backend import uses_triton
 from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapters
+from tests.budget import examples
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
@@ -90,7 +91,7 @@ def test_mixed_rows(
 @given(
     slots=st.lists(st.tuples(st.integers(NOBODY, 2), st.integers(1, 40)), min_size=1, max_size=6)
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_any_composition_of_a_batch(slots: list[tuple[int, int]]) -> None:
     """The rows of one object after those of another: what an earlier step left is not seen."""
     torch.manual_seed(1)

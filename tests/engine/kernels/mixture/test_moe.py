@@ -21,6 +21,7 @@ from engine.kernels.linear.weights import (
     quantise_int8,
 )
 from engine.kernels.mixture import moe
+from tests.budget import examples
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
 
@@ -141,7 +142,7 @@ def test_a_token_that_is_no_number_spoils_only_itself(device: torch.device) -> N
     chosen=st.lists(st.integers(0, 6), min_size=1, max_size=40),
     block_m=st.sampled_from([16, 32]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_every_assignment_has_a_place_in_a_tile_of_its_expert(
     chosen: list[int], block_m: int
 ) -> None:

@@ -12,6 +12,7 @@ from engine.kernels.attention.dispatch import KVLayer
 from engine.kernels.pointwise import rotary_cache_triton
 from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate
 from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
+from tests.budget import examples
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
 MAX_POSITIONS, BLOCK_SIZE, NUM_BLOCKS = 40, 4, 9
@@ -118,7 +119,7 @@ def test_queries_may_stay_where_they_are(device: torch.device) -> None:
     padding=st.integers(0, 3),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_any_slots(slots: list[int], padding: int, seed: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if slots or padding:

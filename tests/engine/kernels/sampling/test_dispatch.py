@@ -24,6 +24,7 @@ from engine.runner.sampling.logit_adjustments import adjust_logits
 from engine.runner.sampling.philox import uniforms
 from engine.runner.sampling.sampler import Sampler
 from engine.runner.sampling.sampling_tensors import SamplingScratch, sampling_tensors
+from tests.budget import examples
 from tests.engine.constraints import Residues
 from tests.engine.sample_rows import sample_row
 
@@ -98,7 +99,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, seed=st.integers(0, 2**64 - 16), vocab=st.sampled_from([3, 64, 200]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_token_for_token(rows: list[dict[str, Any]], seed: int, vocab: int) -> None:
     """Half of the logits on a grid, so that ties are common; some are -inf."""
     generator = torch.Generator().manual_seed(seed % 2**32)
@@ -240,7 +241,7 @@ TOKENS = st.lists(st.integers(0, 79), min_size=1, max_size=30)
     ),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_adjustments(rows: list[dict[str, Any]], seed: int) -> None:
     """As torch adjusts them; the scratch is clean again, and the raw logits are kept."""
     logits = torch.randn(len(rows), 80, generator=torch.Generator().manual_seed(seed)) * 3

@@ -19,6 +19,7 @@ from engine.text.output_parser.grammars.ebnf import (
     ebnf_to_lark,
     is_ebnf,
 )
+from tests.budget import examples
 
 PENNY = Path("models/penny/tokenizer.json")
 
@@ -65,7 +66,7 @@ def test_a_grammar_takes_what_it_says(
 CHARS = 'ab]^-&~[\\/"\n.é#:= '
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     members=st.text(CHARS, min_size=1, max_size=5),
     literal=st.text(CHARS, min_size=1, max_size=5),

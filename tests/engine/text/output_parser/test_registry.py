@@ -14,6 +14,7 @@ from engine.text.output_parser.parser import OutputParser
 from engine.text.output_parser.reader import MAX_CALLS, MAX_HELD_CHARS
 from engine.text.output_parser.reasoning import THINK
 from engine.text.output_parser.registry import FAMILIES, FamilyName
+from tests.budget import examples
 from tests.engine.text.output_parser.readings import Reading, cuts, read
 from tests.engine.text.output_parser.test_json_text import OBJECTS
 
@@ -34,7 +35,7 @@ def read_in_all_cuts(family: FamilyName, text: str) -> Reading:
 
 
 @pytest.mark.parametrize("family", NAMES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from(TOOLS), OBJECTS), min_size=1, max_size=3), st.data())
 def test_calls_are_read_as_they_are_written(
     family: FamilyName, calls: list[tuple[str, dict[str, object]]], data: st.DataObject
@@ -56,7 +57,7 @@ PIECES = [
 
 
 @pytest.mark.parametrize("family", NAMES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.sampled_from(PIECES), max_size=9))
 def test_a_text_is_read_the_same_however_it_is_cut(family: FamilyName, words: list[str]) -> None:
     text = "".join(words)

@@ -35,6 +35,7 @@ from gateway.generate_request import ChatPrompt, CompletionPrompt, GenerateReque
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Turn
 from gateway.wire.openai.from_chat import from_openai
+from tests.budget import examples
 
 BLOCK = 16
 PENNY = Path(__file__).resolve().parents[4] / "models/penny"
@@ -80,7 +81,7 @@ prompts = st.lists(st.lists(piece, min_size=1, max_size=4), min_size=1, max_size
 
 
 @given(asked=prompts, num_blocks=st.sampled_from((4, 12, 4096)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_cause_is_true_of_all_prompts_before(
     asked: list[list[tuple[int, int]]],
     num_blocks: int,

@@ -40,6 +40,7 @@ from gateway.tenancy.errors import ChangeNotAnnounced, NameTaken
 from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.tenancy.tables import idempotency_keys as table
 from gateway.tenancy.tables import orgs
+from tests.budget import examples
 
 SECRET = "sk-tg-" + "a" * 43
 
@@ -434,7 +435,9 @@ SCRIPT = st.lists(
 
 
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(script=SCRIPT)
 async def test_each_key_has_at_most_one_effect(

@@ -25,6 +25,7 @@ from gateway.wire.openai_responses.items import (
     Text,
 )
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from tests.budget import examples
 from tests.gateway.wire.fields.test_table import read_responses as read
 from tests.gateway.wire.openai.test_to_chat import sdk
 from tests.journeys.sdk_shapes import extras, said_in
@@ -302,7 +303,7 @@ PIECES = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(PIECES, max_size=12), st.sampled_from(["stop", "length", "tool_calls"]))
 def test_whatever_comes_the_events_add_up(pieces: list[tuple[str, str]], reason: Any) -> None:
     deltas, calls = [], 0

@@ -86,6 +86,7 @@ async def test_cycles_leave_no_orphan(launcher: Launcher, scratch: Path) -> None
     assert list((scratch / "servers").iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_thousand_cycles_leave_no_orphan(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On the loop that gateways run, under uids where we may: eight servers and the threads that
     clear up behind them open and close descriptors at the same time."""

@@ -27,6 +27,7 @@ from mcp_bridge.upstream.stdio.isolation import Isolation, NoIsolation
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig
+from tests.budget import cycles
 from tests.mcp_bridge.attacks.hostile import PUBLIC_URL, caller_of
 from tests.mcp_bridge.processes import LegacyClient, ask_modern
 from tests.mcp_bridge.test_hostile import KEYS
@@ -103,7 +104,7 @@ async def main():
 
 asyncio.run(main())
 """
-CYCLES, TENANTS = 1000, 8
+CYCLES, TENANTS = cycles(1000, daily=96), 8
 
 
 class Held:

@@ -1,0 +1,24 @@
+"""Sizes the suite: a small budget for every change, today's full one at night.
+
+`TOLLGATE_TESTS=nightly` (or `make test-nightly`) runs tests that are marked `nightly`, and draws as
+many examples as each test names; without it those tests are left out, and a test draws a part of
+them. A test that is marked says in full what another one shows in small.
+"""
+
+from __future__ import annotations
+
+import os
+
+NIGHTLY = os.environ.get("TOLLGATE_TESTS") == "nightly"
+PART = 4
+FEWEST = 5
+
+
+def examples(nightly: int) -> int:
+    """Return how many examples to draw of those that a night has time for."""
+    return nightly if NIGHTLY else min(nightly, max(FEWEST, nightly // PART))
+
+
+def cycles(nightly: int, daily: int) -> int:
+    """Return how often to repeat what is killed, flooded or left."""
+    return nightly if NIGHTLY else daily
