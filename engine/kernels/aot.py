@@ -72,9 +72,10 @@ class Resources(NamedTuple):
 
 def modules() -> list[str]:
     """Names of all modules that hold Triton kernels."""
+    here = Path(__file__).parent
     return sorted(
-        f"engine.kernels.{path.stem}"
-        for path in Path(__file__).parent.rglob("*triton*.py")
+        ".".join(("engine.kernels", *path.relative_to(here).with_suffix("").parts))
+        for path in here.rglob("*triton*.py")
         # A plan of kernels that stand elsewhere has none itself.
         if "@triton.jit" in path.read_text()
     )

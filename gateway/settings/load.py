@@ -283,7 +283,7 @@ def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
             raise SettingsError(f"mcp.search_model: {file.mcp.search_model!r} is no model")
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
-    shipped = sorted((PACKAGE_ROOT / "billing" / "price_books").glob("*.toml"))
+    shipped = sorted((PACKAGE_ROOT / "billing" / "pricing" / "price_books").glob("*.toml"))
     return Settings(
         home=home,
         host=file.host,

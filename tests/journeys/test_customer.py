@@ -18,7 +18,7 @@ from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-BOOK = Path(__file__).resolve().parents[2] / "billing" / "price_books" / "2026-11.toml"
+BOOK = Path(__file__).resolve().parents[2] / "billing/pricing/price_books/2026-11.toml"
 LONG_TEXT = " ".join(f"Line {n}: the quick brown fox counts to {n * 7}." for n in range(40))
 
 

@@ -402,8 +402,8 @@ def test_the_process_that_tries_grammars_ends_with_its_engine() -> None:
 
 
 def test_an_engine_without_the_library_refuses_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("grammar", "grammar_compiler", "grammar_trial"):
-        monkeypatch.delitem(sys.modules, f"engine.runner.{name}")
+    for name in ("compiler", "constraint", "sandbox"):
+        monkeypatch.delitem(sys.modules, f"engine.runner.grammar.{name}")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     core = start()
     with pytest.raises(InvalidRequest, match="llguidance is not installed") as refusal:

@@ -179,7 +179,7 @@ def test_a_compilation_has_only_so_much_memory(max_bytes: int) -> None:
         [
             sys.executable,
             "-c",
-            "from engine.runner import grammar_trial as trial\n"
+            "from engine.runner.grammar import sandbox as trial\n"
             f"trial.MAX_MEMORY_BYTES = {max_bytes}\ntrial.main()",
         ],
         input=b"".join(msgspec.json.encode(line) + b"\n" for line in lines),

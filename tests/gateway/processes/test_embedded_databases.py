@@ -288,7 +288,7 @@ async def test_a_server_that_dies_at_its_start_says_why(folder: Path) -> None:
 
 PARENT = """
 import asyncio, pathlib, sys
-from gateway import embedded
+from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import spawn
 from gateway.home import Home
 
