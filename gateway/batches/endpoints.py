@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.http_errors.table import HttpError, to_http_error
-from gateway.inference.calls import Asker, to_call
+from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Call, Desk
 from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
@@ -18,7 +18,7 @@ from gateway.tools.servers import refuse_servers
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses.from_responses import read_response
-from gateway.wire.surfaces import Surface
+from gateway.wire.surfaces import ApiSurface
 
 NOT_OF_A_RESPONSE = {
     "background": "a batch runs there anyway",
@@ -39,31 +39,35 @@ def in_anthropic_shape(found: HttpError, request_id: str) -> bytes:
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    to_call: Callable[[Asker, bytes], Awaitable[Call]]
+    to_call: Callable[[RequestContext, bytes], Awaitable[Call]]
     """Raises what the surface raises: BadField, UnknownModel, NotFound."""
     to_http_error: Callable[[Exception], HttpError] = to_http_error
     encode: Callable[[HttpError, str], bytes] = in_openai_shape
     """With the id of the request."""
 
 
-async def ask_surface(desk: Desk, surface: Surface, asker: Asker, body: bytes) -> Call:
+async def ask_surface(
+    desk: Desk, surface: ApiSurface, context: RequestContext, body: bytes
+) -> Call:
     """Make a call of a line's body. Raises: BadField, UnknownModel."""
-    route = desk.fleet.resolve(peek(body).model, asker.principal)
+    route = desk.fleet.resolve(peek(body).model, context.principal)
     generate = surface.read(body, route.kind)
     if generate.stream:
         raise not_here("stream", NOT_OF_A_RESPONSE["stream"])
-    return to_call(desk, surface, asker, generate)
+    return to_call(desk, surface, context, generate)
 
 
-async def ask_response(desk: Desk, responses: Responses, asker: Asker, body: bytes) -> Call:
+async def ask_response(
+    desk: Desk, responses: Responses, context: RequestContext, body: bytes
+) -> Call:
     """Make a call of a line for `/v1/responses`. Raises: BadField, UnknownModel, NotFound."""
-    desk.fleet.resolve(peek(body).model, asker.principal)
+    desk.fleet.resolve(peek(body).model, context.principal)
     asked = read_response(body)
     for name, why in NOT_OF_A_RESPONSE.items():
         if getattr(asked, name):
             raise not_here(name, why)
     refuse_servers(asked.tools, "a line that is run again would call them twice")
-    return (await create(desk, responses, asker, body)).call
+    return (await create(desk, responses, context, body)).call
 
 
 def not_here(param: str, why: str) -> UnsupportedField:

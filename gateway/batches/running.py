@@ -14,7 +14,7 @@ from billing.events import Attempt, Quantities, UsageEvent
 from gateway.batches.endpoints import Endpoint
 from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.http_errors.table import HttpError
-from gateway.inference.calls import Asker
+from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, RateLimited, generate
 from gateway.principal import Principal, Suspended
@@ -104,14 +104,14 @@ async def _answer(
     account: LineAccount,
 ) -> bytes:
     model = peek(line.body).model
-    asker = Asker(
+    context = RequestContext(
         request_id=line.request_id,
         principal=principal,
         meter=RequestMeter(telemetry, model),
         tags=line.tags or {},
         is_batch=True,
     )
-    call = await endpoint.to_call(asker, line.body)
+    call = await endpoint.to_call(context, line.body)
     delivery = Delivery(desk.stalled_reader_s)
     with being_drained(desk, delivery):
         await generate(desk, msgspec.structs.replace(call, account=account), delivery)

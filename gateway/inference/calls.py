@@ -1,4 +1,4 @@
-"""From a body of some vendor's surface to a `Call` that can be started.
+"""Makes of a parsed body of any API surface a `Call` that can be started.
 
 Knows no HTTP.
 """
@@ -15,13 +15,13 @@ from gateway.inference.generate import Call, Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
-from gateway.wire.surfaces import Voice
+from gateway.wire.surfaces import AnswerFormat
 
 REQUEST_PREFIX = "req_"
 
 
-class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what is said beside the body."""
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller of a request, and what is said beside its body."""
 
     request_id: str
     principal: Principal
@@ -35,29 +35,33 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """A batch asks, nobody waits."""
 
 
-def to_call(desk: Desk, voice: Voice, asker: Asker, generate: GenerateRequest) -> Call:
+def to_call(
+    desk: Desk, answer_format: AnswerFormat, context: RequestContext, generate: GenerateRequest
+) -> Call:
     turn = turn_of(
-        asker.principal,
+        context.principal,
         desk.deadlines,
         generate,
-        deadline_s=asker.deadline_s,
+        deadline_s=context.deadline_s,
         sells_priority=desk.sells_priority,
-        is_batch=asker.is_batch,
+        is_batch=context.is_batch,
     )
     heading = Heading(
-        id=voice.id_prefix + asker.request_id.removeprefix(REQUEST_PREFIX),
+        id=answer_format.id_prefix + context.request_id.removeprefix(REQUEST_PREFIX),
         created=int(time.time()),
-        service_tier="default" if turn.tier == "batch" and not voice.knows_batches else turn.tier,
+        service_tier="default"
+        if turn.tier == "batch" and not answer_format.knows_batches
+        else turn.tier,
     )
     return Call(
-        request_id=asker.request_id,
-        principal=asker.principal,
+        request_id=context.request_id,
+        principal=context.principal,
         request=generate,
         turn=turn,
-        encoder=voice.encoder(generate, heading),
-        opening=None if voice.opening is None else voice.opening(generate, heading),
-        meter=asker.meter,
-        timeout_s=asker.deadline_s,
-        shows_cost=asker.shows_cost,
-        tags=asker.tags,
+        encoder=answer_format.encoder(generate, heading),
+        opening=None if answer_format.opening is None else answer_format.opening(generate, heading),
+        meter=context.meter,
+        timeout_s=context.deadline_s,
+        shows_cost=context.shows_cost,
+        tags=context.tags,
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.db import DATABASE_ERRORS
 from gateway.generate_request import GenerateRequest, Heading
-from gateway.inference.calls import Asker, to_call
+from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
@@ -30,7 +30,7 @@ from gateway.wire.openai_responses.looped_responses import LoopedResponse, Respo
 from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from gateway.wire.shared.refusals import unsupported
-from gateway.wire.surfaces import Voice
+from gateway.wire.surfaces import AnswerFormat
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +44,16 @@ NEEDS_KEEPING = ("previous_response_id", "conversation", "background")
 async def create(
     desk: Desk,
     responses: Responses,
-    asker: Asker,
+    context: RequestContext,
     body: bytes,
     loops: ToolLoops | None = None,
 ) -> StartableResponse:
     """Make a response that can be started. `loops`: None if no server's tools can be called.
     Raises: BadField, NotFound, MissingScope."""
     request = read_response(body)
-    servers = known_servers(loops, asker.principal, request.tools)
-    owner, keeps = ResponseOwner.of(asker.principal), is_kept(asker, request)
-    before = await context(responses, owner, request)
+    servers = known_servers(loops, context.principal, request.tools)
+    owner, keeps = ResponseOwner.of(context.principal), is_kept(context, request)
+    before = await earlier_items(responses, owner, request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
     if keeps or request.conversation is not None:
@@ -64,8 +64,8 @@ async def create(
     if servers:
         generate = msgspec.structs.replace(generate, has_tools=True)
     encoder = partial(to_encoder, request, labels_of(items) if servers else None)
-    voice = Voice(id_prefix=ID_PREFIX, encoder=encoder)
-    call = to_call(desk, voice, asker, generate)
+    answer_format = AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder)
+    call = to_call(desk, answer_format, context, generate)
     assert isinstance(call.encoder, ResponseEncoder)
     created = StartableResponse(
         call=call,
@@ -93,7 +93,7 @@ async def create(
         max_calls=request.max_tool_calls,
         answers=answers,
         with_approved=lambda done: to_messages(request.instructions, [*items, *done]),
-        new_meter=asker.meter.again,
+        new_meter=context.meter.again,
     )
     return msgspec.structs.replace(created, loop=loop)
 
@@ -105,18 +105,18 @@ async def count_input(desk: Desk, responses: Responses, principal: Principal, bo
     request = read_response(body)
     check_may_keep(principal, request)
     refuse_servers(request.tools, "what a server offers is not counted")
-    before = await context(responses, ResponseOwner.of(principal), request)
+    before = await earlier_items(responses, ResponseOwner.of(principal), request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
     replicas = desk.fleet.order(desk.fleet.resolve(request.model, principal))
     return await replicas[0].count(generate, turn_of(principal, desk.deadlines, generate))
 
 
-def is_kept(asker: Asker, request: ResponseRequest) -> bool:
+def is_kept(context: RequestContext, request: ResponseRequest) -> bool:
     """Return whether a response is kept: as OpenAI's, unless it says otherwise, or the project
     does. Raises: BadField."""
-    check_may_keep(asker.principal, request)
-    if asker.principal.keeps_nothing:
+    check_may_keep(context.principal, request)
+    if context.principal.keeps_nothing:
         return False
     if request.background and request.store is False:
         raise unsupported("background", "not supported together with 'store': false")
@@ -130,7 +130,7 @@ def check_may_keep(principal: Principal, request: ResponseRequest) -> None:
             raise unsupported(name, NOTHING_KEPT)
 
 
-async def context(
+async def earlier_items(
     responses: Responses, owner: ResponseOwner, request: ResponseRequest
 ) -> tuple[Item, ...]:
     """Return what a response continues. Raises: BadField, NotFound."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.generate_request import GenerateRequest, Heading
-from gateway.inference.calls import Asker, to_call
+from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.request_errors import BadField
 from gateway.tools.loop import LoopCall, ToolLoops
@@ -19,7 +19,7 @@ from gateway.wire.openai.to_chat import ChatEncoder, to_openai
 from gateway.wire.openai_responses.looped_chat import ChatSteps
 from gateway.wire.openai_responses.mcp_tools import McpChoice, McpTool
 from gateway.wire.shared.refusals import check_values, decode, to_bad_value, unsupported
-from gateway.wire.surfaces import Voice
+from gateway.wire.surfaces import AnswerFormat
 
 T = TypeVar("T")
 ID_PREFIX = "chatcmpl-"
@@ -47,12 +47,12 @@ def names_servers(body: bytes) -> bool:
     return any(isinstance(tool, dict) and tool.get("type") == KIND for tool in listed)
 
 
-def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> LoopCall:
+def to_loop(desk: Desk, loops: ToolLoops | None, context: RequestContext, body: bytes) -> LoopCall:
     """Raises: BadField, UnknownModel, MissingScope."""
     check_values(body)
     fields = decode(_any_decoder, body)
     tools = [read_tool(each, index) for index, each in enumerate(fields["tools"])]
-    servers = known_servers(loops, asker.principal, tools)
+    servers = known_servers(loops, context.principal, tools)
     assert loops is not None
     for index, tool in enumerate(tools):
         if isinstance(tool, McpTool) and tool.require_approval != "never":
@@ -70,7 +70,7 @@ def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> L
         made.append(ChatSteps(request, heading))
         return to_openai(request, heading)
 
-    call = to_call(desk, Voice(id_prefix=ID_PREFIX, encoder=encoder), asker, generate)
+    call = to_call(desk, AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder), context, generate)
     return LoopCall(
         loops=loops,
         call=call,
@@ -78,7 +78,7 @@ def to_loop(desk: Desk, loops: ToolLoops | None, asker: Asker, body: bytes) -> L
         servers=servers,
         choice=choice,
         parallel=fields.get("parallel_tool_calls") is not False,
-        new_meter=asker.meter.again,
+        new_meter=context.meter.again,
     )
 
 

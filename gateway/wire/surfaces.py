@@ -37,7 +37,7 @@ Opening = Callable[[MeteredUsage], bytes]
 """The first bytes of a stream, which say how many tokens its prompt had."""
 
 
-class Voice(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A vendor's format of an answer, streamed or whole."""
 
     id_prefix: str
@@ -49,24 +49,24 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
     """Its answers can name the tier `batch`."""
 
 
-class Surface(Voice, frozen=True, kw_only=True):
+class ApiSurface(AnswerFormat, frozen=True, kw_only=True):
     """An inference API: its answers, and how a body is read that alone says what is asked."""
 
     read: Callable[[bytes, ModelKind], GenerateRequest]
     """Raises BadField."""
 
 
-CHAT = Surface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
-COMPLETIONS = Surface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
-EMBEDDINGS = Surface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
-MESSAGES = Surface(
+CHAT = ApiSurface(id_prefix="chatcmpl-", read=from_openai, encoder=to_openai)
+COMPLETIONS = ApiSurface(id_prefix="cmpl-", read=from_completions, encoder=to_completions)
+EMBEDDINGS = ApiSurface(id_prefix="embd-", read=from_embeddings, encoder=to_embeddings)
+MESSAGES = ApiSurface(
     id_prefix="msg_",
     read=from_anthropic,
     encoder=to_anthropic,
     opening=to_opening,
     knows_batches=True,
 )
-SURFACES: dict[str, Surface] = {
+SURFACES: dict[str, ApiSurface] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,

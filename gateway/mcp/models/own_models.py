@@ -8,11 +8,11 @@ from asyncio import CancelledError
 
 import msgspec
 
-from gateway.inference.calls import Asker, to_call
+from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk, start
 from gateway.mcp.metered import Callers
 from gateway.telemetry import RequestMeter, Telemetry
-from gateway.wire.surfaces import Surface
+from gateway.wire.surfaces import ApiSurface
 from mcp_bridge.caller import Caller
 
 
@@ -26,7 +26,7 @@ class OwnModels(msgspec.Struct, frozen=True):
     async def ask(
         self,
         caller: Caller,
-        surface: Surface,
+        surface: ApiSurface,
         model: str,
         request_id: str,
         body: bytes,
@@ -37,13 +37,13 @@ class OwnModels(msgspec.Struct, frozen=True):
         RpcError (the caller has left), what requests raise."""
         principal = self.callers.principal_of(caller)
         route = self.desk.fleet.resolve(model, principal)
-        asker = Asker(
+        context = RequestContext(
             request_id=request_id,
             principal=principal,
             meter=RequestMeter(self.telemetry, model),
             deadline_s=deadline_s,
         )
-        call = to_call(self.desk, surface, asker, surface.read(body, route.kind))
+        call = to_call(self.desk, surface, context, surface.read(body, route.kind))
         delivery = start(self.desk, call)
         try:
             return await delivery.next()

@@ -6,7 +6,7 @@ from litestar.types import ASGIApp
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
-from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, hear
+from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, parse_request
 from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
@@ -35,16 +35,18 @@ ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
     ),
 )
 async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
-    heard = await hear(request)
-    if not names_servers(heard.body):
-        return await generation(request, CHAT, heard)
+    parsed = await parse_request(request)
+    if not names_servers(parsed.body):
+        return await generation(request, CHAT, parsed)
     found = services(request)
-    loop = to_loop(found.desk, found.tool_loops, heard.asker, heard.body)
+    loop = to_loop(found.desk, found.tool_loops, parsed.context, parsed.body)
 
     def begin() -> Reply:
         return Reply(start_loop(found.desk, loop), stream=loop.call.request.stream)
 
-    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)
+    return (
+        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
+    )
 
 
 routes = [chat_completions]

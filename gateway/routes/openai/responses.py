@@ -23,7 +23,7 @@ from gateway.responses.creation import count_input, create
 from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.generation import HEADERS, REFUSALS, Heard, hear
+from gateway.routes.shared.generation import HEADERS, REFUSALS, ParsedRequest, parse_request
 from gateway.routes.shared.idempotency import REPLAYED
 from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
@@ -87,11 +87,13 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 )
 async def create_response(request: AuthenticatedRequest) -> ASGIApp:
     found = services(request)
-    heard = await hear(request)
-    created = await create(found.desk, found.responses, heard.asker, heard.body, found.tool_loops)
+    parsed = await parse_request(request)
+    created = await create(
+        found.desk, found.responses, parsed.context, parsed.body, found.tool_loops
+    )
     if created.in_background:
-        heard.asker.principal.check_served()
-        return await in_background(request, heard, created)
+        parsed.context.principal.check_served()
+        return await in_background(request, parsed, created)
 
     def begin() -> Reply:
         return Reply(
@@ -101,11 +103,13 @@ async def create_response(request: AuthenticatedRequest) -> ASGIApp:
             fail=partial(fail, created.encoder),
         )
 
-    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)
+    return (
+        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
+    )
 
 
 async def in_background(
-    request: AuthenticatedRequest, heard: Heard, created: StartableResponse
+    request: AuthenticatedRequest, parsed: ParsedRequest, created: StartableResponse
 ) -> ASGIApp:
     """Start a response in the background.
 
@@ -115,10 +119,10 @@ async def in_background(
     found = services(request)
     if created.is_streamed:  # or it would be run, and billed, for who hears nothing of it
         found.responses.background.check_followers(request.user.org_id)
-    if heard.key is None:
+    if parsed.key is None:
         queued = await found.responses.background.run(created)
         return await shown(request, created, queued)
-    claim, known = await claim_once(request, heard.key, heard.body)
+    claim, known = await claim_once(request, parsed.key, parsed.body)
     if known is not None and not created.is_streamed:
         return ReplayedReply(known)
     if known is not None:

@@ -9,7 +9,7 @@ from litestar.types import ASGIApp
 
 from billing.ledger.tags import MAX_TAGS
 from gateway.fleet.router import Route
-from gateway.inference.calls import Asker, to_call
+from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
 from gateway.routes.shared.access import AuthenticatedRequest, services
@@ -21,7 +21,7 @@ from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
 from gateway.wire.openai.from_chat import peek
-from gateway.wire.surfaces import Surface
+from gateway.wire.surfaces import ApiSurface
 from gateway.wire.usage.cost import asks_cost
 from gateway.wire.usage.tags import MAX_CHARS, TAGS_PATTERN, read_tags
 
@@ -64,17 +64,17 @@ REFUSALS = (402, 404, 408, 409, 422, 429, 503, 504)
 """Beside those of every route: an upstream's own refusals keep their status."""
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, as far as all surfaces read it alike."""
 
     body: bytes
     route: Route
-    asker: Asker
+    context: RequestContext
     key: str | None
     """Under which it is answered once."""
 
 
-async def hear(request: AuthenticatedRequest) -> Heard:
+async def parse_request(request: AuthenticatedRequest) -> ParsedRequest:
     """Read the request. Raises: BadField, UnknownModel, EncodedBody."""
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
@@ -83,7 +83,7 @@ async def hear(request: AuthenticatedRequest) -> Heard:
     peeked = peek(body)
     state = request.scope["state"]
     state[MODEL] = peeked.model
-    asker = Asker(
+    context = RequestContext(
         request_id=state[REQUEST_ID],
         principal=request.user,
         meter=RequestMeter(found.telemetry, peeked.model),
@@ -92,21 +92,23 @@ async def hear(request: AuthenticatedRequest) -> Heard:
         tags=tags,
     )
     route = found.desk.fleet.resolve(peeked.model, request.user)
-    return Heard(body=body, route=route, asker=asker, key=key)
+    return ParsedRequest(body=body, route=route, context=context, key=key)
 
 
 async def generation(
-    request: AuthenticatedRequest, surface: Surface, heard: Heard | None = None
+    request: AuthenticatedRequest, surface: ApiSurface, parsed: ParsedRequest | None = None
 ) -> ASGIApp:
     """Start the generation.
 
     Raises: BadField, UnknownModel, EncodedBody, RequestConflict; later failures are told in the
     answer.
     """
-    heard, desk = heard or await hear(request), services(request).desk
-    call = to_call(desk, surface, heard.asker, surface.read(heard.body, heard.route.kind))
+    parsed, desk = parsed or await parse_request(request), services(request).desk
+    call = to_call(desk, surface, parsed.context, surface.read(parsed.body, parsed.route.kind))
 
     def begin() -> Reply:
         return Reply(start(desk, call), stream=call.request.stream)
 
-    return begin() if heard.key is None else await reply_once(request, heard.key, heard.body, begin)
+    return (
+        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
+    )

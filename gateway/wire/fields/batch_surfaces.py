@@ -5,14 +5,14 @@ known of one.
 from __future__ import annotations
 
 from gateway.wire.anthropic.batches import MessageBatchesQuery, NewMessageBatch
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.openai.batches import BatchesQuery, NewBatch, WrittenLine
 from gateway.wire.openai.files import ANCHOR, SECONDS, FilesQuery, FileUpload
 
 OTHER_ENDPOINTS = frozenset(
     {"/v1/moderations", "/v1/images/generations", "/v1/images/edits", "/v1/videos"}
 )
-FILES = Surface(
+FILES = SurfaceFields(
     title="POST /v1/files (multipart/form-data)",
     body=FileUpload,
     ignored={},
@@ -24,10 +24,10 @@ FILES = Surface(
     },
     refused_values={"purpose": frozenset({"evals"})},
 )
-FILE_LIST = Surface(
+FILE_LIST = SurfaceFields(
     title="GET /v1/files (query)", body=FilesQuery, ignored={}, notes={}, refused_values={}
 )
-BATCHES = Surface(
+BATCHES = SurfaceFields(
     title="POST /v1/batches",
     body=NewBatch,
     ignored={},
@@ -38,7 +38,7 @@ BATCHES = Surface(
     },
     refused_values={"endpoint": OTHER_ENDPOINTS},
 )
-BATCH_LINE = Surface(
+BATCH_LINE = SurfaceFields(
     title="A line of a batch's input",
     body=WrittenLine,
     ignored={},
@@ -51,14 +51,14 @@ BATCH_LINE = Surface(
     },
     refused_values={},
 )
-BATCH_LIST = Surface(
+BATCH_LIST = SurfaceFields(
     title="GET /v1/batches (query)",
     body=BatchesQuery,
     ignored={},
     notes={"order": "not OpenAI's: the newest come first unless it is said"},
     refused_values={},
 )
-MESSAGE_BATCHES = Surface(
+MESSAGE_BATCHES = SurfaceFields(
     title="POST /v1/messages/batches",
     body=NewMessageBatch,
     ignored={},
@@ -70,7 +70,7 @@ MESSAGE_BATCHES = Surface(
     },
     refused_values={},
 )
-MESSAGE_BATCH_LIST = Surface(
+MESSAGE_BATCH_LIST = SurfaceFields(
     title="GET /v1/messages/batches (query)",
     body=MessageBatchesQuery,
     ignored={"beta": "an SDK's name for the same batches"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.wire.anthropic.models import ModelsQuery
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.openai_responses import request as responses
 from gateway.wire.openai_responses.conversations import (
     ConversationUpdate,
@@ -27,7 +27,7 @@ ITEM_NOT_YET = {
     if path.startswith("input[]")
 }
 INCLUDED = "taken; what could be included is in it, where it was asked for when it was made"
-RESPONSE = Surface(
+RESPONSE = SurfaceFields(
     title="GET /v1/responses/{id} (query)",
     body=RetrieveQuery,
     ignored={"include": INCLUDED},
@@ -38,42 +38,42 @@ RESPONSE = Surface(
     },
     refused_values={},
 )
-INPUT_ITEMS = Surface(
+INPUT_ITEMS = SurfaceFields(
     title="GET /v1/responses/{id}/input_items (query)",
     body=ItemsQuery,
     ignored={"include": INCLUDED},
     notes={"order": "the newest come first unless it is said"},
     refused_values={},
 )
-NEW_CONVERSATION = Surface(
+NEW_CONVERSATION = SurfaceFields(
     title="POST /v1/conversations",
     body=NewConversation,
     ignored={f"items[].{path}": why for path, why in ITEM_IGNORED.items()},
     notes={"items": "as `input` of `POST /v1/responses`"},
     refused_values=ITEM_NOT_YET,
 )
-CONVERSATION = Surface(
+CONVERSATION = SurfaceFields(
     title="POST /v1/conversations/{id}",
     body=ConversationUpdate,
     ignored={},
     notes={"metadata": "in place of what was there"},
     refused_values={},
 )
-NEW_ITEMS = Surface(
+NEW_ITEMS = SurfaceFields(
     title="POST /v1/conversations/{id}/items",
     body=NewItems,
     ignored=NEW_CONVERSATION.ignored,
     notes=NEW_CONVERSATION.notes,
     refused_values=ITEM_NOT_YET,
 )
-ITEMS = Surface(
+ITEMS = SurfaceFields(
     title="GET /v1/conversations/{id}/items (query)",
     body=ItemsQuery,
     ignored=INPUT_ITEMS.ignored,
     notes=INPUT_ITEMS.notes,
     refused_values={},
 )
-ITEM = Surface(
+ITEM = SurfaceFields(
     title="POST /v1/conversations/{id}/items (query),"
     " GET /v1/conversations/{id}/items/{id} (query)",
     body=IncludeQuery,
@@ -81,7 +81,7 @@ ITEM = Surface(
     notes={},
     refused_values={},
 )
-MODELS = Surface(
+MODELS = SurfaceFields(
     title="GET /v1/models (query) of who sends `anthropic-version`",
     body=ModelsQuery,
     ignored={"beta": "an SDK's name for the same models"},

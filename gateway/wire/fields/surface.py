@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class Surface(msgspec.Struct, frozen=True, kw_only=True):
+class SurfaceFields(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     body: type[msgspec.Struct]
     ignored: Mapping[str, str]

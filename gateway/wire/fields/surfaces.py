@@ -14,7 +14,7 @@ from gateway.wire.anthropic import messages as anthropic
 from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from gateway.wire.fields.batch_surfaces import BATCH_SURFACES
 from gateway.wire.fields.kept_surfaces import KEPT_SURFACES, MODELS
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.completions import CompletionRequest
 from gateway.wire.openai.embeddings import EmbeddingRequest
@@ -33,7 +33,7 @@ def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
     return {path: said for path, said in of_messages.items() if re.split(r"\W", path)[0] in names}
 
 
-CHAT = Surface(
+CHAT = SurfaceFields(
     title="POST /v1/chat/completions, of our engine's models",
     body=ChatCompletionRequest,
     ignored={
@@ -99,7 +99,7 @@ CHAT = Surface(
     },
     refused_values=NOT_YET,
 )
-MESSAGES = Surface(
+MESSAGES = SurfaceFields(
     title="POST /v1/messages",
     body=MessagesRequest,
     ignored={
@@ -148,7 +148,7 @@ MESSAGES = Surface(
     },
     refused_values=anthropic.NOT_YET,
 )
-RESPONSES = Surface(
+RESPONSES = SurfaceFields(
     title="POST /v1/responses, and POST /v1/responses/input_tokens",
     body=ResponseRequest,
     ignored={
@@ -209,7 +209,7 @@ RESPONSES = Surface(
     },
     refused_values=responses.NOT_YET,
 )
-COMPLETIONS = Surface(
+COMPLETIONS = SurfaceFields(
     title="POST /v1/completions, of our engine's models",
     body=CompletionRequest,
     ignored={"user": "a label for abuse checks"},
@@ -229,7 +229,7 @@ COMPLETIONS = Surface(
     },
     refused_values={},
 )
-EMBEDDINGS = Surface(
+EMBEDDINGS = SurfaceFields(
     title="POST /v1/embeddings, of our engine's models",
     body=EmbeddingRequest,
     ignored={"user": "a label for abuse checks"},
@@ -241,7 +241,7 @@ EMBEDDINGS = Surface(
     },
     refused_values={},
 )
-TOKENIZE = Surface(
+TOKENIZE = SurfaceFields(
     title="POST /v1/tokenize, of our engine's models",
     body=TokenizeRequest,
     ignored={path: why for path, why in CHAT.ignored.items() if path.startswith("messages")},
@@ -253,14 +253,14 @@ TOKENIZE = Surface(
     },
     refused_values={path: CHAT.refused_values[path] for path in ("messages[].role",)},
 )
-DETOKENIZE = Surface(
+DETOKENIZE = SurfaceFields(
     title="POST /v1/detokenize, of our engine's models",
     body=DetokenizeRequest,
     ignored={},
     notes={},
     refused_values={},
 )
-COUNT_TOKENS = Surface(
+COUNT_TOKENS = SurfaceFields(
     title="POST /v1/messages/count_tokens",
     body=CountTokensRequest,
     ignored=counted(MESSAGES.ignored),

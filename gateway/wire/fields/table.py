@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from gateway.wire.fields.kept_surfaces import REQUEST_HEADERS
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.fields.surfaces import FORWARDED, SURFACES
 
 Treatment = Literal["honoured", "refused", "ignored"]
@@ -50,7 +50,7 @@ def page() -> str:
     )
 
 
-def table(surface: Surface) -> str:
+def table(surface: SurfaceFields) -> str:
     lines = [f"## {surface.title}\n\n", "| field | | |\n", "|---|---|---|\n"]
     for row in rows(surface):
         kinds = f" ({', '.join(row.only)})" if row.only else ""
@@ -85,7 +85,7 @@ def headers() -> str:
     return "".join(lines)
 
 
-def rows(surface: Surface) -> list[Row]:
+def rows(surface: SurfaceFields) -> list[Row]:
     found = list(of_struct(inspect.type_info(surface.body), "", ()))
     for row in found:
         if row.path in surface.ignored:

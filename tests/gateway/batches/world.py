@@ -38,7 +38,7 @@ from gateway.limits.limiter import Limiter
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
 from gateway.wire.shared.batch import Batch, Shape
-from gateway.wire.surfaces import Surface
+from gateway.wire.surfaces import ApiSurface
 from tests.gateway.office import AsListed, ScriptedReplica
 from tests.gateway.whole_app import Tenant, make_tenant
 
@@ -64,7 +64,7 @@ def read(body: bytes, kind: object) -> GenerateRequest:
     return GenerateRequest(model=MODEL, stream=False, include_usage=False, prompt=prompt)
 
 
-SURFACE = Surface(id_prefix="chatcmpl-", read=read, encoder=WholeEncoder)
+SURFACE = ApiSurface(id_prefix="chatcmpl-", read=read, encoder=WholeEncoder)
 
 
 class World:

@@ -22,7 +22,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import MeteredUsage
 from gateway.request_errors import BadField
-from gateway.wire.surfaces import Surface
+from gateway.wire.surfaces import ApiSurface
 
 PENNY = Path(__file__).resolve().parents[3] / "models" / "penny"
 TOKENIZER, TEMPLATE = Tokenizer.load(PENNY), ChatTemplate.load(PENNY)
@@ -36,7 +36,7 @@ class BothWays(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def asked_both_ways(
-    surface: Surface,
+    surface: ApiSurface,
     threads: PrepareThreads,
     fields: dict[str, Any],
     answer: str,
@@ -78,7 +78,7 @@ async def asked_both_ways(
 
 
 async def answered(
-    surface: Surface, replica: EngineReplica, request: GenerateRequest
+    surface: ApiSurface, replica: EngineReplica, request: GenerateRequest
 ) -> tuple[bytes, MeteredUsage]:
     """Raises: BadField."""
     heading = Heading(id=surface.id_prefix + "1", created=1)

@@ -32,7 +32,7 @@ from gateway.routes.openai import (
     tokenize,
 )
 from gateway.wire.fields import kept_surfaces as kept
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.fields.surfaces import COUNT_TOKENS, RESPONSES, SURFACES
 from gateway.wire.fields.table import rows
 
@@ -40,7 +40,7 @@ MODULES = (
     *(chat, completions, responses, conversations, embeddings, tokenize),
     *(messages, message_batches, models, files, batches),
 )
-THEIRS: list[tuple[Surface, Any, set[str]]] = [
+THEIRS: list[tuple[SurfaceFields, Any, set[str]]] = [
     (kept.RESPONSE, response_retrieve_params.ResponseRetrieveParamsBase, set()),
     (kept.INPUT_ITEMS, input_item_list_params.InputItemListParams, set()),
     (kept.NEW_CONVERSATION, conversation_types.ConversationCreateParams, set()),
@@ -74,7 +74,7 @@ def taken() -> Iterator[tuple[str, str, set[str], set[str]]]:
 TAKEN = list(taken())
 
 
-def tables(name: str, *, of_query: bool) -> list[Surface]:
+def tables(name: str, *, of_query: bool) -> list[SurfaceFields]:
     mark = r" \(query\)" if of_query else r"(?! \(query\))"
     title = re.compile(rf"(?:^|, |and ){re.escape(name)}{mark}(?![\w/{{])")
     return [surface for surface in SURFACES if title.search(surface.title)]
@@ -108,6 +108,8 @@ def test_every_header_is_told_with_its_routes() -> None:
 @pytest.mark.parametrize(
     ("surface", "theirs", "elsewhere"), THEIRS, ids=[each[0].title for each in THEIRS]
 )
-def test_every_field_of_the_sdk_is_told(surface: Surface, theirs: Any, elsewhere: set[str]) -> None:
+def test_every_field_of_the_sdk_is_told(
+    surface: SurfaceFields, theirs: Any, elsewhere: set[str]
+) -> None:
     told = {row.path.partition(".")[0] for row in rows(surface)}
     assert set(get_type_hints(theirs)) - elsewhere - told == set()

@@ -27,7 +27,7 @@ from gateway.wire.fields.batch_surfaces import (
     MESSAGE_BATCH_LIST,
     MESSAGE_BATCHES,
 )
-from gateway.wire.fields.surface import Surface
+from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.fields.table import rows
 from gateway.wire.openai.files import ANCHOR, SECONDS, read_upload
 from gateway.wire.organization.usage import parse_query
@@ -35,7 +35,7 @@ from gateway.wire.shared.refusals import decode
 
 HEADERS = {"user_profile_id", "workspace_id"}
 """Of Anthropic's SDK: not in a body, nor in a query."""
-THEIRS: list[tuple[Surface, str, Any]] = [
+THEIRS: list[tuple[SurfaceFields, str, Any]] = [
     (FILES, "", file_create_params.FileCreateParams),
     (FILE_LIST, "", file_list_params.FileListParams),
     (BATCHES, "", batch_create_params.BatchCreateParams),
@@ -47,13 +47,13 @@ THEIRS: list[tuple[Surface, str, Any]] = [
 ]
 
 
-def paths(surface: Surface) -> set[str]:
+def paths(surface: SurfaceFields) -> set[str]:
     return {row.path for row in rows(surface)}
 
 
 @pytest.mark.parametrize(("surface", "prefix", "params"), THEIRS)
 def test_every_field_of_the_sdks_is_in_the_table(
-    surface: Surface, prefix: str, params: Any
+    surface: SurfaceFields, prefix: str, params: Any
 ) -> None:
     named = {f"{prefix}{name}" for name in params.__annotations__.keys() - HEADERS}
     if surface is FILES:
@@ -83,7 +83,7 @@ def test_every_value_of_the_sdks_is_taken_or_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("surface", BATCH_SURFACES, ids=lambda each: each.title)
-def test_what_is_not_in_the_table_is_refused_by_its_name(surface: Surface) -> None:
+def test_what_is_not_in_the_table_is_refused_by_its_name(surface: SurfaceFields) -> None:
     """In a form, a query or a body; what is there is honoured, or said to be ignored."""
     treatments = {row.path: row.treatment for row in rows(surface)}
     assert {path for path, said in treatments.items() if said != "honoured"} == {*surface.ignored}

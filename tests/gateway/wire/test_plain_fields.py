@@ -11,7 +11,7 @@ from openai.types import completion_create_params, embedding_create_params
 
 from gateway.generate_request import GenerateRequest
 from gateway.request_errors import BadField
-from gateway.wire.fields.surfaces import COMPLETIONS, EMBEDDINGS, Surface
+from gateway.wire.fields.surfaces import COMPLETIONS, EMBEDDINGS, SurfaceFields
 from gateway.wire.fields.table import rows
 from gateway.wire.openai.completions import from_completions
 from gateway.wire.openai.embeddings import from_embeddings
@@ -76,7 +76,7 @@ def test_as_many_as_are_returned_may_be_made() -> None:
     ],
 )
 def test_every_field_of_openais_is_known_and_tried(
-    surface: Surface, theirs: Any, read: Read
+    surface: SurfaceFields, theirs: Any, read: Read
 ) -> None:
     top = {row.path: row.treatment for row in rows(surface) if "." not in row.path}
     assert theirs.__annotations__.keys() <= top.keys()

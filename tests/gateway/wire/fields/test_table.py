@@ -17,7 +17,7 @@ from openai.types.responses import response_create_params
 from gateway.generate_request import GenerateRequest
 from gateway.request_errors import BadField
 from gateway.wire.anthropic.from_anthropic import from_anthropic
-from gateway.wire.fields.surfaces import CHAT, MESSAGES, RESPONSES, Surface
+from gateway.wire.fields.surfaces import CHAT, MESSAGES, RESPONSES, SurfaceFields
 from gateway.wire.fields.table import page, rows
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
@@ -173,7 +173,7 @@ def read_responses(**fields: Any) -> GenerateRequest:
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     read: Callable[..., GenerateRequest]
-    surface: Surface
+    surface: SurfaceFields
     honoured: Mapping[str, Any]
     beside: Mapping[str, tuple[dict[str, Any], Any]]
     same: Mapping[str, Any]
