@@ -8,11 +8,11 @@ import msgspec
 
 from gateway.batches.states import WHY, LineCode
 from gateway.wire.anthropic.batches import (
-    Canceled,
-    Errored,
-    Expired,
+    CanceledResult,
+    ErroredResult,
+    ExpiredResult,
     IndividualResponse,
-    Succeeded,
+    SucceededResult,
 )
 
 OVERHEAD_BYTES = 512
@@ -79,12 +79,12 @@ def to_line(batch_id: str, line: EndedRow) -> bytes:
 def to_message_line(line: EndedRow) -> bytes:
     """Write a line in Anthropic's shape, with its line feed."""
     answer = msgspec.Raw(line.answer or b"")
-    result: Succeeded | Errored | Canceled | Expired
+    result: SucceededResult | ErroredResult | CanceledResult | ExpiredResult
     if line.code is not None:
-        result = Canceled() if line.code == "batch_cancelled" else Expired()
+        result = CanceledResult() if line.code == "batch_cancelled" else ExpiredResult()
     elif line.is_output:
-        result = Succeeded(message=answer)
+        result = SucceededResult(message=answer)
     else:
-        result = Errored(error=answer)
+        result = ErroredResult(error=answer)
     written = IndividualResponse(custom_id=line.custom_id, result=result)
     return msgspec.json.encode(written) + b"\n"

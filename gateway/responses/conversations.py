@@ -23,7 +23,7 @@ from gateway.responses.tables import conversations as table
 from gateway.responses.tables import owned
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.pages import Order
-from gateway.wire.openai_responses.conversations import Conversation
+from gateway.wire.openai_responses.conversations import ConversationObject
 from gateway.wire.openai_responses.items import MAX_ITEMS, Item
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ConversationStore:
         owner: ResponseOwner,
         metadata: dict[str, str],
         items: Sequence[Item],
-    ) -> Conversation:
+    ) -> ConversationObject:
         """Raises: BadField."""
         conversation_id = ID_PREFIX + uuid7_hex()
         row = {
@@ -64,14 +64,14 @@ class ConversationStore:
         await self.append(conn, owner, conversation_id, items)
         return found
 
-    async def find(self, owner: ResponseOwner, conversation_id: str) -> Conversation:
+    async def find(self, owner: ResponseOwner, conversation_id: str) -> ConversationObject:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             return self._to_conversation(owner, await one(conn, owner, conversation_id))
 
     async def update(
         self, owner: ResponseOwner, conversation_id: str, metadata: dict[str, str]
-    ) -> Conversation:
+    ) -> ConversationObject:
         """Raises: NotFound."""
         sealed = self._seal_metadata(owner, conversation_id, metadata)
         changed = sa.update(table).where(*of_it(owner, conversation_id)).values(**sealed)
@@ -131,7 +131,7 @@ class ConversationStore:
 
     async def delete_item(
         self, owner: ResponseOwner, conversation_id: str, item_id: str
-    ) -> Conversation:
+    ) -> ConversationObject:
         """Raises: NotFound."""
         async with tenant(self._db, owner.org_id) as conn:
             row = await one(conn, owner, conversation_id, lock=True)
@@ -199,9 +199,9 @@ class ConversationStore:
         sealed = self._cipher.seal(to_json(metadata), owner.context(conversation_id))
         return {"metadata": sealed.data, "secret_id": sealed.secret_id}
 
-    def _to_conversation(self, owner: ResponseOwner, row: sa.Row[Any]) -> Conversation:
+    def _to_conversation(self, owner: ResponseOwner, row: sa.Row[Any]) -> ConversationObject:
         plain = self._cipher.open(row.metadata, owner.context(row.id), row.secret_id)
-        return Conversation(
+        return ConversationObject(
             id=row.id,
             created_at=int(row.created_at.timestamp()),
             metadata=_metadata_decoder.decode(plain),

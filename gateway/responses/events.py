@@ -26,7 +26,7 @@ from gateway.responses.store import KeptRows, alive, missing, opened
 from gateway.responses.tables import response_events as table
 from gateway.responses.tables import responses
 from gateway.wire.openai_responses import events
-from gateway.wire.openai_responses.answer import Response
+from gateway.wire.openai_responses.answer import ResponseObject
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the events of one response."""
@@ -36,11 +36,11 @@ READ_AT_ONCE = 20
 END = b"\n\n"
 LAST = tuple(f"event: response.{name}\n".encode() for name in ("completed", "incomplete", "failed"))
 KINDS: dict[str, type[events.OfResponse]] = {
-    "completed": events.Completed,
+    "completed": events.ResponseCompleted,
     "incomplete": events.Incomplete,
 }
 """All else has failed; a response that was cancelled says so itself."""
-_response_decoder = msgspec.json.Decoder(Response)
+_response_decoder = msgspec.json.Decoder(ResponseObject)
 
 
 class EventChunk(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ def after_events(content: bytes, number: int) -> bytes:
 def ended(kept: StoredResponse, number: int) -> bytes:
     """Return the last event of a response that has none."""
     response = _response_decoder.decode(kept.answer)
-    kind = KINDS.get(response.status, events.Failed)
+    kind = KINDS.get(response.status, events.ResponseFailed)
     event = kind(sequence_number=number, response=response)
     name = kind.__struct_config__.tag
     assert isinstance(name, str)

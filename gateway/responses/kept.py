@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.principal import Principal
-from gateway.wire.openai_responses.answer import Response
+from gateway.wire.openai_responses.answer import ResponseObject
 from gateway.wire.openai_responses.items import Item
 
 MAX_KEPT_BYTES = 8 * 1024 * 1024
@@ -47,7 +47,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
     answer: bytes
 
     @classmethod
-    def of(cls, given: tuple[Item, ...], response: Response) -> StoredResponse:
+    def of(cls, given: tuple[Item, ...], response: ResponseObject) -> StoredResponse:
         return cls(_encode(given), _encode(response))
 
     @property

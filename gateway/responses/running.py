@@ -21,7 +21,7 @@ from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
-from gateway.wire.openai_responses.answer import Response, ResponseError, Status
+from gateway.wire.openai_responses.answer import ResponseError, ResponseObject, Status
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ Within = Callable[[AsyncConnection, bytes], Awaitable[None]]
 
 Before = Callable[[AsyncConnection], Awaitable[None]]
 
-_response_decoder = msgspec.json.Decoder(Response)
+_response_decoder = msgspec.json.Decoder(ResponseObject)
 
 
 class RunningRows(KeptRows):
@@ -45,7 +45,7 @@ class RunningRows(KeptRows):
     async def add(
         self,
         owner: ResponseOwner,
-        response: Response,
+        response: ResponseObject,
         kept: StoredResponse,
         *,
         within: Within | None = None,
@@ -77,7 +77,7 @@ class RunningRows(KeptRows):
     async def change(
         self,
         owner: ResponseOwner,
-        response: Response,
+        response: ResponseObject,
         kept: StoredResponse,
         *,
         before: Before | None = None,

@@ -42,17 +42,17 @@ from gateway.wire.openai_responses.items import McpApprovalRequest, McpCall
 from gateway.wire.openai_responses.mcp_tools import McpTool
 from gateway.wire.openai_responses.tool_rounds import (
     CallsOfRound,
-    Listing,
     ModelCall,
     OfferedTool,
     Round,
+    ServerTools,
 )
 
 
 class LoopEncoder(Protocol):
     """A surface's encoder of what a loop does: wire bytes, one instance per request."""
 
-    def listed(self, listing: Listing) -> bytes: ...
+    def listed(self, listing: ServerTools) -> bytes: ...
 
     def offered(self, own: frozenset[str], asks: frozenset[str]) -> None:
         """Take the tools before the first round: the client's own functions by name, so that all
@@ -238,13 +238,13 @@ class Loop:
     def _own_names(self) -> frozenset[str]:
         return frozenset(each.name for each in (self._own.tools if self._own is not None else ()))
 
-    async def _list(self, label: str) -> Listing:
+    async def _list(self, label: str) -> ServerTools:
         wanted = self._asked.servers[label]
         try:
             found = await self._asked.loops.toolbox.offered(self._principal, label)
         except ListFailed as error:
-            return Listing(server_label=label, error=str(error))
-        return Listing(
+            return ServerTools(server_label=label, error=str(error))
+        return ServerTools(
             server_label=label, tools=tuple(each for each in found if wanted.allows(each))
         )
 

@@ -20,7 +20,7 @@ from gateway.tenancy.errors import NotFound, ReadOnly
 from gateway.webhooks.endpoints import disable_endpoint, get_endpoint
 from gateway.webhooks.schedule import LIFETIME_S
 from gateway.webhooks.tables import deliveries
-from gateway.wire.admin.webhook_events import PING, Event, Pinged
+from gateway.wire.admin.webhook_events import PING, EndpointPing, WebhookEvent
 
 LEASE_S = 60.0
 """Longer than an attempt can take, with what is written of it."""
@@ -93,7 +93,7 @@ async def get_delivery(
     return Delivery(**row._mapping)
 
 
-def to_row(org_id: str, endpoint_id: str, event_id: str, event: Event) -> dict[str, Any]:
+def to_row(org_id: str, endpoint_id: str, event_id: str, event: WebhookEvent) -> dict[str, Any]:
     """Return the row of a new delivery."""
     return {
         "id": f"whd_{uuid7().hex}",
@@ -110,8 +110,8 @@ async def ping_endpoint(
 ) -> Delivery:
     """Send an endpoint a test event. Raises: NotFound, ReadOnly."""
     await _check_open(conn, org_id, endpoint_id)
-    data = Pinged(organization_id=org_id, endpoint_id=endpoint_id)
-    event = Event(type=PING, timestamp=now, data=data)
+    data = EndpointPing(organization_id=org_id, endpoint_id=endpoint_id)
+    event = WebhookEvent(type=PING, timestamp=now, data=data)
     row = to_row(org_id, endpoint_id, f"ping_{uuid7().hex}", event)
     added = sa.insert(deliveries).values(**row, expires_at=in_s(LIFETIME_S)).returning(*COLUMNS)
     made = Delivery(**(await conn.execute(added)).one()._mapping)

@@ -21,7 +21,7 @@ from gateway.tenancy.tables import orgs
 from gateway.webhooks.deliveries import add_deliveries, to_row
 from gateway.webhooks.tables import endpoints
 from gateway.wire.admin.webhook_events import (
-    Event,
+    WebhookEvent,
     approval_event,
     batch_event,
     invoice_event,
@@ -35,7 +35,7 @@ BATCH = 100
 class Occurrence(msgspec.Struct, frozen=True):
     org_id: str
     id: str
-    event: Event
+    event: WebhookEvent
     is_for_operators: bool = False
     """Beside the org that it is about."""
 

@@ -44,10 +44,10 @@ from gateway.tenancy.keys.keys import (
 )
 from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.wire.admin.keys import (
-    Key,
     KeyCreate,
     KeyPatch,
     KeyRotate,
+    KeyView,
     KeyWithSecret,
     LeakReport,
     from_seconds,
@@ -116,7 +116,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN_READ),
     tags=[TAG],
     summary="List the API keys",
-    operation_class=describes(query=KeyQuery, answer=Listing[Key]),
+    operation_class=describes(query=KeyQuery, answer=Listing[KeyView]),
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, KeyQuery)
@@ -137,7 +137,7 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     opt=needs(SCOPE_ADMIN_READ),
     tags=[TAG],
     summary="One API key",
-    operation_class=describes(answer=Key),
+    operation_class=describes(answer=KeyView),
 )
 async def retrieve(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
@@ -150,7 +150,7 @@ async def retrieve(request: AuthenticatedRequest, key_id: FromPath[str]) -> Resp
     opt=needs(SCOPE_ADMIN_KEYS),
     tags=[TAG],
     summary="Change what an API key may do",
-    operation_class=describes(body=KeyPatch, answer=Key, conditional=True),
+    operation_class=describes(body=KeyPatch, answer=KeyView, conditional=True),
 )
 async def update(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     changes = to_changes(decode_kept(patch_decoder, await plain_body(request)))
@@ -215,7 +215,7 @@ async def rotate(request: AuthenticatedRequest, key_id: FromPath[str]) -> Respon
     status_code=200,
     tags=[TAG],
     summary="Revoke an API key; every worker refuses it within a second",
-    operation_class=describes(answer=Key, idempotent=True, conditional=True),
+    operation_class=describes(answer=KeyView, idempotent=True, conditional=True),
 )
 async def revoke(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     found = services(request)
@@ -278,14 +278,14 @@ def allowed(principal: Principal, precondition: Precondition) -> Check:
     return check
 
 
-def configured(key: Key) -> Key:
+def configured(key: KeyView) -> KeyView:
     return msgspec.structs.replace(key, last_used_at=None)
 
 
-def shown(key: Key, *, status: int = 200) -> Response[bytes]:
+def shown(key: KeyView, *, status: int = 200) -> Response[bytes]:
     # The tag is that of the key without its secret: what a later If-Match is compared with.
-    fields = {name: getattr(key, name) for name in Key.__struct_fields__}
-    return tagged(key, tag_of(configured(Key(**fields))), status=status, headers=NO_STORE)
+    fields = {name: getattr(key, name) for name in KeyView.__struct_fields__}
+    return tagged(key, tag_of(configured(KeyView(**fields))), status=status, headers=NO_STORE)
 
 
 routes = [report, create, list_, retrieve, update, rotate, revoke]

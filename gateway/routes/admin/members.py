@@ -30,7 +30,7 @@ from gateway.tenancy.members import invites, users
 from gateway.tenancy.members.invites import ProjectGrant
 from gateway.tenancy.members.users import User
 from gateway.wire.admin.tenant import (
-    CreatedInvite,
+    CreatedInviteView,
     InviteProject,
     NewInvite,
     PasswordReset,
@@ -132,7 +132,9 @@ async def reset_password(request: AuthenticatedRequest, user_id: FromPath[str]) 
     opt=CHANGE,
     tags=["Invites"],
     summary="Invite somebody with any role; the answer holds their link, this once",
-    operation_class=describes(body=NewInvite, answer=CreatedInvite, status=201, idempotent=True),
+    operation_class=describes(
+        body=NewInvite, answer=CreatedInviteView, status=201, idempotent=True
+    ),
 )
 async def invite(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_invite_decoder, await plain_body(request))
@@ -150,7 +152,7 @@ async def invite(request: AuthenticatedRequest) -> Response[bytes]:
             secret=found.authorization.secret,
             actor=actor_of(request),
         )
-    shown = CreatedInvite(
+    shown = CreatedInviteView(
         id=made.invite.id,
         email=made.invite.email,
         role=made.invite.role,

@@ -19,7 +19,7 @@ from gateway.routes.shared.idempotent_creation import create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import describes
 from gateway.wire.openai_responses.conversations import (
-    Conversation,
+    ConversationObject,
     ConversationUpdate,
     DeletedConversation,
     NewConversation,
@@ -53,7 +53,7 @@ def show(answer: Any) -> Response[bytes]:
     status_code=200,
     tags=TAGS,
     summary="Create a conversation",
-    operation_class=describes(body=NewConversation, answer=Conversation, idempotent=True),
+    operation_class=describes(body=NewConversation, answer=ConversationObject, idempotent=True),
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     if request.user.keeps_nothing:
@@ -63,7 +63,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     store, owner = store_of(request)
     items = to_new_items(wanted.items)
 
-    async def make(conn: AsyncConnection) -> Conversation:
+    async def make(conn: AsyncConnection) -> ConversationObject:
         return await store.create(conn, owner, wanted.metadata or {}, items)
 
     return (await create_once(request, body, make)).response
@@ -74,7 +74,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     opt=NEEDED,
     tags=TAGS,
     summary="One conversation, without its items",
-    operation_class=describes(answer=Conversation),
+    operation_class=describes(answer=ConversationObject),
 )
 async def retrieve(
     request: AuthenticatedRequest, conversation_id: FromPath[str]
@@ -89,7 +89,7 @@ async def retrieve(
     status_code=200,
     tags=TAGS,
     summary="Replace the metadata of a conversation",
-    operation_class=describes(body=ConversationUpdate, answer=Conversation),
+    operation_class=describes(body=ConversationUpdate, answer=ConversationObject),
 )
 async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     wanted = read_body(await plain_body(request), ConversationUpdate)
@@ -169,7 +169,7 @@ async def retrieve_item(
     status_code=200,
     tags=TAGS,
     summary="Forget one item of a conversation",
-    operation_class=describes(answer=Conversation),
+    operation_class=describes(answer=ConversationObject),
 )
 async def forget_item(
     request: AuthenticatedRequest, conversation_id: FromPath[str], item_id: FromPath[str]

@@ -44,7 +44,7 @@ from gateway.wire.surfaces import RESPONSES
 RESPONSE = RESPONSES + "/{response_id:str}"
 NEEDED = needs(SCOPE_INFERENCE)
 TAGS = ["Responses"]
-ANSWERS = {JSON: responses_answer.Response, EVENT_STREAM: str}
+ANSWERS = {JSON: responses_answer.ResponseObject, EVENT_STREAM: str}
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
 
@@ -80,7 +80,7 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
     summary="Create a response, streamed or whole",
     operation_class=describes(
         body=ResponseRequest,
-        answer=responses_answer.Response,
+        answer=responses_answer.ResponseObject,
         headers=HEADERS,
         said={200: ANSWERS, **SAID},
     ),
@@ -186,7 +186,7 @@ def fail(encoder: ResponseEncoder, http_error: HttpError) -> bytes:
     summary="A response that is kept, as it was answered, or its events from one on",
     operation_class=describes(
         query=RetrieveQuery,
-        answer=responses_answer.Response,
+        answer=responses_answer.ResponseObject,
         said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
     ),
 )
@@ -263,7 +263,7 @@ def to_list(data: list[Item], *, more: bool) -> ItemList:
     status_code=200,
     tags=TAGS,
     summary="End a response that runs in the background; what was generated is billed",
-    operation_class=describes(answer=responses_answer.Response),
+    operation_class=describes(answer=responses_answer.ResponseObject),
 )
 async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     background = services(request).responses.background

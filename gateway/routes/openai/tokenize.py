@@ -27,9 +27,9 @@ from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai.plain_prompts import not_of_an_upstream
 from gateway.wire.openai.tokenizing import (
-    Detokenized,
+    DetokenizeAnswer,
     DetokenizeRequest,
-    Tokenized,
+    TokenizeAnswer,
     TokenizeRequest,
     from_detokenize,
     from_tokenize,
@@ -46,14 +46,14 @@ NOTHING = Units()
     status_code=200,
     tags=[TAG],
     summary="What a text or a conversation is in tokens",
-    operation_class=describes(body=TokenizeRequest, answer=Tokenized, said=SAID),
+    operation_class=describes(body=TokenizeRequest, answer=TokenizeAnswer, said=SAID),
 )
 async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
     async with admitted(request, body) as (replica, turn):
         found = await replica.tokenize(from_tokenize(body), turn)
     return shown(
-        Tokenized(
+        TokenizeAnswer(
             count=len(found.token_ids),
             max_model_len=found.max_model_len,
             tokens=found.token_ids,
@@ -68,12 +68,12 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     status_code=200,
     tags=[TAG],
     summary="The text of tokens",
-    operation_class=describes(body=DetokenizeRequest, answer=Detokenized, said=SAID),
+    operation_class=describes(body=DetokenizeRequest, answer=DetokenizeAnswer, said=SAID),
 )
 async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
     async with admitted(request, body) as (replica, turn):
-        return shown(Detokenized(prompt=await replica.detokenize(from_detokenize(body), turn)))
+        return shown(DetokenizeAnswer(prompt=await replica.detokenize(from_detokenize(body), turn)))
 
 
 @asynccontextmanager

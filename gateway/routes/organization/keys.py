@@ -46,7 +46,7 @@ from gateway.tenancy.keys.owned_keys import OwnedKey, Owner
 from gateway.tenancy.pages import Cursor
 from gateway.wire.organization import organization as wire
 from gateway.wire.organization.organization import (
-    Deleted,
+    DeletedObject,
     read_query,
     to_unix,
     to_unix_or_none,
@@ -192,7 +192,7 @@ async def update_key(
     status_code=200,
     tags=["API keys"],
     summary="Revoke a project's key",
-    operation_class=describes(answer=Deleted, conditional=True),
+    operation_class=describes(answer=DeletedObject, conditional=True),
 )
 async def delete_key(
     request: AuthenticatedRequest, project_id: FromPath[str], api_key_id: FromPath[str]
@@ -202,7 +202,9 @@ async def delete_key(
     async with changing_for(request, api_key_id) as conn:
         check_key(precondition, await owned_keys.lock_key(conn, **where))
         await owned_keys.delete_key(conn, **where, actor=actor_of(request))
-    return answer(request, Deleted(id=api_key_id, object="organization.project.api_key.deleted"))
+    return answer(
+        request, DeletedObject(id=api_key_id, object="organization.project.api_key.deleted")
+    )
 
 
 def _where(request: AuthenticatedRequest, project_id: str, api_key_id: str) -> dict[str, str]:
@@ -325,7 +327,7 @@ async def retrieve_admin_key(
     status_code=200,
     tags=["Admin API keys"],
     summary="Revoke a key of administration",
-    operation_class=describes(answer=Deleted, conditional=True),
+    operation_class=describes(answer=DeletedObject, conditional=True),
 )
 async def delete_admin_key(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
     check_id("key_id", key_id)
@@ -335,7 +337,7 @@ async def delete_admin_key(request: AuthenticatedRequest, key_id: FromPath[str])
         seen = await owned_keys.lock_key(conn, **where, project_id=None)
         precondition.check(to_admin_key(configured(seen)), seen.scopes)
         await owned_keys.delete_key(conn, **where, project_id=None, actor=actor_of(request))
-    return answer(request, Deleted(id=key_id, object="organization.admin_api_key.deleted"))
+    return answer(request, DeletedObject(id=key_id, object="organization.admin_api_key.deleted"))
 
 
 routes = [

@@ -26,7 +26,7 @@ from gateway.tenancy.members import members, users
 from gateway.tenancy.members.members import Member
 from gateway.tenancy.projects import Project
 from gateway.wire.organization import organization as wire
-from gateway.wire.organization.organization import Deleted, Listed, read_query, to_unix
+from gateway.wire.organization.organization import DeletedObject, ListQuery, read_query, to_unix
 
 PROJECTS = "/v1/organization/projects"
 PROJECT = PROJECTS + "/{project_id:str}"
@@ -36,8 +36,8 @@ CHANGE_MEMBERS = needs_in_project("admin:projects")
 READ = needs(SCOPE_ADMIN_READ)
 
 
-def to_project(project: Project) -> wire.Project:
-    return wire.Project(
+def to_project(project: Project) -> wire.ProjectObject:
+    return wire.ProjectObject(
         id=project.id,
         name=project.name,
         created_at=to_unix(project.created_at),
@@ -61,10 +61,12 @@ def to_member(member: Member) -> wire.ProjectUser:
     opt=READ,
     tags=["Projects"],
     summary="List the projects",
-    operation_class=describes(query=wire.ProjectsQuery, answer=Listing[wire.Project]),
+    operation_class=describes(
+        query=wire.OrganizationProjectsQuery, answer=Listing[wire.ProjectObject]
+    ),
 )
 async def list_projects(request: AuthenticatedRequest) -> Response[bytes]:
-    query = read_query(request.url.query, wire.ProjectsQuery)
+    query = read_query(request.url.query, wire.OrganizationProjectsQuery)
     async with reading(request) as conn:
         found, more = await projects.page_of_projects(
             conn,
@@ -81,7 +83,7 @@ async def list_projects(request: AuthenticatedRequest) -> Response[bytes]:
     status_code=200,
     tags=["Projects"],
     summary="Create a project",
-    operation_class=describes(body=wire.ProjectCreate, answer=wire.Project, idempotent=True),
+    operation_class=describes(body=wire.ProjectCreate, answer=wire.ProjectObject, idempotent=True),
 )
 async def create_project(request: AuthenticatedRequest) -> Response[bytes]:
     body = await body_of(request, wire.ProjectCreate)
@@ -97,7 +99,7 @@ async def create_project(request: AuthenticatedRequest) -> Response[bytes]:
     opt=READ,
     tags=["Projects"],
     summary="One project",
-    operation_class=describes(answer=wire.Project),
+    operation_class=describes(answer=wire.ProjectObject),
 )
 async def retrieve_project(
     request: AuthenticatedRequest, project_id: FromPath[str]
@@ -116,7 +118,7 @@ async def retrieve_project(
     summary="Rename a project",
     operation_class=describes(
         body=wire.ProjectUpdate,
-        answer=wire.Project,
+        answer=wire.ProjectObject,
         idempotent=True,
         conditional=True,
     ),
@@ -147,7 +149,7 @@ async def update_project(
     status_code=200,
     tags=["Projects"],
     summary="Archive a project: its keys stop working",
-    operation_class=describes(answer=wire.Project, idempotent=True, conditional=True),
+    operation_class=describes(answer=wire.ProjectObject, idempotent=True, conditional=True),
 )
 async def archive_project(
     request: AuthenticatedRequest, project_id: FromPath[str]
@@ -175,11 +177,11 @@ async def archive_project(
     opt=READ,
     tags=["Projects"],
     summary="List a project's users",
-    operation_class=describes(query=Listed, answer=Listing[wire.ProjectUser]),
+    operation_class=describes(query=ListQuery, answer=Listing[wire.ProjectUser]),
 )
 async def list_members(request: AuthenticatedRequest, project_id: FromPath[str]) -> Response[bytes]:
     check_id("project_id", project_id)
-    query, org_id = read_query(request.url.query, Listed), request.user.org_id
+    query, org_id = read_query(request.url.query, ListQuery), request.user.org_id
     async with reading(request) as conn:
         await projects.get_project(conn, org_id=org_id, project_id=project_id)
         found, more = await members.list_members(
@@ -284,7 +286,7 @@ async def update_member(
     status_code=200,
     tags=["Projects"],
     summary="Remove a user from a project",
-    operation_class=describes(answer=Deleted, conditional=True),
+    operation_class=describes(answer=DeletedObject, conditional=True),
 )
 async def remove_member(
     request: AuthenticatedRequest, project_id: FromPath[str], user_id: FromPath[str]
@@ -296,7 +298,7 @@ async def remove_member(
     async with changing_for(request, user_id) as conn:
         precondition.check(to_member(await members.hold_member(conn, **where)))
         await members.remove_member(conn, **where, actor=actor_of(request))
-    return answer(request, Deleted(id=user_id, object="organization.project.user.deleted"))
+    return answer(request, DeletedObject(id=user_id, object="organization.project.user.deleted"))
 
 
 routes = [

@@ -42,7 +42,7 @@ from gateway.tenancy.keys import service_accounts
 from gateway.tenancy.keys.keys import ADMIN_PREFIX, CreatedKey, create_key, prefix_of
 from gateway.tenancy.keys.service_accounts import ServiceAccount
 from gateway.wire.organization import organization as wire
-from gateway.wire.organization.organization import Deleted, Listed, read_query, to_unix
+from gateway.wire.organization.organization import DeletedObject, ListQuery, read_query, to_unix
 
 ACCOUNTS = "/v1/organization/projects/{project_id:str}/service_accounts"
 ACCOUNT = ACCOUNTS + "/{service_account_id:str}"
@@ -53,8 +53,8 @@ DEFAULT_KEY_NAME = "Secret Key"
 """As OpenAI names it."""
 
 
-def to_account(account: ServiceAccount) -> wire.ServiceAccount:
-    return wire.ServiceAccount(
+def to_account(account: ServiceAccount) -> wire.ServiceAccountObject:
+    return wire.ServiceAccountObject(
         id=account.id,
         name=account.name,
         role=account.project_role,
@@ -77,13 +77,13 @@ def to_created_key(made: CreatedKey) -> wire.ServiceAccountKey:
     opt=READ,
     tags=["Service accounts"],
     summary="List a project's service accounts",
-    operation_class=describes(query=Listed, answer=Listing[wire.ServiceAccount]),
+    operation_class=describes(query=ListQuery, answer=Listing[wire.ServiceAccountObject]),
 )
 async def list_accounts(
     request: AuthenticatedRequest, project_id: FromPath[str]
 ) -> Response[bytes]:
     where = {"org_id": request.user.org_id, "project_id": check_id("project_id", project_id)}
-    query = read_query(request.url.query, Listed)
+    query = read_query(request.url.query, ListQuery)
     async with reading(request) as conn:
         await projects.get_project(conn, **where)
         found, more = await service_accounts.list_service_accounts(
@@ -165,7 +165,7 @@ async def _make_key(
     opt=READ,
     tags=["Service accounts"],
     summary="One service account",
-    operation_class=describes(answer=wire.ServiceAccount),
+    operation_class=describes(answer=wire.ServiceAccountObject),
 )
 async def retrieve_account(
     request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
@@ -184,7 +184,7 @@ async def retrieve_account(
     summary="Change a service account's name or role in the project",
     operation_class=describes(
         body=wire.ServiceAccountUpdate,
-        answer=wire.ServiceAccount,
+        answer=wire.ServiceAccountObject,
         idempotent=True,
         conditional=True,
     ),
@@ -215,7 +215,7 @@ async def update_account(
     status_code=200,
     tags=["Service accounts"],
     summary="Remove a service account; its keys are revoked",
-    operation_class=describes(answer=Deleted, conditional=True),
+    operation_class=describes(answer=DeletedObject, conditional=True),
 )
 async def delete_account(
     request: AuthenticatedRequest, project_id: FromPath[str], service_account_id: FromPath[str]
@@ -227,7 +227,7 @@ async def delete_account(
         precondition.check(to_account(seen))
         await service_accounts.archive_service_account(conn, **where, actor=actor_of(request))
     kind = "organization.project.service_account.deleted"
-    return answer(request, Deleted(id=service_account_id, object=kind))
+    return answer(request, DeletedObject(id=service_account_id, object=kind))
 
 
 @post(

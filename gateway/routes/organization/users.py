@@ -37,7 +37,7 @@ from gateway.tenancy.members import invites, users
 from gateway.tenancy.members.invites import Invite, ProjectGrant
 from gateway.tenancy.members.users import Membership, User
 from gateway.wire.organization import organization as wire
-from gateway.wire.organization.organization import Deleted, Listed, read_query, to_unix
+from gateway.wire.organization.organization import DeletedObject, ListQuery, read_query, to_unix
 
 USERS = "/v1/organization/users"
 USER = USERS + "/{user_id:str}"
@@ -141,7 +141,7 @@ async def update_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> 
     status_code=200,
     tags=["Users"],
     summary="Remove a user from the org",
-    operation_class=describes(answer=Deleted, conditional=True),
+    operation_class=describes(answer=DeletedObject, conditional=True),
 )
 async def delete_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
     check_id("user_id", user_id)
@@ -151,14 +151,14 @@ async def delete_user(request: AuthenticatedRequest, user_id: FromPath[str]) -> 
         precondition.check((await _with_projects(conn, [found]))[0])
         require_appoint(request.user, found.role)
         await users.archive_user(conn, org_id=org_id, user_id=user_id, actor=actor_of(request))
-    return answer(request, Deleted(id=user_id, object="organization.user.deleted"))
+    return answer(request, DeletedObject(id=user_id, object="organization.user.deleted"))
 
 
 # ---- invites
 
 
-def to_invite(invite: Invite) -> wire.Invite:
-    return wire.Invite(
+def to_invite(invite: Invite) -> wire.InviteObject:
+    return wire.InviteObject(
         id=invite.id,
         email=invite.email,
         role=invite.role,
@@ -175,10 +175,10 @@ def to_invite(invite: Invite) -> wire.Invite:
     opt=READ,
     tags=["Invites"],
     summary="List the invites",
-    operation_class=describes(query=Listed, answer=Listing[wire.Invite]),
+    operation_class=describes(query=ListQuery, answer=Listing[wire.InviteObject]),
 )
 async def list_invites(request: AuthenticatedRequest) -> Response[bytes]:
-    query = read_query(request.url.query, Listed)
+    query = read_query(request.url.query, ListQuery)
     async with reading(request) as conn:
         found, more = await invites.list_invites(
             conn, org_id=request.user.org_id, cursor=to_cursor(query)
@@ -192,7 +192,7 @@ async def list_invites(request: AuthenticatedRequest) -> Response[bytes]:
     status_code=200,
     tags=["Invites"],
     summary="Invite somebody; the header X-Tollgate-Invite-Link of the answer is their link",
-    operation_class=describes(body=wire.InviteCreate, answer=wire.Invite, idempotent=True),
+    operation_class=describes(body=wire.InviteCreate, answer=wire.InviteObject, idempotent=True),
 )
 async def create_invite(request: AuthenticatedRequest) -> Response[bytes]:
     body, org_id = await body_of(request, wire.InviteCreate), request.user.org_id
@@ -223,7 +223,7 @@ async def create_invite(request: AuthenticatedRequest) -> Response[bytes]:
     opt=READ,
     tags=["Invites"],
     summary="One invite",
-    operation_class=describes(answer=wire.Invite),
+    operation_class=describes(answer=wire.InviteObject),
 )
 async def retrieve_invite(
     request: AuthenticatedRequest, invite_id: FromPath[str]
@@ -240,7 +240,7 @@ async def retrieve_invite(
     status_code=200,
     tags=["Invites"],
     summary="Withdraw an invite",
-    operation_class=describes(answer=Deleted),
+    operation_class=describes(answer=DeletedObject),
 )
 async def delete_invite(request: AuthenticatedRequest, invite_id: FromPath[str]) -> Response[bytes]:
     check_id("invite_id", invite_id)
@@ -248,7 +248,7 @@ async def delete_invite(request: AuthenticatedRequest, invite_id: FromPath[str])
         await invites.delete_invite(
             conn, org_id=request.user.org_id, invite_id=invite_id, actor=actor_of(request)
         )
-    return answer(request, Deleted(id=invite_id, object="organization.invite.deleted"))
+    return answer(request, DeletedObject(id=invite_id, object="organization.invite.deleted"))
 
 
 routes = [

@@ -27,10 +27,15 @@ from gateway.routes.shared.pages import Listing
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import NotAllowed, NotFound
 from gateway.tenancy.pages import Cursor
-from gateway.wire.organization.organization import Body, Listed, Nothing, read_body
+from gateway.wire.organization.organization import (
+    EmptyObject,
+    ListQuery,
+    OrganizationBody,
+    read_body,
+)
 
 S = TypeVar("S", bound=msgspec.Struct)
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", bound=OrganizationBody)
 
 ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 
@@ -51,7 +56,7 @@ async def expect_nothing(request: AuthenticatedRequest) -> None:
     """Expect no body, or an empty object. Raises: BadField, EncodedBody."""
     content = await plain_body(request)
     if content.strip():
-        read_body(content, Nothing)
+        read_body(content, EmptyObject)
 
 
 def reading(request: AuthenticatedRequest) -> AbstractAsyncContextManager[AsyncConnection]:
@@ -73,7 +78,7 @@ def show_once(request: AuthenticatedRequest, thing: msgspec.Struct) -> Response[
     return answer(request, thing, headers={"cache-control": "no-store"})
 
 
-def to_cursor(query: Listed) -> Cursor:
+def to_cursor(query: ListQuery) -> Cursor:
     return Cursor(after=query.after, limit=query.limit)
 
 

@@ -29,11 +29,11 @@ from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.tenancy.errors import NotFound
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.usage.own_view import (
-    Generation,
     GenerationQuery,
+    GenerationView,
     KeyAmounts,
     KeyData,
-    Known,
+    KnownAttempts,
     OwnKey,
     RateLimitView,
     encode,
@@ -51,7 +51,7 @@ RESETS: dict[str, Literal["daily", "monthly"]] = {"day": "daily", "month": "mont
     tags=TAGS,
     summary="One request of this key: tokens, prices, cache hits, when, and its transfers",
     operation_class=describes(
-        query=GenerationQuery, answer=Generation, said={404: {JSON: ErrorEnvelope}}
+        query=GenerationQuery, answer=GenerationView, said={404: {JSON: ErrorEnvelope}}
     ),
 )
 async def generation(request: AuthenticatedRequest) -> Response[bytes]:
@@ -67,7 +67,7 @@ async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     opt=needs(SCOPE_USAGE_READ),
     tags=TAGS,
     summary="One request of the organization: what a dispute about it is answered from",
-    operation_class=describes(answer=Generation, said={404: {JSON: ErrorEnvelope}}),
+    operation_class=describes(answer=GenerationView, said={404: {JSON: ErrorEnvelope}}),
 )
 async def any_request(request: AuthenticatedRequest, request_id: FromPath[str]) -> Response[bytes]:
     known = await look_up(request, request_id)
@@ -76,7 +76,7 @@ async def any_request(request: AuthenticatedRequest, request_id: FromPath[str]) 
     return Response(encode(to_generation(known)), media_type=JSON)
 
 
-async def look_up(request: AuthenticatedRequest, asked: str) -> Known | None:
+async def look_up(request: AuthenticatedRequest, asked: str) -> KnownAttempts | None:
     """Raises: BadField."""
     request_id, made_at = read_request_id(asked)
     org_id = request.user.org_id
@@ -90,19 +90,21 @@ async def look_up(request: AuthenticatedRequest, asked: str) -> Known | None:
     if not events:
         return await in_books(request, request_id, made_at)
     costs = [rate(each.quantities, each.attempt.prices) for each in events if each.kind == "usage"]
-    return Known(
+    return KnownAttempts(
         events=events,
         status="running" if running else "pending",
         charged_pico=sum(each.amount_pico for each in costs),
     )
 
 
-async def in_books(request: AuthenticatedRequest, request_id: str, made_at: float) -> Known | None:
+async def in_books(
+    request: AuthenticatedRequest, request_id: str, made_at: float
+) -> KnownAttempts | None:
     async with services(request).system_db.connect() as conn:
         record = await find_record(conn, request.user.org_id, request_id, made_at)
     if record is None:
         return None
-    return Known(
+    return KnownAttempts(
         events=record.events,
         status="booked",
         transfers=record.transfers,

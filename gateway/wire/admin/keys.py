@@ -25,11 +25,11 @@ Text = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00]*$")]
 Texts = Annotated[list[Text], Meta(max_length=1000)]
 
 
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StrictBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What is not known is refused by name."""
 
 
-class ModelLimitsPatch(Body):
+class ModelLimitsPatch(StrictBody):
     """What a key may use of one model, beside its own limits of all (RFC 7396)."""
 
     tokens_per_minute: Number | None | UnsetType = UNSET
@@ -44,7 +44,7 @@ ByModel = dict[Text, ModelLimitsPatch | None]
 """Null takes away all limits of a model."""
 
 
-class KeyCreate(Body):
+class KeyCreate(StrictBody):
     """`POST /v1/admin/keys`."""
 
     name: Text
@@ -66,7 +66,7 @@ class KeyCreate(Body):
     service_account_id: Text | None = None
 
 
-class KeyPatch(Body):
+class KeyPatch(StrictBody):
     """`PATCH /v1/admin/keys/{id}` (RFC 7396): what is left out stays, null takes it away."""
 
     name: Text | UnsetType = UNSET
@@ -83,20 +83,20 @@ class KeyPatch(Body):
     shows_cost: bool | None | UnsetType = UNSET
 
 
-class KeyRotate(Body):
+class KeyRotate(StrictBody):
     """`POST /v1/admin/keys/{id}/rotate`."""
 
     grace_s: Number = DEFAULT_GRACE_S
     """For how long the secret until now stays good."""
 
 
-class LeakReport(Body):
+class LeakReport(StrictBody):
     """`POST /v1/admin/keys/report-leak`."""
 
     key: Text
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class KeyOwnerView(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["user", "service_account"]
     id: str
 
@@ -108,7 +108,7 @@ class PreviousSecret(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ModelLimitsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Those that there are."""
 
     tokens_per_minute: int | None = None
@@ -119,7 +119,7 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     batch_tokens_per_day: int | None = None
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "api_key"
     id: str
     name: str
@@ -133,10 +133,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None
     max_concurrent_streams: int | None
     lane: KeyLane | None
-    model_limits: dict[str, ModelLimits] | None
+    model_limits: dict[str, ModelLimitsView] | None
     shows_cost: bool | None
     """Whether its answers say what they cost; None: as its organization has it."""
-    owner: Owner | None
+    owner: KeyOwnerView | None
     created_at: int
     expires_at: int | None
     revoked_at: int | None
@@ -145,7 +145,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     """None where its grace is over, too."""
 
 
-class KeyWithSecret(Key, frozen=True, kw_only=True):
+class KeyWithSecret(KeyView, frozen=True, kw_only=True):
     """The only answer that ever holds the secret."""
 
     value: str
@@ -154,8 +154,8 @@ class KeyWithSecret(Key, frozen=True, kw_only=True):
         return f"KeyWithSecret({self.redacted_value})"
 
 
-def to_wire(row: KeyRow) -> Key:
-    return Key(**_fields(row))
+def to_wire(row: KeyRow) -> KeyView:
+    return KeyView(**_fields(row))
 
 
 def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
@@ -165,9 +165,9 @@ def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
 def _fields(row: KeyRow) -> dict[str, Any]:
     owner, own = None, row.model_limits
     if row.user_id is not None:
-        owner = Owner(type="user", id=row.user_id)
+        owner = KeyOwnerView(type="user", id=row.user_id)
     elif row.service_account_id is not None:
-        owner = Owner(type="service_account", id=row.service_account_id)
+        owner = KeyOwnerView(type="service_account", id=row.service_account_id)
     previous = None
     until = row.previous_expires_at
     if row.previous_hint is not None and until is not None and until > datetime.now(tz=UTC):
@@ -183,7 +183,7 @@ def _fields(row: KeyRow) -> dict[str, Any]:
     return {
         **{name: getattr(row, name) for name in (*same, *limits)},
         **{name: to_seconds(getattr(row, name)) for name in moments},
-        "model_limits": own and {model: ModelLimits(**own[model]) for model in sorted(own)},
+        "model_limits": own and {model: ModelLimitsView(**own[model]) for model in sorted(own)},
         "redacted_value": row.hint,
         "owner": owner,
         "previous": previous,

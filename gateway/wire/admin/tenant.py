@@ -91,7 +91,7 @@ class NewInvite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     projects: Annotated[list[InviteProject], Meta(max_length=MAX_INVITE_PROJECTS)] = []
 
 
-class CreatedInvite(msgspec.Struct, frozen=True, kw_only=True):
+class CreatedInviteView(msgspec.Struct, frozen=True, kw_only=True):
     """`url`: where it is accepted, for this once."""
 
     object: str = "invite"

@@ -176,12 +176,12 @@ class InvoiceEntered(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime | None
 
 
-class Pinged(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointPing(msgspec.Struct, frozen=True, kw_only=True):
     organization_id: str
     endpoint_id: str
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     timestamp: datetime
     data: (
@@ -190,7 +190,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         | BatchEnded
         | ApprovalRequested
         | TopUpEntered
-        | Pinged
+        | EndpointPing
         | InvoiceEntered
     )
 
@@ -218,9 +218,9 @@ def event_type(alert: Alert) -> EventType:
     return EVENT_OF.get(alert.measure, RATE_LIMIT)
 
 
-def invoice_event(entered: StateEntry) -> Event:
+def invoice_event(entered: StateEntry) -> WebhookEvent:
     total, currency = entered.total_coins, entered.currency
-    return Event(
+    return WebhookEvent(
         type=invoice_event_type(entered),
         timestamp=entered.occurred_at,
         data=InvoiceEntered(
@@ -240,8 +240,8 @@ def invoice_event_type(entered: StateEntry) -> str:
     return f"invoice.{entered.state}"
 
 
-def top_up_event(top_up: TopUp) -> Event:
-    return Event(
+def top_up_event(top_up: TopUp) -> WebhookEvent:
+    return WebhookEvent(
         type=f"top_up.{top_up.state}",
         timestamp=top_up.ended_at or top_up.requested_at,
         data=TopUpEntered(
@@ -258,18 +258,18 @@ def top_up_event(top_up: TopUp) -> Event:
     )
 
 
-def batch_event(batch: Batch) -> Event:
+def batch_event(batch: Batch) -> WebhookEvent:
     """Of one that has ended."""
-    return Event(
+    return WebhookEvent(
         type=f"batch.{batch.status}",
         timestamp=getattr(batch, f"{batch.status}_at"),
         data=BatchEnded(id=batch.id, organization_id=batch.org_id, project_id=batch.project_id),
     )
 
 
-def approval_event(asked: Approval) -> Event:
+def approval_event(asked: Approval) -> WebhookEvent:
     caller = Caller.of(asked.call.caller)
-    return Event(
+    return WebhookEvent(
         type="mcp.approval_requested",
         timestamp=datetime.fromtimestamp(asked.requested_at_s, UTC),
         data=ApprovalRequested(
@@ -300,9 +300,9 @@ def reason(alert: Alert) -> Reason | None:
     return alert.reason if alert.measure in (SPEND, *OF_CREDITS) else None
 
 
-def to_event(alert: Alert) -> Event:
+def to_event(alert: Alert) -> WebhookEvent:
     data = crossed(alert) if alert.measure in OF_CREDITS else reached(alert)
-    return Event(type=event_type(alert), timestamp=alert.occurred_at, data=data)
+    return WebhookEvent(type=event_type(alert), timestamp=alert.occurred_at, data=data)
 
 
 def crossed(alert: Alert) -> BalanceCrossed:

@@ -132,22 +132,22 @@ def _text(moment: datetime | None) -> str | None:
 # ---- results
 
 
-class Succeeded(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="succeeded"):
+class SucceededResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="succeeded"):
     message: Raw
 
 
-class Errored(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="errored"):
+class ErroredResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="errored"):
     error: Raw
 
 
-class Canceled(msgspec.Struct, frozen=True, tag_field="type", tag="canceled"):
+class CanceledResult(msgspec.Struct, frozen=True, tag_field="type", tag="canceled"):
     pass
 
 
-class Expired(msgspec.Struct, frozen=True, tag_field="type", tag="expired"):
+class ExpiredResult(msgspec.Struct, frozen=True, tag_field="type", tag="expired"):
     pass
 
 
 class IndividualResponse(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str
-    result: Succeeded | Errored | Canceled | Expired
+    result: SucceededResult | ErroredResult | CanceledResult | ExpiredResult

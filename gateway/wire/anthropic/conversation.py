@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gateway.generate_request import PromptPlace
 from gateway.request_errors import BadField
 from gateway.wire.anthropic.messages import (
-    AssistantMessage,
+    AssistantTurn,
     Message,
     TextBlock,
     ThinkingBlock,
@@ -32,14 +32,14 @@ LINE, NOTHING = "\n", ""
 """Between texts of a user, as in `chat_messages`; between those of an answer, which were one."""
 
 
-class Placed(NamedTuple):
+class BlockAtPath(NamedTuple):
     """A block, and its path in the request."""
 
     path: str
     block: Any
 
 
-class Templated:
+class ConversationBuilder:
     """A conversation as it is built up."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Templated:
 
     def place_texts(
         self,
-        texts: Sequence[Placed],
+        texts: Sequence[BlockAtPath],
         between: str,
         *,
         before: int = 0,
@@ -83,11 +83,13 @@ class Templated:
             self.blocks.append(Block(place, found, is_empty=not (block.text or own)))
 
 
-def to_messages(system: str | list[TextBlock] | None, messages: Sequence[Message]) -> Templated:
+def to_messages(
+    system: str | list[TextBlock] | None, messages: Sequence[Message]
+) -> ConversationBuilder:
     """Raises BadField."""
-    found = Templated()
+    found = ConversationBuilder()
     add_system(found, list(placed(system or [], "system")))
-    num_parts, calls = 0, dict[str, Placed]()
+    num_parts, calls = 0, dict[str, BlockAtPath]()
     for role, group in groupby(enumerate(messages), key=lambda each: type(each[1])):
         parts = [
             part
@@ -98,37 +100,40 @@ def to_messages(system: str | list[TextBlock] | None, messages: Sequence[Message
         if num_parts > MAX_PARTS:
             message = f"Invalid value for 'messages': more than {MAX_PARTS} blocks of content."
             raise BadField(message, param="messages")
-        if role is AssistantMessage:
+        if role is AssistantTurn:
             refuse_unanswered(calls)
             calls = add_answer(found, parts)
         else:
             calls = add_turn(found, role.__struct_config__.tag, parts, calls)
     refuse_unanswered(calls)
-    if isinstance(messages[-1], AssistantMessage):
+    if isinstance(messages[-1], AssistantTurn):
         begin_answer(found)
     return found
 
 
-def placed(content: str | Sequence[Any], path: str) -> Iterator[Placed]:
+def placed(content: str | Sequence[Any], path: str) -> Iterator[BlockAtPath]:
     if isinstance(content, str):
-        yield Placed(path, TextBlock(text=content))
+        yield BlockAtPath(path, TextBlock(text=content))
     else:
-        yield from (Placed(f"{path}[{index}]", each) for index, each in enumerate(content))
+        yield from (BlockAtPath(f"{path}[{index}]", each) for index, each in enumerate(content))
 
 
-def add_system(found: Templated, texts: Sequence[Placed]) -> None:
+def add_system(found: ConversationBuilder, texts: Sequence[BlockAtPath]) -> None:
     if texts:
         found.add("system", {"role": "system", "content": joined(texts, LINE)})
         found.place_texts(texts, LINE)
 
 
 def add_turn(
-    found: Templated, role: str, parts: Sequence[Placed], calls: dict[str, Placed]
-) -> dict[str, Placed]:
+    found: ConversationBuilder,
+    role: str,
+    parts: Sequence[BlockAtPath],
+    calls: dict[str, BlockAtPath],
+) -> dict[str, BlockAtPath]:
     """Of the user or the system: the results of `calls` first, then what was said. Returns the
     calls that are still to be answered."""
-    results: dict[str, Placed] = {}
-    texts: list[Placed] = []
+    results: dict[str, BlockAtPath] = {}
+    texts: list[BlockAtPath] = []
     for part in parts:
         if not isinstance(part.block, ToolResultBlock):
             texts.append(part)
@@ -154,7 +159,7 @@ def add_turn(
     return {name: call for name, call in calls.items() if name not in results}
 
 
-def add_result(found: Templated, part: Placed, call: ToolUseBlock) -> None:
+def add_result(found: ConversationBuilder, part: BlockAtPath, call: ToolUseBlock) -> None:
     result: ToolResultBlock = part.block
     texts = list(placed(result.content or "", f"{part.path}.content"))
     before = ERROR if result.is_error else ""
@@ -167,10 +172,10 @@ def add_result(found: Templated, part: Placed, call: ToolUseBlock) -> None:
         found.blocks.append(Block(found.whole, own))
 
 
-def add_answer(found: Templated, parts: Sequence[Placed]) -> dict[str, Placed]:
+def add_answer(found: ConversationBuilder, parts: Sequence[BlockAtPath]) -> dict[str, BlockAtPath]:
     """An earlier one. Returns its calls."""
     texts = [part for part in parts if isinstance(part.block, TextBlock)]
-    calls: dict[str, Placed] = {}
+    calls: dict[str, BlockAtPath] = {}
     thoughts = [part.block.thinking for part in parts if isinstance(part.block, ThinkingBlock)]
     for part in parts:
         if isinstance(part.block, ToolUseBlock):
@@ -194,7 +199,7 @@ def add_answer(found: Templated, parts: Sequence[Placed]) -> dict[str, Placed]:
     return calls
 
 
-def begin_answer(found: Templated) -> None:
+def begin_answer(found: ConversationBuilder) -> None:
     """The last message is what the answer begins with; one that says nothing is none."""
     message, path = found.messages[-1], found.paths[-1]
     text = message["content"]
@@ -209,7 +214,7 @@ def begin_answer(found: Templated) -> None:
         found.continues = True
 
 
-def refuse_unanswered(calls: dict[str, Placed]) -> None:
+def refuse_unanswered(calls: dict[str, BlockAtPath]) -> None:
     for part in calls.values():
         message = (
             f"Invalid value for '{part.path}': a tool_use needs its tool_result in the next turn."
@@ -217,11 +222,11 @@ def refuse_unanswered(calls: dict[str, Placed]) -> None:
         raise BadField(message, param=part.path)
 
 
-def joined(texts: Sequence[Placed], between: str) -> str:
+def joined(texts: Sequence[BlockAtPath], between: str) -> str:
     return between.join(part.block.text for part in texts)
 
 
-def to_call(part: Placed) -> dict[str, Any]:
+def to_call(part: BlockAtPath) -> dict[str, Any]:
     """Its arguments spaced as most models write them, so that they are the text that is cached."""
     call: ToolUseBlock = part.block
     try:

@@ -22,7 +22,7 @@ from gateway.generate_request import (
     ToolUse,
 )
 from gateway.request_errors import BadField
-from gateway.wire.anthropic.conversation import Templated, to_messages
+from gateway.wire.anthropic.conversation import ConversationBuilder, to_messages
 from gateway.wire.anthropic.messages import (
     NOT_YET,
     AnyChoice,
@@ -112,7 +112,9 @@ def to_prompt(request: Conversation) -> ChatPrompt:
     )
 
 
-def to_breakpoints(request: Conversation, conversation: Templated) -> tuple[CacheBreakpoint, ...]:
+def to_breakpoints(
+    request: Conversation, conversation: ConversationBuilder
+) -> tuple[CacheBreakpoint, ...]:
     blocks = [*of_tools(request.tools or ()), *conversation.blocks]
     if request.cache_control is not None:
         mark_last(blocks, (FIELD, request.cache_control))

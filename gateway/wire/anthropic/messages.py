@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import MAX_NAME_CHARS, ToolName
 from gateway.wire.openai.chat import (
     MAX_MESSAGES,
@@ -76,27 +76,27 @@ NOT_YET = {
 # ---- what a message holds
 
 
-class TextBlock(Strict, tag_field="type", tag="text"):
+class TextBlock(StrictStruct, tag_field="type", tag="text"):
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[list[None], Meta(max_length=0)] | None = None
     """Of an earlier answer, which has none."""
 
 
-class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
+class ThinkingBlock(StrictStruct, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
 
 
-class RedactedThinkingBlock(Strict, tag_field="type", tag="redacted_thinking"):
+class RedactedThinkingBlock(StrictStruct, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
-class DirectCaller(Strict, tag_field="type", tag="direct"):
+class DirectCaller(StrictStruct, tag_field="type", tag="direct"):
     pass
 
 
-class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
+class ToolUseBlock(StrictStruct, tag_field="type", tag="tool_use"):
     id: CallId
     name: ToolName
     input: dict[str, Any]
@@ -105,7 +105,7 @@ class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
     toolset_name: Unsupported = None
 
 
-class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
+class ToolResultBlock(StrictStruct, tag_field="type", tag="tool_result"):
     tool_use_id: CallId
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
@@ -113,25 +113,25 @@ class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
     toolset_name: Unsupported = None
 
 
-class SystemMessage(Strict, tag_field="role", tag="system"):
+class SystemTurn(StrictStruct, tag_field="role", tag="system"):
     content: str | list[TextBlock]
 
 
-class UserMessage(Strict, tag_field="role", tag="user"):
+class UserTurn(StrictStruct, tag_field="role", tag="user"):
     content: str | list[TextBlock | ToolResultBlock]
 
 
-class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+class AssistantTurn(StrictStruct, tag_field="role", tag="assistant"):
     content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
 
 
-Message = UserMessage | AssistantMessage | SystemMessage
+Message = UserTurn | AssistantTurn | SystemTurn
 
 
 # ---- what else a request has
 
 
-class Tool(Strict):
+class AnthropicTool(StrictStruct):
     name: ToolName
     input_schema: dict[str, Any]
     description: str | None = None
@@ -150,68 +150,68 @@ class Tool(Strict):
         return self.input_schema
 
 
-class AutoChoice(Strict, tag_field="type", tag="auto"):
+class AutoChoice(StrictStruct, tag_field="type", tag="auto"):
     disable_parallel_tool_use: bool | None = None
 
 
-class AnyChoice(Strict, tag_field="type", tag="any"):
+class AnyChoice(StrictStruct, tag_field="type", tag="any"):
     disable_parallel_tool_use: bool | None = None
 
 
-class OneTool(Strict, tag_field="type", tag="tool"):
+class OneTool(StrictStruct, tag_field="type", tag="tool"):
     name: ToolName
     disable_parallel_tool_use: bool | None = None
 
 
-class NoTool(Strict, tag_field="type", tag="none"):
+class NoTool(StrictStruct, tag_field="type", tag="none"):
     pass
 
 
-class ThinkingEnabled(Strict, tag_field="type", tag="enabled"):
+class ThinkingEnabled(StrictStruct, tag_field="type", tag="enabled"):
     budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET_TOKENS, le=MAX_INT64)]
     display: Literal["summarized"] | None = None
 
 
-class ThinkingAdaptive(Strict, tag_field="type", tag="adaptive"):
+class ThinkingAdaptive(StrictStruct, tag_field="type", tag="adaptive"):
     display: Literal["summarized"] | None = None
 
 
-class ThinkingDisabled(Strict, tag_field="type", tag="disabled"):
+class ThinkingDisabled(StrictStruct, tag_field="type", tag="disabled"):
     pass
 
 
-class JsonFormat(Strict):
+class JsonFormat(StrictStruct):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(Strict):
+class OutputConfig(StrictStruct):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
-class Metadata(Strict):
+class Metadata(StrictStruct):
     user_id: str | None = None
 
 
-class ClearThinking(Strict, tag_field="type", tag="clear_thinking_20251015"):
+class ClearThinking(StrictStruct, tag_field="type", tag="clear_thinking_20251015"):
     keep: Literal["all"]
 
 
-class ContextManagement(Strict):
+class ContextManagement(StrictStruct):
     edits: Annotated[list[ClearThinking], Meta(max_length=8)] | None = None
 
 
 # ---- requests
 
 
-class Conversation(Strict):
+class Conversation(StrictStruct):
     """What a prompt is made of."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | OneTool | NoTool | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None

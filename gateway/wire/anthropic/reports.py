@@ -55,7 +55,7 @@ RENAMED = {"start_time": "starting_at", "end_time": "ending_at"}
 """Parameters of `usage_report` that are called otherwise here."""
 
 
-class Query(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class MessagesReportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     starting_at: Moment
     ending_at: Moment | None = None
     page: str | None = None
@@ -66,7 +66,7 @@ class Query(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return int(self.starting_at.timestamp()), None if end is None else int(end.timestamp())
 
 
-class MessagesQuery(Query):
+class MessagesQuery(MessagesReportQuery):
     """`GET /v1/organizations/usage_report/messages`."""
 
     limit: Number | None = None
@@ -89,7 +89,7 @@ class MessagesQuery(Query):
     workspace_ids: Filter = []
 
 
-class CostReportQuery(Query):
+class CostReportQuery(MessagesReportQuery):
     """`GET /v1/organizations/cost_report`."""
 
     limit: Annotated[int, Meta(ge=1, le=31)] | None = None

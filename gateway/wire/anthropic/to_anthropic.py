@@ -65,7 +65,7 @@ class MessageEncoder(Protocol):
     def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes: ...
 
 
-class Head(NamedTuple):
+class MessageHead(NamedTuple):
     id: str
     model: str
     tier: ServedTier
@@ -108,10 +108,10 @@ def to_opening(
     return opening
 
 
-def to_head(request: GenerateRequest, heading: Heading) -> Head:
+def to_head(request: GenerateRequest, heading: Heading) -> MessageHead:
     assert request.prompt is not None
     tier = SERVED_AS[heading.service_tier]
-    return Head(heading.id, request.model, tier, request.prompt.max_tokens)
+    return MessageHead(heading.id, request.model, tier, request.prompt.max_tokens)
 
 
 def event(name: bytes, fields: bytes) -> bytes:
@@ -170,7 +170,7 @@ class MessageStream:
     """Blocks one behind the other, each between its start and its stop. What comes before them is
     `to_opening`'s."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: MessageHead) -> None:
         self._head = head
         self._cutter = Cutter()
         self._open: Kind | None = None
@@ -226,7 +226,7 @@ class MessageStream:
 class MessageBody:
     """The same blocks, whole."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: MessageHead) -> None:
         self._head = head
         self._cutter = Cutter()
         self._blocks: list[tuple[Piece, list[str]]] = []

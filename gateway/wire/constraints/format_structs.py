@@ -20,19 +20,19 @@ Alternatives = Annotated[
 SchemaObject = dict[str, Any]
 
 
-class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class StrictStruct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-class TextFormat(Strict, tag_field="type", tag="text"):
+class TextFormat(StrictStruct, tag_field="type", tag="text"):
     pass
 
 
-class JsonObjectFormat(Strict, tag_field="type", tag="json_object"):
+class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
     pass
 
 
-class JsonSchema(Strict):
+class NamedJsonSchema(StrictStruct):
     name: FormName
     """OpenAI's models are shown it; ours are not, nor the description."""
     schema: SchemaObject
@@ -41,14 +41,14 @@ class JsonSchema(Strict):
     """Kept to whether or not it is said."""
 
 
-class JsonSchemaFormat(Strict, tag_field="type", tag="json_schema"):
-    json_schema: JsonSchema
+class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
+    json_schema: NamedJsonSchema
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictStruct):
     """Exactly one of them."""
 
     json: SchemaObject | str | None = None

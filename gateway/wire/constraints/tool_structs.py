@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.shared.cache_control import CacheControl
 
 MAX_TOOLS = 128
@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 128
 ToolName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
-class FunctionDefinition(Strict):
+class FunctionDefinition(StrictStruct):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -30,7 +30,7 @@ class FunctionDefinition(Strict):
     """Arguments are kept to the schema. Where a call is forced they are in any case."""
 
 
-class FunctionTool(Strict):
+class FunctionTool(StrictStruct):
     type: Literal["function"]
     function: FunctionDefinition
     cache_control: CacheControl | None = None
@@ -39,27 +39,27 @@ class FunctionTool(Strict):
 Tools = Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)]
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictStruct):
     name: ToolName
 
 
-class NamedTool(Strict, tag_field="type", tag="function"):
+class NamedTool(StrictStruct, tag_field="type", tag="function"):
     function: NamedFunction
 
 
-class AllowedTools(Strict):
+class AllowedTools(StrictStruct):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedToolChoice(Strict, tag_field="type", tag="allowed_tools"):
+class AllowedToolChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     allowed_tools: AllowedTools
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice
 
 
-class CalledFunction(Strict):
+class CalledFunction(StrictStruct):
     name: ToolName
     arguments: str
     """As the model wrote them: JSON, if it did well."""
@@ -67,7 +67,7 @@ class CalledFunction(Strict):
     """What a client's library read in them; not read here."""
 
 
-class ToolCall(Strict):
+class ToolCall(StrictStruct):
     """One of an earlier answer, as it came."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]

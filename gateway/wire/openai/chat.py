@@ -18,7 +18,7 @@ from gateway.wire.constraints.format_structs import (
     Alternatives,
     ResponseFormat,
     SchemaObject,
-    Strict,
+    StrictStruct,
     StructuredOutputs,
 )
 from gateway.wire.constraints.tool_structs import ToolCalls, ToolChoice, Tools
@@ -57,7 +57,7 @@ Metadata = Annotated[
 # ---- the request
 
 
-class TextPart(Strict):
+class TextPart(StrictStruct):
     type: Literal["text"]
     text: str
     image_url: Unsupported = None
@@ -70,25 +70,25 @@ class TextPart(Strict):
 Content = str | list[TextPart]
 
 
-class SystemMessage(Strict, tag_field="role", tag="system"):
+class SystemMessage(StrictStruct, tag_field="role", tag="system"):
     content: Content
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
-class DeveloperMessage(Strict, tag_field="role", tag="developer"):
+class DeveloperMessage(StrictStruct, tag_field="role", tag="developer"):
     content: Content
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
-class UserMessage(Strict, tag_field="role", tag="user"):
+class UserMessage(StrictStruct, tag_field="role", tag="user"):
     content: Content
     name: str | None = None
     cache_control: CacheControl | None = None
 
 
-class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     """Takes back what a response's `message` holds, so that a client may append it as it came."""
 
     content: Content | None = None
@@ -108,7 +108,7 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """What litellm puts beside a message that it read, and sends back with it; not read here."""
 
 
-class ToolMessage(Strict, tag_field="role", tag="tool"):
+class ToolMessage(StrictStruct, tag_field="role", tag="tool"):
     content: Content
     tool_call_id: str
     name: str | None = None
@@ -118,18 +118,18 @@ class ToolMessage(Strict, tag_field="role", tag="tool"):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class ChatReasoning(Strict):
+class ChatReasoning(StrictStruct):
     """OpenRouter's name of `reasoning_effort`."""
 
     effort: ReasoningEffort | None = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictStruct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class SampledRequest(Strict, kw_only=True):
+class SampledRequest(StrictStruct, kw_only=True):
     """What completions of chats and of texts have in common."""
 
     model: str

@@ -64,7 +64,7 @@ def call_id() -> str:
     return f"call_{uuid7().hex[-CALL_ID_CHARS:]}"
 
 
-class Collected:
+class ChoiceCollector:
     """One choice, delta by delta."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 from billing.pricing.rating import RatedUsage
 from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.forward_plain import forward_embedding
 from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
 from gateway.wire.openai.to_chat import RawBodies
@@ -29,7 +29,7 @@ FLOAT_BYTES = 4
 Format = Literal["float", "base64"]
 
 
-class EmbeddingRequest(Strict):
+class EmbeddingRequest(StrictStruct):
     """`POST /v1/embeddings` for our own engine."""
 
     model: str

@@ -53,12 +53,12 @@ class Peek(msgspec.Struct, frozen=True):
     stream: bool
 
 
-class _Peeked(msgspec.Struct, frozen=True):
+class _PeekedBody(msgspec.Struct, frozen=True):
     model: str | None = None
     stream: bool | None = None
 
 
-_peek_decoder = msgspec.json.Decoder(_Peeked)
+_peek_decoder = msgspec.json.Decoder(_PeekedBody)
 _request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _any_decoder = msgspec.json.Decoder()
 
@@ -141,7 +141,7 @@ def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | 
     return other, "reasoning.effort"
 
 
-class Sampling(TypedDict):
+class SamplingFields(TypedDict):
     """Fields of `Writing`."""
 
     min_tokens: int
@@ -160,9 +160,9 @@ class Sampling(TypedDict):
     include_stop_str_in_output: bool
 
 
-def sampling(request: SampledRequest) -> Sampling:
+def sampling(request: SampledRequest) -> SamplingFields:
     top_p, top_k = nucleus(request.top_p, request.top_k)
-    return Sampling(
+    return SamplingFields(
         min_tokens=request.min_tokens or 0,
         temperature=default(request.temperature, 1.0),
         top_p=top_p,

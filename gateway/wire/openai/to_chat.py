@@ -25,7 +25,7 @@ from gateway.generation_events import (
     TokenInfo,
 )
 from gateway.wire.openai.chat import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
-from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceLogprobs, Collected, call_id
+from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceCollector, ChoiceLogprobs, call_id
 from gateway.wire.usage.cost import to_usage_cost
 
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +49,7 @@ class ChatEncoder(Protocol):
 
 def to_openai(request: GenerateRequest, heading: Heading) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
-    head = Head(
+    head = ChatHead(
         id=heading.id,
         created=heading.created,
         model=request.model,
@@ -78,7 +78,7 @@ def to_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> CompletionU
     )
 
 
-class Head(msgspec.Struct, kw_only=True):
+class ChatHead(msgspec.Struct, kw_only=True):
     """The fields that every chunk of a stream repeats."""
 
     id: str
@@ -103,7 +103,7 @@ class ChatStream:
     then the reason to finish, per choice.
     """
 
-    def __init__(self, head: Head, include_usage: bool) -> None:
+    def __init__(self, head: ChatHead, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
         self._before = b"data: " + head.opened() + b',"choices":[{"index":'
@@ -189,9 +189,9 @@ def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
 class ChatBody:
     """Our engine's deltas collected to one `chat.completion`."""
 
-    def __init__(self, head: Head, n: int) -> None:
+    def __init__(self, head: ChatHead, n: int) -> None:
         self._head = head
-        self._choices = [Collected() for _ in range(n)]
+        self._choices = [ChoiceCollector() for _ in range(n)]
 
     def encode(self, items: Items) -> bytes:
         for item in items:
@@ -217,7 +217,7 @@ class ChatBody:
 class RawStream:
     """An upstream's chunks; its usage chunk is written anew, under the id that its others have."""
 
-    def __init__(self, head: Head, include_usage: bool) -> None:
+    def __init__(self, head: ChatHead, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
         self._last: bytes | None = None
@@ -270,7 +270,7 @@ class _Theirs(msgspec.Struct):
     system_fingerprint: str | None = None
 
 
-def like(head: Head, chunk: bytes) -> Head:
+def like(head: ChatHead, chunk: bytes) -> ChatHead:
     """`head` with what the upstream's chunk says of itself; vendors leave some of it out, or in
     another type.
     """
@@ -278,7 +278,7 @@ def like(head: Head, chunk: bytes) -> Head:
         theirs = msgspec.json.decode(chunk, type=_Theirs)
     except msgspec.ValidationError:
         return head
-    return Head(
+    return ChatHead(
         id=theirs.id or head.id,
         object=head.object,
         created=theirs.created or head.created,

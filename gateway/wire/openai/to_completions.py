@@ -24,7 +24,7 @@ from gateway.generation_events import (
     TokenInfo,
 )
 from gateway.wire.openai.chat import CompletionUsage
-from gateway.wire.openai.to_chat import ChatEncoder, Head, RawBodies, RawStream, to_usage
+from gateway.wire.openai.to_chat import ChatEncoder, ChatHead, RawBodies, RawStream, to_usage
 
 OBJECT: Literal["text_completion"] = "text_completion"
 _encode = msgspec.json.Encoder().encode
@@ -63,7 +63,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 def to_completions(request: GenerateRequest, heading: Heading) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
-    head = Head(
+    head = ChatHead(
         id=heading.id,
         object=OBJECT,
         created=heading.created,
@@ -77,7 +77,7 @@ def to_completions(request: GenerateRequest, heading: Heading) -> ChatEncoder:
     return CompletionBody(head, request.n * len(request.completion.prompts))
 
 
-class Written:
+class LogprobsProgress:
     """How far a choice has come: what the log-probabilities of its tokens need to know."""
 
     def __init__(self) -> None:
@@ -128,12 +128,12 @@ def tops_of(info: TokenInfo) -> dict[str, float]:
 
 
 class CompletionStream:
-    def __init__(self, head: Head, include_usage: bool) -> None:
+    def __init__(self, head: ChatHead, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
         self._before = head.opened() + b',"choices":['
         self._after = b'],"usage":null}' if include_usage else b"]}"
-        self._written: dict[int, Written] = {}
+        self._written: dict[int, LogprobsProgress] = {}
 
     def encode(self, items: Sequence[Item]) -> bytes:
         return b"".join(self._chunk(to_choice(item, self._written)) for item in items)
@@ -145,12 +145,12 @@ class CompletionStream:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
 
 
-def to_choice(item: Item, written: dict[int, Written]) -> CompletionChoice:
+def to_choice(item: Item, written: dict[int, LogprobsProgress]) -> CompletionChoice:
     """What an item adds to its choice."""
     assert isinstance(item, PromptEcho | TextDelta)
     place = written.get(item.index)
     if place is None:  # a decoder is not made for each chunk
-        place = written[item.index] = Written()
+        place = written[item.index] = LogprobsProgress()
     if isinstance(item, PromptEcho):
         return CompletionChoice(
             index=item.index, text=item.text, logprobs=place.of_echo(item), finish_reason=None
@@ -167,10 +167,10 @@ def to_choice(item: Item, written: dict[int, Written]) -> CompletionChoice:
 class CompletionBody:
     """All of it as one `text_completion`."""
 
-    def __init__(self, head: Head, num_choices: int) -> None:
+    def __init__(self, head: ChatHead, num_choices: int) -> None:
         self._head = head
         self._parts: list[list[CompletionChoice]] = [[] for _ in range(num_choices)]
-        self._written: dict[int, Written] = {}
+        self._written: dict[int, LogprobsProgress] = {}
 
     def encode(self, items: Sequence[Item]) -> bytes:
         for item in items:

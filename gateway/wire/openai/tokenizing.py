@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from gateway.generate_request import ToTokenize
 from gateway.request_errors import BadField
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import Tools
 from gateway.wire.openai.chat import MAX_MESSAGES, ChatCompletionRequest, Message, Unsupported
 from gateway.wire.openai.from_chat import to_generate
@@ -23,7 +23,7 @@ MAX_TOKENS = 100_000
 """Of a text that is asked back."""
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(StrictStruct):
     """Either `prompt` or `messages`."""
 
     model: str
@@ -42,7 +42,7 @@ class TokenizeRequest(Strict):
     mm_processor_kwargs: Unsupported = None
 
 
-class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     """Tokens that a prompt and its answer may have together."""
@@ -51,12 +51,12 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     """Where they were asked for."""
 
 
-class DetokenizeRequest(Strict):
+class DetokenizeRequest(StrictStruct):
     model: str
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
-class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 

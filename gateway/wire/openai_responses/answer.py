@@ -19,8 +19,8 @@ from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.mcp_tools import McpApprovalFilter, McpTool, McpToolFilter
 from gateway.wire.openai_responses.request import (
     ConversationId,
-    FunctionTool,
     ReasoningConfig,
+    ResponseFunctionTool,
     ResponseRequest,
     SchemaFormat,
     ToolChoice,
@@ -36,7 +36,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True):
+class ResponseOutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
 
 
@@ -61,7 +61,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ResponseOutputTokensDetails
     total_tokens: int
     cost: UsageCost | UnsetType = UNSET
     """Where it was asked for."""
@@ -104,7 +104,7 @@ class ConversationRef(msgspec.Struct, frozen=True):
     id: str
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
@@ -140,10 +140,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
 
 def begun(
     request: ResponseRequest, *, id: str, created_at: int, service_tier: Tier, status: Status
-) -> Response:
+) -> ResponseObject:
     """What an answer repeats of its request, before it says anything."""
     text, reasoning = request.text, request.reasoning or ReasoningConfig()
-    return Response(
+    return ResponseObject(
         id=id,
         created_at=created_at,
         status=status,
@@ -172,9 +172,9 @@ def begun(
     )
 
 
-def to_answered(tool: FunctionTool | McpTool) -> AnsweredTool | AnsweredMcpTool:
+def to_answered(tool: ResponseFunctionTool | McpTool) -> AnsweredTool | AnsweredMcpTool:
     match tool:
-        case FunctionTool():
+        case ResponseFunctionTool():
             return AnsweredTool(
                 name=tool.name,
                 description=tool.description,
@@ -202,7 +202,7 @@ def to_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> ResponseUsa
             cache_write_tokens=usage.cache_write + usage.cache_write_1h,
         ),
         output_tokens=usage.output,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_output),
+        output_tokens_details=ResponseOutputTokensDetails(reasoning_tokens=usage.reasoning_output),
         total_tokens=usage.total_tokens,
         cost=UNSET if cost is None else to_usage_cost(cost),
     )

@@ -29,7 +29,7 @@ from gateway.wire.openai_responses.items import (
     McpCall,
     Message,
     OutputText,
-    Reasoning,
+    ReasoningItem,
     Text,
 )
 from gateway.wire.openai_responses.mcp_history import (
@@ -103,8 +103,8 @@ def to_item(item: InItem, place: str, new_id: NewId, stored: Mapping[str, Item])
                 output=output if isinstance(output, str) else tuple(Text(p.text) for p in output),
             )
         case InReasoning():
-            return Reasoning(
-                id=item.id or new_id(PREFIXES[Reasoning]),
+            return ReasoningItem(
+                id=item.id or new_id(PREFIXES[ReasoningItem]),
                 status=item.status or "completed",
                 summary=tuple(item.summary),
                 content=tuple(item.content or ()),
@@ -141,7 +141,7 @@ def referred(item: ItemReference, place: str, stored: Mapping[str, Item]) -> Ite
 def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
     """Raises BadField."""
     items = list(items)
-    told = Told(answers_of(items), in_place_of(items))
+    told = MessageBuilder(answers_of(items), in_place_of(items))
     if instructions is not None:
         told.messages.append({"role": "system", "content": instructions})
     for item in items:
@@ -151,7 +151,7 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[st
     return told.messages
 
 
-class Told:
+class MessageBuilder:
     """Messages, item by item. `in_place`: ids of requests for approval for which a call stands that
     was begun."""
 
@@ -186,7 +186,7 @@ class Told:
                 self._turn_for(item).setdefault("tool_calls", []).append(call)
                 self._round = round_
                 self._results.append(waiting(item, self._answers))
-            case Message() | Reasoning() | FunctionCall():
+            case Message() | ReasoningItem() | FunctionCall():
                 self._say(item)
 
     def _is_call(self, item: McpCall | McpApprovalRequest) -> bool:
@@ -195,10 +195,10 @@ class Told:
             return item.id not in self._in_place
         return item.approval_request_id is None or waits(item)
 
-    def _say(self, item: Message | Reasoning | FunctionCall) -> None:
+    def _say(self, item: Message | ReasoningItem | FunctionCall) -> None:
         turn = self._turn_for(item)
         match item:
-            case Reasoning():
+            case ReasoningItem():
                 turn["reasoning_content"] = thought(item)
             case Message():
                 turn["content"] = joined(item)
@@ -230,7 +230,7 @@ class Told:
 def continues(turn: dict[str, Any], item: Item) -> bool:
     """A turn is thought, then said, then called; each of the first two once."""
     match item:
-        case Reasoning():
+        case ReasoningItem():
             return False
         case Message():
             return not (turn["content"] or "tool_calls" in turn)
@@ -246,7 +246,7 @@ def joined(message: Message) -> str:
     return "\n".join(part.text for part in message.content)
 
 
-def thought(item: Reasoning) -> str:
+def thought(item: ReasoningItem) -> str:
     return "\n".join(part.text for part in item.content or item.summary)
 
 

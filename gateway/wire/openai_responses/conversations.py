@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.chat import Metadata
 from gateway.wire.openai_responses.items import InItem
 
@@ -20,20 +20,20 @@ MAX_ITEMS_AT_A_TIME = 20
 Some = Annotated[list[InItem], Meta(max_length=MAX_ITEMS_AT_A_TIME)]
 
 
-class NewConversation(Strict):
+class NewConversation(StrictStruct):
     items: Some | None = None
     metadata: Metadata | None = None
 
 
-class ConversationUpdate(Strict):
+class ConversationUpdate(StrictStruct):
     metadata: Metadata | None
 
 
-class NewItems(Strict):
+class NewItems(StrictStruct):
     items: Annotated[list[InItem], Meta(min_length=1, max_length=MAX_ITEMS_AT_A_TIME)]
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["conversation"] = "conversation"
     created_at: int

@@ -5,24 +5,24 @@ from __future__ import annotations
 import msgspec
 
 from gateway.generation_events import TokenInfo
-from gateway.wire.openai_responses.answer import Response
+from gateway.wire.openai_responses.answer import ResponseObject
 from gateway.wire.openai_responses.items import Item, OutputText, ReasoningText
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     sequence_number: int
     """From 0, without a gap."""
 
 
-class OfResponse(Event, frozen=True, kw_only=True):
-    response: Response
+class OfResponse(ResponseEvent, frozen=True, kw_only=True):
+    response: ResponseObject
 
 
-class Created(OfResponse, frozen=True, kw_only=True, tag="response.created"):
+class ResponseCreated(OfResponse, frozen=True, kw_only=True, tag="response.created"):
     pass
 
 
-class Queued(OfResponse, frozen=True, kw_only=True, tag="response.queued"):
+class ResponseQueued(OfResponse, frozen=True, kw_only=True, tag="response.queued"):
     pass
 
 
@@ -30,7 +30,7 @@ class InProgress(OfResponse, frozen=True, kw_only=True, tag="response.in_progres
     pass
 
 
-class Completed(OfResponse, frozen=True, kw_only=True, tag="response.completed"):
+class ResponseCompleted(OfResponse, frozen=True, kw_only=True, tag="response.completed"):
     pass
 
 
@@ -38,11 +38,11 @@ class Incomplete(OfResponse, frozen=True, kw_only=True, tag="response.incomplete
     pass
 
 
-class Failed(OfResponse, frozen=True, kw_only=True, tag="response.failed"):
+class ResponseFailed(OfResponse, frozen=True, kw_only=True, tag="response.failed"):
     pass
 
 
-class OfItem(Event, frozen=True, kw_only=True):
+class OfItem(ResponseEvent, frozen=True, kw_only=True):
     output_index: int
     item: Item
 
@@ -55,7 +55,7 @@ class ItemDone(OfItem, frozen=True, kw_only=True, tag="response.output_item.done
     pass
 
 
-class AboutItem(Event, frozen=True, kw_only=True):
+class AboutItem(ResponseEvent, frozen=True, kw_only=True):
     """About a part of an item."""
 
     item_id: str
@@ -85,7 +85,7 @@ class ListCompleted(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list
     pass
 
 
-class ListFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.failed"):
+class McpListFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.failed"):
     pass
 
 
@@ -126,7 +126,7 @@ class EventLogprob(msgspec.Struct, frozen=True):
     top_logprobs: list[EventTop]
 
 
-class TextDelta(AboutItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(AboutItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
     content_index: int = 0
     delta: str
     logprobs: list[EventLogprob] = []

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.generation_events import TokenInfo
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import ToolName
 from gateway.wire.openai.chat import Unsupported
 from gateway.wire.openai_responses.mcp_tools import Label
@@ -33,12 +33,12 @@ McpStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed
 # ---- as a client sends them
 
 
-class InText(Strict, tag_field="type", tag="input_text"):
+class InText(StrictStruct, tag_field="type", tag="input_text"):
     text: str
     prompt_cache_breakpoint: Unsupported = None
 
 
-class InOutputText(Strict, tag_field="type", tag="output_text"):
+class InOutputText(StrictStruct, tag_field="type", tag="output_text"):
     """Of an earlier answer, as it came."""
 
     text: str
@@ -48,7 +48,7 @@ class InOutputText(Strict, tag_field="type", tag="output_text"):
     """What a client's library read in it; not read here."""
 
 
-class InMessage(Strict, tag_field="type", tag="message"):
+class InMessage(StrictStruct, tag_field="type", tag="message"):
     role: Role
     content: str | Annotated[list[InText | InOutputText], Meta(max_length=MAX_ITEM_PARTS)]
     id: ItemId | None = None
@@ -56,7 +56,7 @@ class InMessage(Strict, tag_field="type", tag="message"):
     phase: Phase | None = None
 
 
-class InCall(Strict, tag_field="type", tag="function_call"):
+class InCall(StrictStruct, tag_field="type", tag="function_call"):
     call_id: ItemId
     name: ToolName
     arguments: str
@@ -68,7 +68,7 @@ class InCall(Strict, tag_field="type", tag="function_call"):
     parsed_arguments: Any = None
 
 
-class InCallOutput(Strict, tag_field="type", tag="function_call_output"):
+class InCallOutput(StrictStruct, tag_field="type", tag="function_call_output"):
     call_id: ItemId
     output: str | Annotated[list[InText], Meta(max_length=MAX_ITEM_PARTS)]
     id: ItemId | None = None
@@ -78,15 +78,15 @@ class InCallOutput(Strict, tag_field="type", tag="function_call_output"):
     caller: Unsupported = None
 
 
-class SummaryText(Strict, tag_field="type", tag="summary_text"):
+class SummaryText(StrictStruct, tag_field="type", tag="summary_text"):
     text: str
 
 
-class ReasoningText(Strict, tag_field="type", tag="reasoning_text"):
+class ReasoningText(StrictStruct, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class InReasoning(Strict, tag_field="type", tag="reasoning"):
+class InReasoning(StrictStruct, tag_field="type", tag="reasoning"):
     summary: list[SummaryText]
     id: ItemId | None = None
     content: list[ReasoningText] | None = None
@@ -94,13 +94,13 @@ class InReasoning(Strict, tag_field="type", tag="reasoning"):
     status: ItemStatus | None = None
 
 
-class ItemReference(Strict, tag_field="type", tag="item_reference"):
+class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
     """One that is stored, by its id."""
 
     id: ItemId
 
 
-class ListedTool(msgspec.Struct, frozen=True, kw_only=True):
+class McpListedTool(msgspec.Struct, frozen=True, kw_only=True):
     """As its server describes it."""
 
     name: str
@@ -134,16 +134,16 @@ class McpHttpError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 McpError = McpExecutionError | McpProtocolError | McpHttpError
 
 
-class InMcpListTools(Strict, tag_field="type", tag="mcp_list_tools"):
+class InMcpListTools(StrictStruct, tag_field="type", tag="mcp_list_tools"):
     """Of an earlier answer; which tools there are now is asked again."""
 
     id: ItemId
     server_label: Label
-    tools: Annotated[list[ListedTool], Meta(max_length=MAX_LISTED)]
+    tools: Annotated[list[McpListedTool], Meta(max_length=MAX_LISTED)]
     error: str | None = None
 
 
-class InMcpCall(Strict, tag_field="type", tag="mcp_call"):
+class InMcpCall(StrictStruct, tag_field="type", tag="mcp_call"):
     id: ItemId
     server_label: Label
     name: ToolName
@@ -154,14 +154,14 @@ class InMcpCall(Strict, tag_field="type", tag="mcp_call"):
     approval_request_id: ItemId | None = None
 
 
-class InMcpApprovalRequest(Strict, tag_field="type", tag="mcp_approval_request"):
+class InMcpApprovalRequest(StrictStruct, tag_field="type", tag="mcp_approval_request"):
     id: ItemId
     server_label: Label
     name: ToolName
     arguments: str
 
 
-class InMcpApprovalResponse(Strict, tag_field="type", tag="mcp_approval_response"):
+class InMcpApprovalResponse(StrictStruct, tag_field="type", tag="mcp_approval_response"):
     approval_request_id: ItemId
     approve: bool
     id: ItemId | None = None
@@ -229,7 +229,7 @@ class CallOutput(
     output: str | tuple[Text, ...]
 
 
-class Reasoning(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
+class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
     """What the model thought stands in it whole; nobody writes a summary of it here."""
 
     id: str
@@ -245,7 +245,7 @@ class McpListTools(
 
     id: str
     server_label: str
-    tools: tuple[ListedTool, ...]
+    tools: tuple[McpListedTool, ...]
     error: str | None = None
 
 
@@ -290,12 +290,12 @@ class McpApprovalResponse(
 
 
 McpItem = McpListTools | McpCall | McpApprovalRequest | McpApprovalResponse
-Item = Message | FunctionCall | CallOutput | Reasoning | McpItem
+Item = Message | FunctionCall | CallOutput | ReasoningItem | McpItem
 PREFIXES: dict[type, str] = {
     Message: "msg_",
     FunctionCall: "fc_",
     CallOutput: "fco_",
-    Reasoning: "rs_",
+    ReasoningItem: "rs_",
     McpListTools: "mcpl_",
     McpCall: "mcp_",
     McpApprovalRequest: "mcpr_",

@@ -17,11 +17,11 @@ from foundation import sse
 from gateway.generate_request import GenerateRequest, Heading
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
-from gateway.wire.openai.to_chat import ChatBody, ChatStream, Head
+from gateway.wire.openai.to_chat import ChatBody, ChatHead, ChatStream
 from gateway.wire.openai_responses.answer import IncompleteReason
 from gateway.wire.openai_responses.items import PREFIXES, McpApprovalRequest, McpCall, McpListTools
 from gateway.wire.openai_responses.looped_responses import to_listed
-from gateway.wire.openai_responses.tool_rounds import Listing, Round
+from gateway.wire.openai_responses.tool_rounds import Round, ServerTools
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,7 +37,7 @@ ChatStep = McpListTools | McpCall | McpApprovalRequest | LoopIncomplete
 
 class ChatSteps:
     def __init__(self, request: GenerateRequest, heading: Heading) -> None:
-        self._head = Head(
+        self._head = ChatHead(
             id=heading.id,
             created=heading.created,
             model=request.model,
@@ -57,7 +57,7 @@ class ChatSteps:
         """Of the round: indices of the calls that are the client's."""
         self._finish_reason: FinishReason | None = None
 
-    def listed(self, listing: Listing) -> bytes:
+    def listed(self, listing: ServerTools) -> bytes:
         item = McpListTools(
             id=PREFIXES[McpListTools] + uuid7_hex(),
             server_label=listing.server_label,

@@ -20,19 +20,19 @@ from gateway.wire.openai_responses.from_responses import new_id
 from gateway.wire.openai_responses.items import (
     PREFIXES,
     ItemStatus,
-    ListedTool,
     McpApprovalRequest,
     McpCall,
     McpItem,
+    McpListedTool,
     McpListTools,
 )
 from gateway.wire.openai_responses.mcp_history import call_id, round_of
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from gateway.wire.openai_responses.tool_rounds import (
-    Listing,
     ModelCall,
     OfferedTool,
     Round,
+    ServerTools,
     told_apart,
 )
 
@@ -52,7 +52,7 @@ class LoopedResponse(ResponseEncoder):
 
     # ---- what the loop tells
 
-    def listed(self, listing: Listing) -> bytes:
+    def listed(self, listing: ServerTools) -> bytes:
         if listing.server_label in self._known and listing.error is None:
             return b""
         item = McpListTools(
@@ -65,7 +65,7 @@ class LoopedResponse(ResponseEncoder):
         begun = msgspec.structs.replace(item, tools=(), error=None)
         self._send_added(begun)
         self._tell(events.ListInProgress, item.id)
-        self._tell(events.ListCompleted if listing.error is None else events.ListFailed, item.id)
+        self._tell(events.ListCompleted if listing.error is None else events.McpListFailed, item.id)
         self._send_done(item, len(self._done))
         self._done.append(item)
         return self._taken()
@@ -227,8 +227,8 @@ def begun_as(call: McpCall) -> McpCall:
     return msgspec.structs.replace(call, status="in_progress", output=None, error=None)
 
 
-def to_listed(tool: OfferedTool) -> ListedTool:
-    return ListedTool(
+def to_listed(tool: OfferedTool) -> McpListedTool:
+    return McpListedTool(
         name=tool.name,
         description=tool.description,
         input_schema=tool.input_schema,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 from msgspec import Meta
 
 from gateway.request_errors import BadField
-from gateway.wire.constraints.format_structs import Strict
+from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.chat import Unsupported
 
 MAX_LABEL_CHARS = 64
@@ -25,7 +25,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Names = Annotated[list[Name], Meta(max_length=MAX_NAMED)]
 
 
-class Offered(Protocol):
+class AnnotatedTool(Protocol):
     """A tool of a server, as far as a request says something of it."""
 
     @property
@@ -35,24 +35,24 @@ class Offered(Protocol):
     def annotations(self) -> Mapping[str, Any]: ...
 
 
-class McpToolFilter(Strict):
+class McpToolFilter(StrictStruct):
     tool_names: Names | None = None
     read_only: bool | None = None
     """As the server says of its tools by `readOnlyHint`."""
 
-    def takes(self, tool: Offered) -> bool:
+    def takes(self, tool: AnnotatedTool) -> bool:
         if self.tool_names is not None and tool.name not in self.tool_names:
             return False
         return self.read_only in (None, tool.annotations.get("readOnlyHint") is True)
 
 
-class McpApprovalFilter(Strict):
+class McpApprovalFilter(StrictStruct):
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None
     """Of all others approval is asked."""
 
 
-class McpTool(Strict, tag_field="type", tag="mcp"):
+class McpTool(StrictStruct, tag_field="type", tag="mcp"):
     server_label: Label
     """Of a server that this gateway knows."""
     allowed_tools: Names | McpToolFilter | None = None
@@ -68,7 +68,7 @@ class McpTool(Strict, tag_field="type", tag="mcp"):
     server_url: Unsupported = None
     tunnel_id: Unsupported = None
 
-    def allows(self, tool: Offered) -> bool:
+    def allows(self, tool: AnnotatedTool) -> bool:
         match self.allowed_tools:
             case None:
                 return True
@@ -77,7 +77,7 @@ class McpTool(Strict, tag_field="type", tag="mcp"):
             case names:
                 return tool.name in names
 
-    def asks(self, tool: Offered) -> bool:
+    def asks(self, tool: AnnotatedTool) -> bool:
         """Whether somebody has to approve a call of it. What is not said to need none needs it."""
         match self.require_approval:
             case "never":
@@ -87,7 +87,7 @@ class McpTool(Strict, tag_field="type", tag="mcp"):
         return True
 
 
-class McpChoice(Strict, tag_field="type", tag="mcp"):
+class McpChoice(StrictStruct, tag_field="type", tag="mcp"):
     """A `tool_choice`: the model calls a tool of this server, in the first round."""
 
     server_label: Label
@@ -95,7 +95,7 @@ class McpChoice(Strict, tag_field="type", tag="mcp"):
     name: Name | None = None
     """Of its tool, as the server names it; null: one of those that are allowed."""
 
-    def takes(self, server_label: str, tool: Offered) -> bool:
+    def takes(self, server_label: str, tool: AnnotatedTool) -> bool:
         return server_label == self.server_label and self.name in (None, tool.name)
 
     def check(self, tools: Iterable[Any] | None) -> None:

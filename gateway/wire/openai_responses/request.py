@@ -16,7 +16,7 @@ from gateway.wire.constraints.format_structs import (
     FormName,
     JsonObjectFormat,
     SchemaObject,
-    Strict,
+    StrictStruct,
     TextFormat,
 )
 from gateway.wire.constraints.tool_structs import MAX_TOOLS, ToolName
@@ -111,7 +111,7 @@ NOT_YET = {
 """Values that OpenAI knows and that cannot be honoured here: refused as such."""
 
 
-class FunctionTool(Strict, tag_field="type", tag="function"):
+class ResponseFunctionTool(StrictStruct, tag_field="type", tag="function"):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -123,24 +123,24 @@ class FunctionTool(Strict, tag_field="type", tag="function"):
     output_schema: Unsupported = None
 
 
-class NamedFunction(Strict):
+class ResponseNamedFunction(StrictStruct):
     type: Literal["function"]
     name: ToolName
 
 
-class FunctionChoice(Strict, tag_field="type", tag="function"):
+class FunctionChoice(StrictStruct, tag_field="type", tag="function"):
     name: ToolName
 
 
-class AllowedTools(Strict, tag_field="type", tag="allowed_tools"):
+class ResponseAllowedTools(StrictStruct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[ResponseNamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedTools | McpChoice
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | ResponseAllowedTools | McpChoice
 
 
-class SchemaFormat(Strict, tag_field="type", tag="json_schema"):
+class SchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
     name: FormName
     schema: SchemaObject
     description: str | None = None
@@ -148,12 +148,12 @@ class SchemaFormat(Strict, tag_field="type", tag="json_schema"):
     """Kept to whether or not it is said."""
 
 
-class TextConfig(Strict):
+class TextConfig(StrictStruct):
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningConfig(Strict):
+class ReasoningConfig(StrictStruct):
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
     """As the model has one, and ours have none: what was thought is shown itself."""
@@ -162,21 +162,21 @@ class ReasoningConfig(Strict):
     mode: Unsupported = None
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(StrictStruct):
     include_obfuscation: bool | None = None
 
 
-class ConversationId(Strict):
+class ConversationId(StrictStruct):
     id: ItemId
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(StrictStruct):
     """`POST /v1/responses`."""
 
     model: str
     input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponseFunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -188,7 +188,7 @@ class ResponseRequest(Strict):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None

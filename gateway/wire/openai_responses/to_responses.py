@@ -30,8 +30,8 @@ from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import (
     ErrorCode,
     IncompleteDetails,
-    Response,
     ResponseError,
+    ResponseObject,
     to_usage,
 )
 from gateway.wire.openai_responses.from_responses import new_id
@@ -42,7 +42,7 @@ from gateway.wire.openai_responses.items import (
     ItemStatus,
     Message,
     OutputText,
-    Reasoning,
+    ReasoningItem,
     ReasoningText,
 )
 
@@ -54,7 +54,7 @@ INCOMPLETE: dict[FinishReason | None, IncompleteDetails] = {
 }
 
 
-class Writing:
+class ItemWriter:
     """One item while it is written."""
 
     def __init__(self, kind: type[Item], *, name: str = "") -> None:
@@ -80,9 +80,9 @@ class Writing:
                 name=self.name,
                 arguments=self.text if begun else "",
             )
-        if self.kind is Reasoning:
+        if self.kind is ReasoningItem:
             parts = (ReasoningText(text=self.text),) if begun else ()
-            return Reasoning(id=self.id, status=status, content=parts)
+            return ReasoningItem(id=self.id, status=status, content=parts)
         said = (self.said(),) if begun else ()
         return Message(id=self.id, status=status, role="assistant", content=said)
 
@@ -93,14 +93,14 @@ class Writing:
 class ResponseEncoder:
     """One answer. `response`: as it begins; from `finish` on as it ended."""
 
-    def __init__(self, response: Response, *, stream: bool) -> None:
+    def __init__(self, response: ResponseObject, *, stream: bool) -> None:
         self.response = response
         self._stream = stream
         self._sequence_number = 0
         self._is_open = self._has_begun = False
         self._out: list[bytes] = []
         self._done: list[Item] = []
-        self._open: Writing | None = None
+        self._open: ItemWriter | None = None
         self._num_calls = 0
         self._finish_reason: FinishReason | None = None
         self._incomplete: IncompleteDetails | None = None
@@ -109,9 +109,9 @@ class ResponseEncoder:
     def open(self) -> bytes:
         """What a stream says before anything of it runs."""
         self._is_open = True
-        self._send(events.Created(sequence_number=self._next(), response=self.response))
+        self._send(events.ResponseCreated(sequence_number=self._next(), response=self.response))
         if self.response.status == "queued":
-            self._send(events.Queued(sequence_number=self._next(), response=self.response))
+            self._send(events.ResponseQueued(sequence_number=self._next(), response=self.response))
         return self._taken()
 
     def encode(self, items: Items) -> bytes:
@@ -137,7 +137,7 @@ class ResponseEncoder:
         )
         if not self._stream:
             return _encode(self.response)
-        kind = events.Completed if details is None else events.Incomplete
+        kind = events.ResponseCompleted if details is None else events.Incomplete
         self._send(kind(sequence_number=self._next(), response=self.response))
         return self._taken()
 
@@ -153,7 +153,7 @@ class ResponseEncoder:
             error=ResponseError(code, message),
             output=tuple(self._done),
         )
-        self._send(events.Failed(sequence_number=self._next(), response=self.response))
+        self._send(events.ResponseFailed(sequence_number=self._next(), response=self.response))
         return self._taken()
 
     # ---- what was thought, said and called
@@ -170,7 +170,7 @@ class ResponseEncoder:
             self._finish_reason = delta.finish_reason
 
     def _think(self, text: str) -> None:
-        at = self._writing(Reasoning)
+        at = self._writing(ReasoningItem)
         at.pieces.append(text)
         if self._stream:
             about = self._about(at)
@@ -183,14 +183,14 @@ class ResponseEncoder:
             at.logprobs += logprobs
         if self._stream and (text or logprobs):
             shown = events.to_event_logprobs(logprobs) if logprobs else []
-            self._send(events.TextDelta(**self._about(at), delta=text, logprobs=shown))
+            self._send(events.OutputTextDelta(**self._about(at), delta=text, logprobs=shown))
 
     def _call(self, call: CallDelta) -> None:
         if call.name is not None:
             assert call.index == self._num_calls  # a call is over before the next one begins
             self._num_calls += 1
             self._close("completed")
-            self._begin_item(Writing(FunctionCall, name=call.name))
+            self._begin_item(ItemWriter(FunctionCall, name=call.name))
         at = self._open
         assert at is not None and at.kind is FunctionCall
         if call.arguments:
@@ -200,14 +200,14 @@ class ResponseEncoder:
 
     # ---- items begin and end
 
-    def _writing(self, kind: type[Item]) -> Writing:
+    def _writing(self, kind: type[Item]) -> ItemWriter:
         if self._open is None or self._open.kind is not kind:
             self._close("completed")
-            self._begin_item(Writing(kind))
+            self._begin_item(ItemWriter(kind))
         assert self._open is not None
         return self._open
 
-    def _begin_item(self, at: Writing) -> None:
+    def _begin_item(self, at: ItemWriter) -> None:
         self._open = at
         if not self._stream:
             return
@@ -216,7 +216,7 @@ class ResponseEncoder:
         self._send(events.ItemAdded(sequence_number=self._next(), item=begun, **place))
         if at.kind is Message:
             self._send(events.PartAdded(**self._about(at), part=OutputText("")))
-        elif at.kind is Reasoning:
+        elif at.kind is ReasoningItem:
             self._send(events.PartAdded(**self._about(at), part=ReasoningText(text="")))
 
     def _close(self, status: ItemStatus) -> None:
@@ -231,11 +231,11 @@ class ResponseEncoder:
         self._done.append(done)
         self._open = None
 
-    def _say_done(self, at: Writing) -> None:
+    def _say_done(self, at: ItemWriter) -> None:
         text = at.text
         if at.kind is FunctionCall:
             self._send(events.ArgumentsDone(**self._about(at), arguments=text))
-        elif at.kind is Reasoning:
+        elif at.kind is ReasoningItem:
             self._send(events.ReasoningDone(**self._about(at), text=text))
             self._send(events.PartDone(**self._about(at), part=ReasoningText(text=text)))
         else:
@@ -255,7 +255,7 @@ class ResponseEncoder:
             self.response = msgspec.structs.replace(self.response, status="in_progress")
         self._send(events.InProgress(sequence_number=self._next(), response=self.response))
 
-    def _about(self, at: Writing) -> dict[str, Any]:
+    def _about(self, at: ItemWriter) -> dict[str, Any]:
         return {
             "sequence_number": self._next(),
             "item_id": at.id,
@@ -267,7 +267,7 @@ class ResponseEncoder:
         self._sequence_number += 1
         return number
 
-    def _send(self, event: events.Event) -> None:
+    def _send(self, event: events.ResponseEvent) -> None:
         self._out += (opening_of(type(event)), _encode(event), sse.END)
 
     def _taken(self) -> bytes:
@@ -277,7 +277,7 @@ class ResponseEncoder:
 
 
 @cache
-def opening_of(kind: type[events.Event]) -> bytes:
+def opening_of(kind: type[events.ResponseEvent]) -> bytes:
     """What stands before an event's data, which is JSON of one line."""
     name = kind.__struct_config__.tag
     assert isinstance(name, str)

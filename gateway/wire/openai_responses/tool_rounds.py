@@ -41,7 +41,7 @@ class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools of a server that the model may call. `error`: why it may call none."""
 
     server_label: str

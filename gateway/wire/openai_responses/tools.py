@@ -13,7 +13,11 @@ from gateway.wire.constraints.to_tool_use import (
     only_with_tools,
 )
 from gateway.wire.openai_responses.mcp_tools import McpChoice, without_mcp
-from gateway.wire.openai_responses.request import AllowedTools, FunctionChoice, ResponseRequest
+from gateway.wire.openai_responses.request import (
+    FunctionChoice,
+    ResponseAllowedTools,
+    ResponseRequest,
+)
 
 
 def tool_use(request: ResponseRequest) -> ToolUse | None:
@@ -37,7 +41,7 @@ def tool_use(request: ResponseRequest) -> ToolUse | None:
             forced = tuple(by_name)
         case FunctionChoice():
             forced = (known(choice.name, by_name, "tool_choice.name"),)
-        case AllowedTools():
+        case ResponseAllowedTools():
             names = (each.name for each in choice.tools)
             by_name = allowed(names, by_name, "tool_choice.tools[{}].name")
             forced = tuple(by_name) if choice.mode == "required" else ()

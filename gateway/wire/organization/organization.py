@@ -29,7 +29,7 @@ Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
 PerMinute = Annotated[int, Meta(ge=0, le=2**53)]
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-B = TypeVar("B", bound="Body")
+B = TypeVar("B", bound="OrganizationBody")
 
 
 def to_unix(moment: datetime) -> int:
@@ -43,77 +43,77 @@ def to_unix_or_none(moment: datetime | None) -> int | None:
 # ---- bodies
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OrganizationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a POST says. A field of `Any | None` is one of OpenAI's that is not honoured here: null
     means nothing, and everything else is refused by its name."""
 
 
-class ProjectCreate(Body, frozen=True, kw_only=True):
+class ProjectCreate(OrganizationBody, frozen=True, kw_only=True):
     name: Text
     external_key_id: Any = None
     geography: Any = None
     residency: Any = None
 
 
-class ProjectUpdate(Body, frozen=True, kw_only=True):
+class ProjectUpdate(OrganizationBody, frozen=True, kw_only=True):
     name: Text | UnsetType = UNSET
     external_key_id: Any = None
     geography: Any = None
 
 
-class UserUpdate(Body, frozen=True, kw_only=True):
+class UserUpdate(OrganizationBody, frozen=True, kw_only=True):
     role: Text | None = None
     role_id: Any = None
     developer_persona: Any = None
     technical_level: Any = None
 
 
-class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InviteProjectRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: Text
     role: Literal["member", "owner"]
 
 
-class InviteCreate(Body, frozen=True, kw_only=True):
+class InviteCreate(OrganizationBody, frozen=True, kw_only=True):
     email: Text
     role: Literal["reader", "owner"]
-    projects: Annotated[list[InviteProject], Meta(max_length=MAX_INVITE_PROJECTS)] | UnsetType = (
-        UNSET
-    )
+    projects: (
+        Annotated[list[InviteProjectRole], Meta(max_length=MAX_INVITE_PROJECTS)] | UnsetType
+    ) = UNSET
 
 
-class ProjectUserCreate(Body, frozen=True, kw_only=True):
+class ProjectUserCreate(OrganizationBody, frozen=True, kw_only=True):
     role: Text
     email: Text | None = None
     user_id: Text | None = None
 
 
-class ProjectUserUpdate(Body, frozen=True, kw_only=True):
+class ProjectUserUpdate(OrganizationBody, frozen=True, kw_only=True):
     role: Text | None = None
 
 
-class ServiceAccountCreate(Body, frozen=True, kw_only=True):
+class ServiceAccountCreate(OrganizationBody, frozen=True, kw_only=True):
     name: Text
     create_service_account_only: bool | None = None
     expires_in_seconds: Seconds | None = None
 
 
-class ServiceAccountUpdate(Body, frozen=True, kw_only=True):
+class ServiceAccountUpdate(OrganizationBody, frozen=True, kw_only=True):
     name: Text | UnsetType = UNSET
     role: Literal["member", "owner"] | UnsetType = UNSET
 
 
-class ServiceAccountKeyCreate(Body, frozen=True, kw_only=True):
+class ServiceAccountKeyCreate(OrganizationBody, frozen=True, kw_only=True):
     name: Text | UnsetType = UNSET
     scopes: Annotated[list[Text], Meta(max_length=MAX_SCOPES)] | UnsetType = UNSET
     expires_in_seconds: Seconds | None = None
 
 
-class ProjectKeyUpdate(Body, frozen=True, kw_only=True):
+class ProjectKeyUpdate(OrganizationBody, frozen=True, kw_only=True):
     expires_in_seconds: Seconds | UnsetType = UNSET
     scopes: Annotated[list[Text], Meta(max_length=MAX_SCOPES)] | UnsetType = UNSET
 
 
-class RateLimitUpdate(Body, frozen=True, kw_only=True):
+class RateLimitUpdate(OrganizationBody, frozen=True, kw_only=True):
     max_requests_per_1_minute: PerMinute | UnsetType = UNSET
     max_tokens_per_1_minute: PerMinute | UnsetType = UNSET
     max_images_per_1_minute: Any = None
@@ -122,12 +122,12 @@ class RateLimitUpdate(Body, frozen=True, kw_only=True):
     batch_1_day_max_input_tokens: Any = None
 
 
-class AdminKeyCreate(Body, frozen=True, kw_only=True):
+class AdminKeyCreate(OrganizationBody, frozen=True, kw_only=True):
     name: Text
     expires_in_seconds: Seconds | UnsetType = UNSET
 
 
-class Nothing(Body, frozen=True, kw_only=True):
+class EmptyObject(OrganizationBody, frozen=True, kw_only=True):
     """The body of a POST that says it all by its URL."""
 
 
@@ -143,7 +143,7 @@ NOT_HONOURED = {
     ),
 }
 
-_decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
+_decoders: dict[type[OrganizationBody], msgspec.json.Decoder[Any]] = {}
 
 
 def read_body(content: bytes, kind: type[B]) -> B:
@@ -160,24 +160,24 @@ def read_body(content: bytes, kind: type[B]) -> B:
 # ---- queries
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: Cursor | None = None
     limit: Limit = 20
 
 
-class ProjectsQuery(Listed, frozen=True, kw_only=True):
+class OrganizationProjectsQuery(ListQuery, frozen=True, kw_only=True):
     include_archived: bool = False
 
 
-class UsersQuery(Listed, frozen=True, kw_only=True):
+class UsersQuery(ListQuery, frozen=True, kw_only=True):
     emails: Annotated[list[Text], Meta(max_length=MAX_EMAILS)] = []
 
 
-class ProjectKeysQuery(Listed, frozen=True, kw_only=True):
+class ProjectKeysQuery(ListQuery, frozen=True, kw_only=True):
     owner_project_access: Literal["active", "inactive", "any"] = "any"
 
 
-class AdminKeysQuery(Listed, frozen=True, kw_only=True):
+class AdminKeysQuery(ListQuery, frozen=True, kw_only=True):
     order: Literal["asc", "desc"] = "asc"
 
 
@@ -195,13 +195,13 @@ def read_query(query_string: str, kind: type[Q]) -> Q:
 # ---- answers
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+class DeletedObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str
     deleted: Literal[True] = True
 
 
-class Project(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["organization.project"] = "organization.project"
     name: str
@@ -258,7 +258,7 @@ class InvitedProject(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["member", "owner"]
 
 
-class Invite(msgspec.Struct, frozen=True, kw_only=True):
+class InviteObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["organization.invite"] = "organization.invite"
     email: str
@@ -279,7 +279,7 @@ class ProjectUser(msgspec.Struct, frozen=True, kw_only=True):
     added_at: int
 
 
-class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceAccountObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["organization.project.service_account"] = "organization.project.service_account"
     name: str

@@ -22,7 +22,7 @@ Sink = Callable[[bytes], Awaitable[None]]
 _BROKEN = "We could not parse the multipart body of your request."
 
 
-class Form(msgspec.Struct, frozen=True, kw_only=True):
+class MultipartForm(msgspec.Struct, frozen=True, kw_only=True):
     filename: str | None
     """None: there was no file."""
     fields: dict[str, str]
@@ -38,9 +38,9 @@ def boundary_of(content_type: str) -> str:
     return boundary
 
 
-async def read_form(body: AsyncIterator[bytes], boundary: str, sink: Sink) -> Form:
+async def read_form(body: AsyncIterator[bytes], boundary: str, sink: Sink) -> MultipartForm:
     """`sink` gets the file, piece by piece. Raises: BadField, what `body` and `sink` raise."""
-    reading = _Reading(sink)
+    reading = _FormReader(sink)
     try:
         with PushMultipartParser(boundary, max_segment_count=MAX_PARTS) as parser:
             async for chunk in body:
@@ -49,10 +49,10 @@ async def read_form(body: AsyncIterator[bytes], boundary: str, sink: Sink) -> Fo
                         await reading.take(event)
     except MultipartError as error:
         raise BadField(f"{_BROKEN} ({error})", detail=_BROKEN) from error
-    return Form(filename=reading.filename, fields=reading.fields)
+    return MultipartForm(filename=reading.filename, fields=reading.fields)
 
 
-class _Reading:
+class _FormReader:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.filename: str | None = None

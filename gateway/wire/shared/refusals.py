@@ -87,11 +87,11 @@ FOUND = WORDS | {"float": "a decimal number"}
 """Beside an integer that was wanted: `256.0` is none."""
 
 
-class _Biased(msgspec.Struct):
+class _BiasedBody(msgspec.Struct):
     logit_bias: msgspec.Raw = msgspec.Raw(b"")
 
 
-_biased_decoder = msgspec.json.Decoder(_Biased)
+_biased_decoder = msgspec.json.Decoder(_BiasedBody)
 _biases_decoder = msgspec.json.Decoder(Biases)
 
 

@@ -118,7 +118,7 @@ class GenerationData(msgspec.Struct, frozen=True, kw_only=True):
     attempts: list[AttemptView]
 
 
-class Generation(msgspec.Struct, frozen=True):
+class GenerationView(msgspec.Struct, frozen=True):
     data: GenerationData
 
 
@@ -126,7 +126,7 @@ def to_rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def to_attempt(event: UsageEvent, known: Known) -> AttemptView:
+def to_attempt(event: UsageEvent, known: KnownAttempts) -> AttemptView:
     attempt, cost = event.attempt, to_usage_cost(rate(event.quantities, event.attempt.prices))
     return AttemptView(
         id=event.id,
@@ -164,7 +164,7 @@ def to_transfer(moved: TransferRecord) -> TransferView:
     )
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownAttempts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a request: every attempt, the last one last."""
 
     events: list[UsageEvent]
@@ -179,7 +179,7 @@ def in_us(unix_s: float) -> int:
     return round(unix_s * 1_000_000)
 
 
-def to_generation(known: Known) -> Generation:
+def to_generation(known: KnownAttempts) -> GenerationView:
     """Of what the customer got: the house's waste is in the attempts alone, as is which tools were
     called."""
     made = [each for each in known.events if not each.quantities.tool_call] or known.events
@@ -213,7 +213,7 @@ def to_generation(known: Known) -> Generation:
         tags=tags_of(last.attempt),
         attempts=[to_attempt(each, known) for each in known.events],
     )
-    return Generation(data)
+    return GenerationView(data)
 
 
 # ---- a key
@@ -261,5 +261,5 @@ class OwnKey(msgspec.Struct, frozen=True):
     data: KeyData
 
 
-def encode(thing: Generation | OwnKey) -> bytes:
+def encode(thing: GenerationView | OwnKey) -> bytes:
     return _encoder.encode(thing)

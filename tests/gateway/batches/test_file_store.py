@@ -25,7 +25,7 @@ from gateway.files.store import MAX_FAILURES, FileStore
 from gateway.files.tables import file_chunks, files
 from gateway.files.uploads import FileTooLarge, Upload
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.wire.shared.multipart_form import Form, boundary_of, read_form
+from gateway.wire.shared.multipart_form import MultipartForm, boundary_of, read_form
 from tests.gateway.batches.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, config
 from tests.gateway.responses.test_store import SECRET
 from tests.gateway.whole_app import Tenant, make_tenant
@@ -256,7 +256,7 @@ def written(content: bytes) -> bytes:
     return b"".join([*parts[:1], file, *parts[1:], f"--{BOUNDARY}--\r\n".encode()])
 
 
-async def read(pieces: list[bytes]) -> tuple[Form, bytes]:
+async def read(pieces: list[bytes]) -> tuple[MultipartForm, bytes]:
     found: list[bytes] = []
 
     async def body() -> AsyncIterator[bytes]:

@@ -44,7 +44,7 @@ from gateway.responses.tables import responses
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
 from gateway.tenancy.tables import idempotency_keys
-from gateway.wire.openai_responses.answer import Response, begun
+from gateway.wire.openai_responses.answer import ResponseObject, begun
 from gateway.wire.openai_responses.items import Message
 from gateway.wire.openai_responses.request import ResponseRequest
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
@@ -341,7 +341,7 @@ async def begin_conversation(stage: Stage) -> object:
         return await stage.conversations.create(conn, whose(stage), {}, [])
 
 
-def a_response(response_id: str) -> Response:
+def a_response(response_id: str) -> ResponseObject:
     request = ResponseRequest(model="penny", input="x")
     return begun(
         request, id=response_id, created_at=1, service_tier="default", status="in_progress"

@@ -21,7 +21,7 @@ from gateway.wire.openai_responses.items import (
     FunctionCall,
     Item,
     Message,
-    Reasoning,
+    ReasoningItem,
     Text,
 )
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
@@ -398,7 +398,7 @@ def test_what_was_answered_can_be_sent_back_as_it_came() -> None:
         if item["type"] == "function_call"
     ]
     request = read_response(json.dumps({"model": "m", "input": [*output, *results]}).encode())
-    kinds: list[type[Item]] = [Reasoning, Message, FunctionCall, FunctionCall]
+    kinds: list[type[Item]] = [ReasoningItem, Message, FunctionCall, FunctionCall]
     kinds += [CallOutput] * len(results)
     items = own_items(request, {})
     assert [type(item) for item in items] == kinds
