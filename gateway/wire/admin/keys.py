@@ -26,11 +26,11 @@ Texts = Annotated[list[Text], Meta(max_length=1000)]
 
 
 class StrictBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is not known is refused by name."""
+    """A body whose unknown fields are refused by name."""
 
 
 class ModelLimitsPatch(StrictBody):
-    """What a key may use of one model, beside its own limits of all (RFC 7396)."""
+    """A change of a key's limits of one model, beside its limits of all (RFC 7396)."""
 
     tokens_per_minute: Number | None | UnsetType = UNSET
     requests_per_minute: Number | None | UnsetType = UNSET
@@ -45,7 +45,7 @@ ByModel = dict[Text, ModelLimitsPatch | None]
 
 
 class KeyCreate(StrictBody):
-    """`POST /v1/admin/keys`."""
+    """The body of `POST /v1/admin/keys`."""
 
     name: Text
     project_id: Text | None = None
@@ -67,7 +67,8 @@ class KeyCreate(StrictBody):
 
 
 class KeyPatch(StrictBody):
-    """`PATCH /v1/admin/keys/{id}` (RFC 7396): what is left out stays, null takes it away."""
+    """The body of `PATCH /v1/admin/keys/{id}` (RFC 7396): what is left out stays, null takes it
+    away."""
 
     name: Text | UnsetType = UNSET
     scopes: Texts | UnsetType = UNSET
@@ -84,14 +85,14 @@ class KeyPatch(StrictBody):
 
 
 class KeyRotate(StrictBody):
-    """`POST /v1/admin/keys/{id}/rotate`."""
+    """The body of `POST /v1/admin/keys/{id}/rotate`."""
 
     grace_s: Number = DEFAULT_GRACE_S
     """For how long the secret until now stays good."""
 
 
 class LeakReport(StrictBody):
-    """`POST /v1/admin/keys/report-leak`."""
+    """The body of `POST /v1/admin/keys/report-leak`."""
 
     key: Text
 
@@ -102,14 +103,14 @@ class KeyOwnerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviousSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a key that was rotated."""
+    """The previous secret of a key that was rotated."""
 
     redacted_value: str
     expires_at: int
 
 
 class ModelLimitsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Those that there are."""
+    """The limits of one model that are set."""
 
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None

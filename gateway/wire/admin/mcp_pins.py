@@ -19,7 +19,8 @@ Names = Annotated[list[OfferedName], Meta(min_length=1, max_length=MAX_NAMES)]
 
 
 class McpServerHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the worker that answers, for this organization; of several users the worst."""
+    """The health of a server as the answering worker sees it for this organization; the worst of
+    several users."""
 
     object: str = "mcp.server.health"
     state: Literal["closed", "resting", "trying"]
@@ -50,7 +51,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpServers(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All MCP servers."""
 
     object: str = "list"
     data: list[McpServer]
@@ -64,7 +65,7 @@ class McpDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """What looks like an attack."""
+    """A finding: something that looks like an attack."""
 
     code: str
     path: str
@@ -85,7 +86,7 @@ class McpChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpNeverShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays hidden whatever is approved."""
+    """An item that stays hidden whatever is approved."""
 
     kind: str
     name: str
@@ -94,7 +95,7 @@ class McpNeverShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server offers now, beside what is approved of it."""
+    """The items that a server offers now, beside those that are approved."""
 
     object: str = "mcp.server.offer"
     name: str
@@ -111,7 +112,7 @@ class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all`, or what is named."""
+    """A choice of `all`, or of named items."""
 
     all: Literal[True] | None = None
     tools: Names | None = None
@@ -125,9 +126,9 @@ class NamedOffer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class McpApproveBody(NamedOffer, frozen=True, kw_only=True):
-    """`tools`, `prompts`, `instructions`: these, whatever they look like, and how the server is
-    reached. `all`: whatever waits, but what looks like an attack."""
+    """An approval. `tools`, `prompts`, `instructions`: these, whatever they look like, and how the
+    server is reached. `all`: whatever waits, but what looks like an attack."""
 
 
 class McpRevokeBody(NamedOffer, frozen=True, kw_only=True):
-    """`all`: and how the server is reached, so that it is not dialled any more."""
+    """A revocation. `all`: and how the server is reached, so that it is not dialled any more."""

@@ -22,8 +22,8 @@ Window = Annotated[int, Meta(ge=1, le=31 * 24 * 3600)]
 
 
 class McpApprovalsQuery(PageQuery):
-    """`state`: as it stands; what nobody answered or used in time is expired once it is looked at
-    again."""
+    """The query of approvals. `state`: as it stands; what nobody answered or used in time is
+    expired once it is looked at again."""
 
     state: ApprovalState | None = None
 
@@ -55,8 +55,8 @@ class McpApproval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class McpApprovalArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call that waits is to be made with, as its caller wrote it: text of a model, for a
-    person to read and for nothing else."""
+    """The arguments of a call that waits, as its caller wrote them: text of a model, for a person
+    to read and for nothing else."""
 
     object: str = "mcp.approval.arguments"
     approval_id: str
@@ -77,7 +77,7 @@ class McpSpendLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class McpRule(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """See docs/mcp.md."""
+    """A rule; see docs/mcp.md."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
     effect: Literal["allow", "ask", "deny"]
@@ -93,7 +93,7 @@ class McpRule(
 
 
 class McpRulesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of them."""
+    """All rules."""
 
     rules: Annotated[list[McpRule], Meta(max_length=MAX_RULES)]
 

@@ -6,7 +6,7 @@ import msgspec
 
 
 class McpTaint(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose calls with side effects ask a person first."""
+    """A taint: the calls with side effects of its caller ask a person first."""
 
     object: str = "mcp.taint"
     client_id: str

@@ -1,4 +1,5 @@
-"""What the authorization server takes and answers, as its OpenAPI document shows it. Structs only.
+"""The bodies and answers of the authorization server, as its OpenAPI document shows them. Structs
+only.
 
 Names are those of the RFCs; what is read, and what is written, is said by the modules of `auth`
 that are named for them.
@@ -15,21 +16,21 @@ Text = Annotated[str, Meta(max_length=8192)]
 
 
 class OAuthErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 6749, 5.2."""
+    """An error (RFC 6749, 5.2)."""
 
     error: str
     error_description: str
 
 
 class RegistrationRefused(OAuthErrorBody, frozen=True, kw_only=True):
-    """RFC 7591, 3.2.2."""
+    """A refused registration (RFC 7591, 3.2.2)."""
 
     field: str
     """What is not accepted; `body`: all of it."""
 
 
 class ClientForm(msgspec.Struct, kw_only=True):
-    """Who asks, where no header says it (RFC 6749, 2.3.1; RFC 7523, 2.2)."""
+    """The client's credentials where no header has them (RFC 6749, 2.3.1; RFC 7523, 2.2)."""
 
     client_id: Text | None = None
     client_secret: Text | None = None
@@ -38,7 +39,8 @@ class ClientForm(msgspec.Struct, kw_only=True):
 
 
 class TokenForm(ClientForm, kw_only=True):
-    """RFC 6749, 4.1.3, 4.4.2 and 6; RFC 7636, 4.5; RFC 8693, 2.1; RFC 8707, 2.2."""
+    """The form of the token endpoint: RFC 6749, 4.1.3, 4.4.2 and 6; RFC 7636, 4.5; RFC 8693, 2.1;
+    RFC 8707, 2.2."""
 
     grant_type: Literal[
         "authorization_code",
@@ -61,7 +63,7 @@ class TokenForm(ClientForm, kw_only=True):
 
 
 class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 6749, 5.1; RFC 8693, 2.2.1; OpenID Connect Core, 3.1.3.3."""
+    """The answer with tokens: RFC 6749, 5.1; RFC 8693, 2.2.1; OpenID Connect Core, 3.1.3.3."""
 
     access_token: str
     token_type: Literal["Bearer", "DPoP"]
@@ -73,14 +75,14 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldToken(ClientForm, kw_only=True):
-    """RFC 7009, 2.1; RFC 7662, 2.1."""
+    """A token to revoke or to introspect (RFC 7009, 2.1; RFC 7662, 2.1)."""
 
     token: Text
     token_type_hint: Text | None = None
 
 
 class Introspection(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 7662, 2.2: of a token that is not active nothing else is said."""
+    """An introspection (RFC 7662, 2.2): an inactive token has `active` alone."""
 
     active: bool
     token_type: str = ""
@@ -95,7 +97,7 @@ class Introspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenID Connect Core, 5.3.2: what the token's scopes allow."""
+    """The user as far as the token's scopes allow (OpenID Connect Core, 5.3.2)."""
 
     sub: str
     name: str = ""
@@ -103,7 +105,8 @@ class UserInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 8414, 2, and OpenID Connect Discovery; it says more than stands here."""
+    """The server's metadata (RFC 8414, 2, and OpenID Connect Discovery); it has more fields than
+    these."""
 
     issuer: str
     authorization_endpoint: str
@@ -122,13 +125,13 @@ class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublicKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 7517, 5."""
+    """The public keys (RFC 7517, 5)."""
 
     keys: list[dict[str, Any]]
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 7591, 3.2.1; RFC 7592, 3. It says what was registered besides."""
+    """A registered client (RFC 7591, 3.2.1; RFC 7592, 3), with what was registered besides."""
 
     client_id: str
     client_id_issued_at: int
@@ -144,7 +147,8 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthorizationQuery(msgspec.Struct, kw_only=True):
-    """RFC 6749, 4.1.1; RFC 7636, 4.3; RFC 8707, 2.1; OpenID Connect Core, 3.1.2.1."""
+    """The query of the authorization endpoint: RFC 6749, 4.1.1; RFC 7636, 4.3; RFC 8707, 2.1;
+    OpenID Connect Core, 3.1.2.1."""
 
     client_id: Text
     response_type: Literal["code"]
@@ -161,7 +165,7 @@ class AuthorizationQuery(msgspec.Struct, kw_only=True):
 
 
 class ConsentForm(msgspec.Struct, kw_only=True):
-    """What the consent page sends back."""
+    """The form that the consent page sends back."""
 
     request: Text
     form_token: Text

@@ -12,7 +12,8 @@ Email = Annotated[str, Meta(min_length=3, max_length=254)]
 
 
 class NewOrg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`owner_email`: its first owner is invited. Without it the answer holds an admin key."""
+    """A new org. `owner_email`: its first owner is invited. Without it the answer holds an admin
+    key."""
 
     name: Name
     plan: Name | None = None
@@ -26,8 +27,9 @@ class OrgPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class OrgView(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_operator`: it runs the installation. `cors_origins`, and `shows_cost` (its answers say
-    what they cost): its own to change. `prepaid`: it spends no more than it was credited."""
+    """An org. `is_operator`: it runs the installation. `cors_origins`, and `shows_cost` (its
+    answers say what they cost): its own to change. `prepaid`: it spends no more than it was
+    credited."""
 
     object: str = "organization"
     id: str
@@ -44,14 +46,14 @@ class OrgView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`value`: the key, for this once."""
+    """The first admin key. `value`: the key, shown this once."""
 
     id: str
     value: str
 
 
 class FirstInvite(msgspec.Struct, frozen=True, kw_only=True):
-    """`url`: where it is accepted, for this once."""
+    """The invite of the first owner. `url`: where it is accepted, shown this once."""
 
     id: str
     email: str

@@ -48,7 +48,7 @@ class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """`read_only`: it stands in the settings file, and is changed there."""
+    """A plan. `read_only`: it stands in the settings file, and is changed there."""
 
     object: str = "plan"
     name: str
@@ -67,7 +67,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def given(patch: msgspec.Struct) -> dict[str, Any]:
-    """What a change names."""
+    """Return the fields that a change names."""
     fields = msgspec.structs.asdict(patch)
     return {name: value for name, value in fields.items() if value is not UNSET}
 

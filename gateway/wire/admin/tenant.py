@@ -41,9 +41,9 @@ class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):
-    """`models`: those that may be used, or may not, as `models_mode` says. `zero_retention`:
-    nothing is kept of what is asked and answered in it, but in files and batches, and the answer to
-    an `Idempotency-Key` for a day."""
+    """A project. `models`: those that may be used, or may not, as `models_mode` says.
+    `zero_retention`: nothing is kept of what is asked and answered in it, but in files and batches,
+    and the answer to an `Idempotency-Key` for a day."""
 
     object: str = "project"
     id: str
@@ -70,7 +70,8 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PasswordReset(msgspec.Struct, frozen=True, kw_only=True):
-    """`url`: where the user sets another password, once and until `expires_at`; shown this once."""
+    """A password reset. `url`: where the user sets another password, once and until `expires_at`;
+    shown this once."""
 
     object: str = "user.password_reset"
     user_id: str
@@ -84,7 +85,7 @@ class InviteProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NewInvite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`projects`: which whoever accepts becomes a member, or an owner, of."""
+    """A new invite. `projects`: whoever accepts becomes their member or owner."""
 
     email: Email
     role: Role
@@ -92,7 +93,7 @@ class NewInvite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CreatedInviteView(msgspec.Struct, frozen=True, kw_only=True):
-    """`url`: where it is accepted, for this once."""
+    """An invite as its creator sees it. `url`: where it is accepted, shown this once."""
 
     object: str = "invite"
     id: str

@@ -1,4 +1,4 @@
-"""What a webhook's body says, and what `/v1/admin/alerts` shows: structs, and alerts as either.
+"""The bodies of webhooks and the alerts of `/v1/admin/alerts`, as structs, and alerts as either.
 
 Quantities are decimal texts beside their unit: no reader's floats round money. Moments are ISO 8601
 in an event, as Standard Webhooks has them, and Unix seconds in administration.
@@ -122,7 +122,7 @@ class BalanceCrossed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """As OpenAI tells of one, and whose it is."""
+    """A batch that has ended: OpenAI's fields, and whose it is."""
 
     id: str
     organization_id: str
@@ -147,8 +147,8 @@ class ApprovalRequested(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopUpEntered(msgspec.Struct, frozen=True, kw_only=True):
-    """`requested`: who takes payments for the installation grants it, or says that it failed; both
-    by `top_up_id`, any number of times."""
+    """A top-up's change of state. `requested`: who takes payments for the installation grants it,
+    or says that it failed; both by `top_up_id`, any number of times."""
 
     organization_id: str
     top_up_id: str
@@ -163,7 +163,7 @@ class TopUpEntered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceEntered(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an invoice holds for good; what is left to pay, its resource says."""
+    """The facts of an invoice that hold for good; what is left to pay, its resource says."""
 
     organization_id: str
     invoice_id: str
@@ -259,7 +259,7 @@ def top_up_event(top_up: TopUp) -> WebhookEvent:
 
 
 def batch_event(batch: Batch) -> WebhookEvent:
-    """Of one that has ended."""
+    """Return the event of a batch that has ended."""
     return WebhookEvent(
         type=f"batch.{batch.status}",
         timestamp=getattr(batch, f"{batch.status}_at"),

@@ -1,4 +1,4 @@
-"""What Anthropic's messages answer, as structs.
+"""The answers of Anthropic's Messages API, as structs.
 
 Pure shapes.
 """

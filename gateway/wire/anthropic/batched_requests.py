@@ -49,7 +49,7 @@ decoder = msgspec.json.Decoder(BatchedRequest)
 
 
 class BodyReader:
-    """Of one body. Raises BadField, and is of no use then."""
+    """A reader of one body. Raises BadField, and is of no use after that."""
 
     def __init__(self, *, max_requests: int, max_request_bytes: int) -> None:
         self._max_requests, self._max_request_bytes = max_requests, max_request_bytes
@@ -81,7 +81,7 @@ class BodyReader:
                 return
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Say that nothing more comes."""
         if self._depth or self._expected != "end":
             raise _broken("it ends too early", self._place)
         if not self._first_of:
@@ -100,7 +100,7 @@ class BodyReader:
     # ---- between requests
 
     def _step(self) -> bool:
-        """One token; False: it is not all there."""
+        """Read one token. Return False if it is not all there."""
         found = _SPACE.match(self._bytes, self._at)
         assert found is not None  # the pattern takes nothing, too
         self._at = found.end()
@@ -157,7 +157,7 @@ class BodyReader:
     # ---- within one, which begins with the first byte
 
     def _to_its_end(self) -> bool:
-        """False: its end has not come."""
+        """Return False if its end has not come."""
         size = len(self._bytes)
         while self._depth and self._at < size:
             if self._in_text:

@@ -42,7 +42,8 @@ class MessageBatchesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MessageBatchCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """All are processed until the batch has ended, as Anthropic counts."""
+    """The counts of a batch: all requests are `processing` until it has ended, as Anthropic
+    counts."""
 
     processing: int = 0
     succeeded: int = 0
@@ -80,7 +81,8 @@ class DeletedMessageBatch(msgspec.Struct, frozen=True, kw_only=True):
 def to_message_batch(
     batch: Batch, *, results_url: str, kept_for: timedelta, now: datetime
 ) -> MessageBatchObject:
-    """`results_url`: where its results are once it has ended; `kept_for`: how long, from then."""
+    """Return a batch as Anthropic shows it. `results_url`: where its results are once it has ended;
+    `kept_for`: how long, from then."""
     has_ended = batch.status in ENDED
     ended_at = _ended_at(batch)
     archived_at = None if ended_at is None or ended_at + kept_for > now else ended_at + kept_for
@@ -104,7 +106,7 @@ def processing_status(status: Status) -> ProcessingStatus:
 
 
 def to_counts(batch: Batch) -> MessageBatchCounts:
-    """Of one that has ended."""
+    """Return the counts of a batch that has ended."""
     if batch.status == "failed":  # it could not be read again, and nothing of it was run
         return MessageBatchCounts(errored=batch.num_total)
     unrun = "canceled" if batch.status == "cancelled" else "expired"

@@ -57,7 +57,7 @@ class ConversationBuilder:
 
     @property
     def whole(self) -> PromptPlace:
-        """Behind the last message."""
+        """Return the place behind the last message."""
         return PromptPlace(num_messages=len(self.messages))
 
     def place_texts(
@@ -69,9 +69,9 @@ class ConversationBuilder:
         own: Sequence[Mark] = (),
         num_calls: int | None = None,
     ) -> None:
-        """Blocks of the last message's texts. `before`: characters of its content before them.
-        `own`: marks of what holds them all. `num_calls`: 0 where calls follow, None where the last
-        one ends its message."""
+        """Add the cache blocks of the last message's texts. `before`: characters of its content
+        before them. `own`: marks of what holds them all. `num_calls`: 0 where calls follow, None
+        where the last one ends its message."""
         num_chars = before - len(between)
         for number, (path, block) in enumerate(texts, start=1):
             num_chars += len(between) + len(block.text)
@@ -130,8 +130,8 @@ def add_turn(
     parts: Sequence[BlockAtPath],
     calls: dict[str, BlockAtPath],
 ) -> dict[str, BlockAtPath]:
-    """Of the user or the system: the results of `calls` first, then what was said. Returns the
-    calls that are still to be answered."""
+    """Add a turn of the user or the system: the results of `calls` first, then what was said.
+    Returns the calls that are still to be answered."""
     results: dict[str, BlockAtPath] = {}
     texts: list[BlockAtPath] = []
     for part in parts:
@@ -227,7 +227,8 @@ def joined(texts: Sequence[BlockAtPath], between: str) -> str:
 
 
 def to_call(part: BlockAtPath) -> dict[str, Any]:
-    """Its arguments spaced as most models write them, so that they are the text that is cached."""
+    """Return a call whose arguments are spaced as most models write them, so that they are the text
+    that is cached."""
     call: ToolUseBlock = part.block
     try:
         arguments = json.dumps(call.input, ensure_ascii=False)
@@ -242,5 +243,5 @@ def to_call(part: BlockAtPath) -> dict[str, Any]:
 
 
 def size_of(call: dict[str, Any]) -> int:
-    """Characters that a template may show."""
+    """Count the characters that a template may show."""
     return len(call["function"]["name"]) + len(call["function"]["arguments"])

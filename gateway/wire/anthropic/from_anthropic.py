@@ -55,7 +55,7 @@ def from_anthropic(body: bytes, kind: ModelKind) -> GenerateRequest:
 
 
 def from_count_tokens(body: bytes) -> GenerateRequest:
-    """Its prompt is to be counted. Raises BadField."""
+    """Return a request whose prompt is to be counted. Raises BadField."""
     check_values(body)
     request = decode(_count_decoder, body, NOT_YET)
     return GenerateRequest(
@@ -132,8 +132,8 @@ def mark_last(blocks: list[Block], mark: Any) -> None:
 
 
 def reasoning_effort(request: Conversation) -> tuple[ReasoningEffort | None, str]:
-    """How much is to be thought, and the field that says so. A budget is a target, to the vendor's
-    own models as well."""
+    """Return how much is to be thought, and the field that says so. A budget is a target, to the
+    vendor's own models as well."""
     thinking, config = request.thinking, request.output_config
     asked = None if config is None else config.effort
     match thinking:
@@ -160,7 +160,7 @@ def output_form(request: Conversation) -> OutputForm | None:
 
 
 def tool_use(request: Conversation) -> ToolUse | None:
-    """None: the model is shown none. Raises BadField."""
+    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
     choice = request.tool_choice
     if not request.tools:
         if isinstance(choice, AnyChoice | OneTool):
@@ -178,5 +178,5 @@ def tool_use(request: Conversation) -> ToolUse | None:
 
 
 def is_parallel(choice: AutoChoice | AnyChoice | OneTool | None) -> bool:
-    """Who names a tool wants one call of it."""
+    """Return whether calls may be parallel: a request that names a tool wants one call of it."""
     return choice is None or not (isinstance(choice, OneTool) or choice.disable_parallel_tool_use)

@@ -146,7 +146,7 @@ class AnthropicTool(StrictStruct):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the other surfaces call its schema."""
+        """Return its schema under the name of the other surfaces."""
         return self.input_schema
 
 
@@ -206,7 +206,7 @@ class ContextManagement(StrictStruct):
 
 
 class Conversation(StrictStruct):
-    """What a prompt is made of."""
+    """The fields that a prompt is made of."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -223,11 +223,11 @@ class Conversation(StrictStruct):
 
 
 class CountTokensRequest(Conversation):
-    """`POST /v1/messages/count_tokens`."""
+    """The body of `POST /v1/messages/count_tokens`."""
 
 
 class MessagesRequest(Conversation, kw_only=True):
-    """`POST /v1/messages`."""
+    """The body of `POST /v1/messages`."""
 
     max_tokens: PositiveInt
     temperature: Probability | None = None

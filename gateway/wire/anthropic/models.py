@@ -19,7 +19,7 @@ PAGE = 20
 
 
 class ModelsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`GET /v1/models` of who names Anthropic's version."""
+    """The query of `GET /v1/models` from a client that names Anthropic's version."""
 
     before_id: str | None = None
     after_id: str | None = None
@@ -46,7 +46,7 @@ class AnthropicModelPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_model(name: str, created: int) -> AnthropicModel:
-    """`created`: Unix seconds."""
+    """Return a model as Anthropic shows it. `created`: Unix seconds."""
     return AnthropicModel(id=name, display_name=name, created_at=to_rfc3339(created))
 
 

@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def to_object(text: str) -> str:
-    """What begins no object is shown in one."""
+    """Return the object that a text begins; a text that begins none is wrapped in one."""
     if not text.strip():
         return EMPTY
     if is_object(text):
@@ -43,8 +43,8 @@ def is_object(text: str) -> bool:
 
 
 def closed_object(text: str) -> str:
-    """Up to its last value that is whole, and what closes it there. Of what is no beginning of an
-    object it may be anything."""
+    """Cut a text behind its last whole value and close it there. The result of a text that begins
+    no object may be anything."""
     end = whole_until = 0
     open_: list[str] = []
     closers: list[str] = []

@@ -61,13 +61,13 @@ class MessagesReportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     page: str | None = None
 
     def window(self) -> tuple[int, int | None]:
-        """Unix seconds."""
+        """Return the window in Unix seconds."""
         end = self.ending_at
         return int(self.starting_at.timestamp()), None if end is None else int(end.timestamp())
 
 
 class MessagesQuery(MessagesReportQuery):
-    """`GET /v1/organizations/usage_report/messages`."""
+    """The query of `GET /v1/organizations/usage_report/messages`."""
 
     limit: Number | None = None
     bucket_width: BucketWidth = "1d"
@@ -90,7 +90,7 @@ class MessagesQuery(MessagesReportQuery):
 
 
 class CostReportQuery(MessagesReportQuery):
-    """`GET /v1/organizations/cost_report`."""
+    """The query of `GET /v1/organizations/cost_report`."""
 
     limit: Annotated[int, Meta(ge=1, le=31)] | None = None
     bucket_width: Literal["1d"] = "1d"
@@ -235,7 +235,7 @@ ERROR_TYPES = {
 
 
 def to_status(status: int, code: str | None) -> int:
-    """Anthropic has others for what is overloaded, and for what has no money left."""
+    """Return Anthropic's status: it has others for overload, and for a lack of money."""
     if status == 503:
         return OVERLOADED
     return 402 if code == "insufficient_quota" else status

@@ -1,4 +1,4 @@
-"""What a replica brought, as Anthropic's messages: one encoder per request.
+"""Encodes a replica's events as Anthropic's messages: one encoder per request.
 
 Knows no HTTP and no replica: an upstream's answer comes as `TextDelta`s as well. Whole and streamed
 are cut into the same blocks, by `Cutter`.
@@ -96,7 +96,7 @@ def to_anthropic(request: GenerateRequest, heading: Heading) -> MessageEncoder:
 def to_opening(
     request: GenerateRequest, heading: Heading
 ) -> Callable[[MeteredUsage], bytes] | None:
-    """What a stream begins with, once it is known what its prompt was."""
+    """Return the function that makes a stream's first bytes, once its prompt is counted."""
     if not request.stream:
         return None
     head = to_head(request, heading)
@@ -119,13 +119,14 @@ def event(name: bytes, fields: bytes) -> bytes:
 
 
 def signature_of(thinking: str) -> str:
-    """Opaque to clients, who bring it back with what was thought; nothing here asks for it."""
+    """Return a signature of the reasoning: opaque to clients, who send it back; nothing here checks
+    it."""
     digest = hashlib.blake2b(thinking.encode(errors="replace"), digest_size=48).digest()
     return base64.b64encode(digest).decode()
 
 
 class Piece(NamedTuple):
-    """Of one block."""
+    """A piece of one block."""
 
     kind: Kind
     text: str
@@ -134,7 +135,7 @@ class Piece(NamedTuple):
 
 
 class Cutter:
-    """Deltas to pieces of blocks, and how the answer ended."""
+    """Cuts deltas into pieces of blocks, and knows how the answer ended."""
 
     def __init__(self) -> None:
         self._finish_reason: FinishReason | None = None
@@ -155,7 +156,7 @@ class Cutter:
                 self._finish_reason, self._stop_string = item.finish_reason, item.stop_string
 
     def end(self, output_tokens: int, max_tokens: int | None) -> tuple[StopReason, str | None]:
-        """Why, and at which of the client's strings."""
+        """Return why it ended, and at which of the client's stop strings."""
         if self._stop_string is not None:
             return "stop_sequence", self._stop_string
         reason = STOP_REASONS[self._finish_reason or "stop"]
@@ -167,8 +168,8 @@ class Cutter:
 
 
 class MessageStream:
-    """Blocks one behind the other, each between its start and its stop. What comes before them is
-    `to_opening`'s."""
+    """Writes blocks one behind the other, each between its start and its stop. What comes before
+    them is `to_opening`'s."""
 
     def __init__(self, head: MessageHead) -> None:
         self._head = head

@@ -49,7 +49,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(StrictStruct):
-    """Exactly one of them."""
+    """vLLM's `structured_outputs`, of which exactly one field is set."""
 
     json: SchemaObject | str | None = None
     """A schema, or its text."""

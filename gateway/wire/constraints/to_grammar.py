@@ -1,4 +1,4 @@
-"""From the form that an answer was asked for in to the grammar that keeps it to that form.
+"""Converts the output format that a request names to the grammar that enforces it.
 
 Whether a grammar compiles is the engine's to say; how large one may be is said here, by the name of
 the field that it came from, and that name travels along for what the engine says.

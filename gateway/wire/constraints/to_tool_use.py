@@ -1,5 +1,4 @@
-"""What the tools of a request ask of our engine's model: which it is shown, and which of them, if
-any, it must call.
+"""Checks the tools of a request: which ones the model is shown, and which of them it must call.
 
 How a call looks in a model's output is the model's own affair (`engine.text.output_parser`).
 """
@@ -20,7 +19,7 @@ NAME = re.compile("[a-zA-Z0-9_-]+")
 
 
 class Function(Protocol):
-    """What every surface says of a tool."""
+    """The fields of a tool that every surface has."""
 
     @property
     def name(self) -> str: ...
@@ -71,9 +70,11 @@ def check_is_object(parameters: dict[str, Any] | None, param: str) -> None:
 def named_once(
     functions: Iterable[Function], place: str, schema: str = "parameters"
 ) -> dict[str, Tool]:
-    """place: of each, by its index; schema: what the field of its parameters is called there.
+    """Return the tools by name, each named once. place: of each, by its index; schema: the name of
+    the field of its parameters there.
 
-    Raises BadField."""
+    Raises BadField.
+    """
     found: dict[str, Tool] = {}
     for index, function in enumerate(functions):
         field = place.format(index)
@@ -93,7 +94,7 @@ def named_once(
 
 
 def shown(function: Function) -> dict[str, Any]:
-    """As chat templates expect it: what the client wrote, without what it left out and without
+    """Return a tool as chat templates expect it: without what the client left out, and without
     `strict`, which no model was trained on."""
     said: dict[str, Any] = {"name": function.name}
     if function.description is not None:
@@ -111,9 +112,11 @@ def known(name: str, by_name: Mapping[str, Tool], param: str) -> str:
 
 
 def allowed(names: Iterable[str], by_name: Mapping[str, Tool], place: str) -> dict[str, Tool]:
-    """As the tools are ordered, so that the order in which they are allowed changes no prompt.
+    """Return the allowed tools in the order of `tools`, so that the order of the names changes no
+    prompt.
 
-    place: of each name, by its index. Raises BadField."""
+    place: of each name, by its index. Raises BadField.
+    """
     listed = {known(name, by_name, place.format(index)) for index, name in enumerate(names)}
     return {name: tool for name, tool in by_name.items() if name in listed}
 
@@ -129,7 +132,7 @@ def offered(by_name: Mapping[str, Tool], forced: tuple[str, ...], *, parallel: b
 
 
 def text_size(tool: Tool) -> int:
-    """Characters of what the model is shown of it, about."""
+    """Count the characters that the model is shown of it, about."""
     try:
         return len(msgspec.json.encode(tool.shown))
     except RecursionError as error:  # decoding it had a few frames more

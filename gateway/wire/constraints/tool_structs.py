@@ -1,6 +1,5 @@
-"""Tools as OpenAI's chat completions name them: which there are, which the model may or must call,
-and the calls that it made.
-"""
+"""The tools of OpenAI's chat completions, as structs: which there are, which the model may or must
+call, and the calls that it made."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ class CalledFunction(StrictStruct):
 
 
 class ToolCall(StrictStruct):
-    """One of an earlier answer, as it came."""
+    """A call of an earlier answer, as the client sends it back."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
     type: Literal["function"]

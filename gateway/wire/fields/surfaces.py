@@ -1,5 +1,5 @@
-"""What the structs of a surface cannot say by themselves: which fields are ignored, by what they
-are specified to be, and what else is to be known of one.
+"""Lists what the structs of a surface cannot say: which fields are ignored by their specification,
+and notes on single fields.
 
 Paths are those of refusals, without indices: `messages[].content[].type`.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
-    """Of the fields that are counted, too."""
+    """Return the notes, those of counted fields included."""
     names = CountTokensRequest.__struct_fields__
     return {path: said for path, said in of_messages.items() if re.split(r"\W", path)[0] in names}
 

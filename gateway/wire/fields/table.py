@@ -1,5 +1,5 @@
-"""What becomes of every field that a client can send: docs/fields.md, made of the structs that read
-requests and of what they cannot say by themselves.
+"""Generates docs/fields.md: what becomes of every field that a client can send, from the structs
+that read requests and the notes of `surfaces`.
 
     python -m gateway.wire.fields.table > docs/fields.md      (make fields)
 
@@ -97,14 +97,14 @@ def rows(surface: SurfaceFields) -> list[Row]:
 
 
 def of_struct(kind: inspect.Type, path: str, only: tuple[str, ...]) -> Iterator[Row]:
-    """Its fields, each followed by what it holds."""
+    """Yield a struct's fields, each followed by what it holds."""
     assert isinstance(kind, inspect.StructType)
     for field in kind.fields:
         yield from of_field([field.type], f"{path}{field.encode_name}", only)
 
 
 def of_field(kinds: list[inspect.Type], path: str, only: tuple[str, ...] = ()) -> Iterator[Row]:
-    """`kinds`: one for each object that has it."""
+    """Yield the rows of a field. `kinds`: one for each object that has it."""
     members = [each for each in members_of(*kinds) if not isinstance(each, inspect.NoneType)]
     treatment: Treatment = "honoured" if members else "refused"
     yield Row(path, treatment, " or ".join(dict.fromkeys(map(describe, members))), only)
@@ -141,7 +141,7 @@ def type_of(struct: inspect.StructType, name: str) -> inspect.Type:
 
 
 def members_of(*kinds: inspect.Type) -> list[inspect.Type]:
-    """Of all of them, each once."""
+    """Return the members of all of them, each once."""
     found: list[inspect.Type] = []
     for kind in kinds:
         while isinstance(kind, inspect.Metadata):

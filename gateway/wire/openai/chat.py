@@ -119,7 +119,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class ChatReasoning(StrictStruct):
-    """OpenRouter's name of `reasoning_effort`."""
+    """The object that OpenRouter has for `reasoning_effort`."""
 
     effort: ReasoningEffort | None = None
 
@@ -130,7 +130,7 @@ class StreamOptions(StrictStruct):
 
 
 class SampledRequest(StrictStruct, kw_only=True):
-    """What completions of chats and of texts have in common."""
+    """The fields that completions of chats and of texts have in common."""
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -155,7 +155,7 @@ class SampledRequest(StrictStruct, kw_only=True):
 
 
 class ChatCompletionRequest(SampledRequest, kw_only=True):
-    """`POST /v1/chat/completions` for our own engine."""
+    """The body of `POST /v1/chat/completions` for our own engine."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: PositiveInt | None = None
@@ -214,7 +214,8 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt_tokens` includes cached ones, `completion_tokens` includes reasoning."""
+    """The usage of an answer: `prompt_tokens` includes cached ones, `completion_tokens`
+    reasoning."""
 
     prompt_tokens: int
     completion_tokens: int

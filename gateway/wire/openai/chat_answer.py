@@ -60,12 +60,12 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 def call_id() -> str:
-    """As long as OpenAI's."""
+    """Return a new id of a call, as long as OpenAI's."""
     return f"call_{uuid7().hex[-CALL_ID_CHARS:]}"
 
 
 class ChoiceCollector:
-    """One choice, delta by delta."""
+    """Collects one choice, delta by delta."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []

@@ -49,7 +49,8 @@ def check_contents(messages: list[Message]) -> None:
 
 
 def check_results(messages: list[Message]) -> None:
-    """Results of calls stand right behind the message that made them, of each call one."""
+    """Check that results of calls stand right behind the message that made them, one for each
+    call."""
     called: set[str] = set()
     waiting: set[str] = set()
     called_at = 0
@@ -81,7 +82,8 @@ def check_is_of(result: ToolMessage, called: set[str], path: str) -> None:
 
 
 def check_answered(waiting: set[str], called_at: int) -> None:
-    """`waiting`: the ids of the calls without a result that message `called_at` made."""
+    """Check that no call waits. `waiting`: the ids of the calls without a result that message
+    `called_at` made."""
     if waiting:
         raise BadField(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
@@ -115,20 +117,21 @@ def to_template(message: Message) -> dict[str, Any]:
 
 
 def joined(content: Content | None) -> str:
-    """Text parts are lines of one text, as in vLLM."""
+    """Join text parts: they are lines of one text, as in vLLM."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in content or ())
 
 
 def to_call(call: ToolCall) -> dict[str, Any]:
-    """Its arguments as the model wrote them; `ChatTemplate` knows how its template takes them."""
+    """Return a call with its arguments as the model wrote them; `ChatTemplate` knows how its
+    template takes them."""
     function = {"name": call.function.name, "arguments": call.function.arguments or "{}"}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def text_size_of_calls(messages: list[Message]) -> int:
-    """Characters beside the contents that a template may show."""
+    """Count the characters beside the contents that a template may show."""
     return sum(
         len(call.function.name) + len(call.function.arguments)
         for message in messages

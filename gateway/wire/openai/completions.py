@@ -24,7 +24,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
-    """`POST /v1/completions` for our own engine."""
+    """The body of `POST /v1/completions` for our own engine."""
 
     prompt: PlainPrompts
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT64)] | None = None

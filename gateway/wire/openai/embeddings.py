@@ -30,7 +30,7 @@ Format = Literal["float", "base64"]
 
 
 class EmbeddingRequest(StrictStruct):
-    """`POST /v1/embeddings` for our own engine."""
+    """The body of `POST /v1/embeddings` for our own engine."""
 
     model: str
     input: PlainPrompts
@@ -98,8 +98,8 @@ def to_usage(usage: MeteredUsage, cost: RatedUsage | None) -> EmbeddingUsage:
 
 
 class EmbeddingBody:
-    """Vectors as they come, in JSON at once, so that a long list holds the event loop for none of
-    its length."""
+    """Encodes vectors as they come, so that a long list holds the event loop for none of its
+    length."""
 
     def __init__(self, model: str, prompt: EmbeddingPrompt) -> None:
         self._model = model

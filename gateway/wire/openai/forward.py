@@ -1,4 +1,5 @@
-"""What an OpenAI-compatible upstream is sent: everything, but for what would change what is billed.
+"""Prepares a body for an OpenAI-compatible upstream: it is sent everything but what would change
+the bill.
 
 Works on the decoded body. The fields that steer the gateway are checked here, because a wrong
 reservation or a wrong stream would be ours; the rest is the upstream's to judge.
@@ -52,7 +53,7 @@ PLAIN_CACHE_TTLS = ("5m", "30m")
 
 
 class ForwardFields(msgspec.Struct, frozen=True):
-    """What the gateway itself needs to know."""
+    """The fields that the gateway itself needs to know."""
 
     model: str
     stream: bool
@@ -91,7 +92,8 @@ def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def service_tier(body: dict[str, Any]) -> ServiceTier | None:
-    """What is none is refused in the words of a model of our own. Raises BadField."""
+    """Return the tier; a wrong one is refused in the words of a model of our own. Raises
+    BadField."""
     named = body.get("service_tier")
     if named is None:
         return None

@@ -1,6 +1,5 @@
-"""What an OpenAI-compatible upstream is sent of the routes that take plain prompts: everything, but
-for what would change what is billed.
-"""
+"""Prepares bodies of plain prompts for an OpenAI-compatible upstream: it is sent everything but
+what would change the bill."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from gateway.wire.shared.refusals import check_values, decode
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
-    """What the gateway itself needs to know."""
+    """The fields that the gateway itself needs to know."""
 
     model: str
     prompt: PlainPrompts

@@ -47,7 +47,7 @@ MAX_MODEL_CHARS = 256
 
 
 class Peek(msgspec.Struct, frozen=True):
-    """What decides who reads the rest."""
+    """The fields that decide who reads the rest of a body."""
 
     model: str
     stream: bool
@@ -64,7 +64,7 @@ _any_decoder = msgspec.json.Decoder()
 
 
 def peek(body: bytes) -> Peek:
-    """Model and mode, without looking at the rest. Raises BadField."""
+    """Read the model and the mode, without looking at the rest. Raises BadField."""
     peeked = decode(_peek_decoder, body)
     if not peeked.model:
         raise BadField("you must provide a model parameter", param="model")
@@ -130,7 +130,7 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
 
 
 def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | None, str]:
-    """And the field that asked for it. Raises BadField."""
+    """Return the effort and the field that asked for it. Raises BadField."""
     other = None if request.reasoning is None else request.reasoning.effort
     if other is None:
         return request.reasoning_effort, "reasoning_effort"
@@ -142,7 +142,7 @@ def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | 
 
 
 class SamplingFields(TypedDict):
-    """Fields of `Writing`."""
+    """The fields of `Writing` that say how tokens are sampled."""
 
     min_tokens: int
     temperature: float
@@ -181,14 +181,14 @@ def sampling(request: SampledRequest) -> SamplingFields:
 
 
 def nucleus(top_p: float | None, top_k: int | None) -> tuple[float, int]:
-    """top_p in (0, 1] and top_k, 0 for all, as our engine has them."""
+    """Return top_p in (0, 1] and top_k, 0 for all, as our engine has them."""
     if top_p == 0:  # only the most likely token is left of the nucleus
         return 1.0, 1
     return default(top_p, 1.0), max(0, top_k or 0)
 
 
 def refuse_beside_ends(stop: object, form: OutputForm | None, tools: ToolUse | None) -> None:
-    """`min_tokens` where something else says when an answer is over."""
+    """Refuse `min_tokens` where something else says when an answer is over."""
     beside = "stop" if stop else None
     if form is not None:
         beside = form.param
@@ -241,7 +241,7 @@ def logprobs(request: ChatCompletionRequest) -> int | None:
 
 
 def output_form(request: ChatCompletionRequest) -> OutputForm | None:
-    """None: whatever the model says. Raises BadField."""
+    """Return the format of the answer; None: free text. Raises BadField."""
     forms = list(forms_asked(request))
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
@@ -269,7 +269,7 @@ def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
 
 
 def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
-    """None: the model is shown none. Raises BadField."""
+    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
     tools, choice = request.tools, request.tool_choice
     if not tools:
         refuse_without_tools(request)
@@ -292,7 +292,7 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
 
 
 def refuse_without_tools(request: ChatCompletionRequest) -> None:
-    """What says how tools are called, where there are none."""
+    """Refuse fields that say how tools are called, where there are none."""
     if request.tool_choice not in (None, "none", "auto"):
         raise only_with_tools("tool_choice")
     if request.parallel_tool_calls is not None and request.tools is None:

@@ -1,5 +1,5 @@
-"""`prompt` and `input` of OpenAI's older routes: a text, several, token ids, or several lists of
-them.
+"""Reads `prompt` and `input` of OpenAI's older routes: a text, several, token ids, or several lists
+of them.
 
 Knows no tokenizer: which ids there are, a replica says.
 """
@@ -23,7 +23,8 @@ PlainPrompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_len
 
 
 def to_prompts(written: PlainPrompts, field: str, most: int) -> tuple[PlainPrompt, ...]:
-    """At most so many, none of them empty. Raises BadField, which names the place."""
+    """Return the prompts, at most so many and none of them empty. Raises BadField, which names the
+    place."""
     if isinstance(written, str):
         found: Sequence[PlainPrompt] = (written,)
     elif isinstance(written[0], int):

@@ -1,4 +1,4 @@
-"""What a replica brought, as OpenAI's chat completions: one encoder per request.
+"""Encodes a replica's events as OpenAI's chat completions: one encoder per request.
 
 Knows no HTTP and no replica. A stream's constant parts are encoded once, so that a delta costs one
 small encode. Usage is always written here, from what is billed: an upstream's own stays hidden.
@@ -41,7 +41,7 @@ NO_TEXT = b'{"content":""}'
 
 class ChatEncoder(Protocol):
     def encode(self, items: Items) -> bytes:
-        """Bytes that may go out now; none where the answer is one body."""
+        """Return the bytes that may go out now; none where the answer is one body."""
 
     def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         """The rest, once the attempt is billed. `cost`: of who asked what it is."""
@@ -99,9 +99,8 @@ class ChatHead(msgspec.Struct, kw_only=True):
 
 
 class ChatStream:
-    """Our engine's deltas as chunks: role first, then reasoning, content and calls as they come,
-    then the reason to finish, per choice.
-    """
+    """Encodes our engine's deltas as chunks: role first, then reasoning, content and calls as they
+    come, then the reason to finish, per choice."""
 
     def __init__(self, head: ChatHead, include_usage: bool) -> None:
         self._head = head
@@ -132,8 +131,8 @@ class ChatStream:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
 
     def _begin(self, index: int, *, says: bool) -> Iterator[bytes]:
-        """Behind the roles of all choices before it, which OpenAI's own SDK adds up in their order
-        alone. `says`: it begins with its text."""
+        """Begin a choice behind the roles of all choices before it: OpenAI's own SDK adds them up
+        in order. `says`: it begins with its text."""
         for earlier in range(index):
             if earlier not in self._opened:
                 self._opened.add(earlier)
@@ -146,7 +145,7 @@ class ChatStream:
         self._begun.add(index)
 
     def _parsed(self, item: TextDelta) -> Iterator[bytes]:
-        """What was thought, what was said, what was called; the logprobs are of all of it."""
+        """Yield reasoning, text and calls of a parsed delta; the logprobs are of all of it."""
         logprobs = item.logprobs
         for delta in parsed_deltas(item):
             yield self._chunk(item.index, _encode(delta), logprobs=logprobs)
@@ -187,7 +186,7 @@ def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
 
 
 class ChatBody:
-    """Our engine's deltas collected to one `chat.completion`."""
+    """Collects our engine's deltas to one `chat.completion`."""
 
     def __init__(self, head: ChatHead, n: int) -> None:
         self._head = head
@@ -271,9 +270,8 @@ class _Theirs(msgspec.Struct):
 
 
 def like(head: ChatHead, chunk: bytes) -> ChatHead:
-    """`head` with what the upstream's chunk says of itself; vendors leave some of it out, or in
-    another type.
-    """
+    """Return `head` with what the upstream's chunk says of itself; vendors leave some of it out, or
+    in another type."""
     try:
         theirs = msgspec.json.decode(chunk, type=_Theirs)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""What a replica brought, as OpenAI's legacy completions: one encoder per request.
+"""Encodes a replica's events as OpenAI's legacy completions: one encoder per request.
 
 Knows no HTTP and no replica.
 """
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """Four lists alike, an entry each for a token."""
+    """Four parallel lists with an entry for each token."""
 
     text_offset: list[int]
     """In characters of the choice's text, as far as the tokens alone tell."""
@@ -78,7 +78,7 @@ def to_completions(request: GenerateRequest, heading: Heading) -> ChatEncoder:
 
 
 class LogprobsProgress:
-    """How far a choice has come: what the log-probabilities of its tokens need to know."""
+    """Tracks how far a choice has come, which the log-probabilities of its tokens need to know."""
 
     def __init__(self) -> None:
         self._num_chars = 0
@@ -104,14 +104,14 @@ class LogprobsProgress:
         )
 
     def _pass(self, token: bytes) -> int:
-        """Where it begins."""
+        """Return where it begins."""
         place = self._num_chars
         self._num_chars += len(self._decoder.decode(token))
         return place
 
 
 def name_of(data: bytes) -> str:
-    """As OpenAI writes a token that is no text by itself."""
+    """Return a token that is no text by itself as OpenAI writes it."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -119,7 +119,8 @@ def name_of(data: bytes) -> str:
 
 
 def tops_of(info: TokenInfo) -> dict[str, float]:
-    """With the token that stands there, so there may be one more than was asked for."""
+    """Return the likeliest tokens with the one that stands there, so there may be one more than
+    asked for."""
     found: dict[str, float] = {}
     for top in info.top_logprobs:
         found.setdefault(name_of(bytes(top.bytes)), top.logprob)
@@ -146,7 +147,7 @@ class CompletionStream:
 
 
 def to_choice(item: Item, written: dict[int, LogprobsProgress]) -> CompletionChoice:
-    """What an item adds to its choice."""
+    """Return what an item adds to its choice."""
     assert isinstance(item, PromptEcho | TextDelta)
     place = written.get(item.index)
     if place is None:  # a decoder is not made for each chunk
@@ -165,7 +166,7 @@ def to_choice(item: Item, written: dict[int, LogprobsProgress]) -> CompletionCho
 
 
 class CompletionBody:
-    """All of it as one `text_completion`."""
+    """Collects all of it as one `text_completion`."""
 
     def __init__(self, head: ChatHead, num_choices: int) -> None:
         self._head = head

@@ -1,5 +1,5 @@
-"""What a text or a conversation is in tokens, and back, as vLLM's `/tokenize` and `/detokenize`
-have it.
+"""vLLM's `/tokenize` and `/detokenize`, as structs and conversions: texts or conversations to
+tokens, and back.
 
 Knows no tokenizer.
 """
@@ -24,7 +24,7 @@ MAX_TOKENS = 100_000
 
 
 class TokenizeRequest(StrictStruct):
-    """Either `prompt` or `messages`."""
+    """The body of `/tokenize`: either `prompt` or `messages`."""
 
     model: str
     prompt: str | None = None

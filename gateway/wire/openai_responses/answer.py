@@ -56,7 +56,7 @@ IncompleteReason = Literal[
 
 
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """`input_tokens` includes cached ones, `output_tokens` includes reasoning."""
+    """The usage of an answer: `input_tokens` includes cached ones, `output_tokens` reasoning."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -141,7 +141,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
 def begun(
     request: ResponseRequest, *, id: str, created_at: int, service_tier: Tier, status: Status
 ) -> ResponseObject:
-    """What an answer repeats of its request, before it says anything."""
+    """Return an answer that only repeats its request, before it says anything."""
     text, reasoning = request.text, request.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,

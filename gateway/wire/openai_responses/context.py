@@ -1,5 +1,4 @@
-"""From the items of a `Response` to what a model is shown: a chat's messages, as templates expect
-them.
+"""Converts the items of a `Response` to a chat's messages, as templates expect them.
 
 Every refusal names its field. What the model thought, said and called in one turn are items of
 their own here, and one message there.
@@ -56,8 +55,8 @@ def to_items(
     *,
     param: str = "input",
 ) -> tuple[Item, ...]:
-    """As they are kept. `stored`: what references name, by id; `param`: the field that holds them.
-    Raises BadField."""
+    """Return items as they are kept. `stored`: what references name, by id; `param`: the field that
+    holds them. Raises BadField."""
     if isinstance(given, str):
         return (user_text(given, new_id),)
     given = given or []
@@ -152,8 +151,8 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> list[dict[st
 
 
 class MessageBuilder:
-    """Messages, item by item. `in_place`: ids of requests for approval for which a call stands that
-    was begun."""
+    """Builds messages, item by item. `in_place`: ids of requests for approval for which a call
+    stands that was begun."""
 
     def __init__(self, answers: Answers, in_place: Collection[str]) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -190,7 +189,7 @@ class MessageBuilder:
                 self._say(item)
 
     def _is_call(self, item: McpCall | McpApprovalRequest) -> bool:
-        """And not what came of one that stands elsewhere."""
+        """Return whether it is a call, and not the result of one that stands elsewhere."""
         if isinstance(item, McpApprovalRequest):
             return item.id not in self._in_place
         return item.approval_request_id is None or waits(item)
@@ -242,7 +241,7 @@ def templated(role: str) -> str:
 
 
 def joined(message: Message) -> str:
-    """Parts of text are lines of one text, as in chat."""
+    """Join parts of text: they are lines of one text, as in chat."""
     return "\n".join(part.text for part in message.content)
 
 
@@ -251,7 +250,7 @@ def thought(item: ReasoningItem) -> str:
 
 
 def call_of(id_: str, name: str, arguments: str) -> dict[str, Any]:
-    """As templates take it."""
+    """Return a call as templates take it."""
     return {
         "id": id_,
         "type": "function",
@@ -272,6 +271,6 @@ def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
 
 
 def text_size_of_calls(items: Iterable[Item]) -> int:
-    """Characters beside the contents that a template may show."""
+    """Count the characters beside the contents that a template may show."""
     called = (FunctionCall, *CALLS)
     return sum(len(item.name) + len(item.arguments) for item in items if isinstance(item, called))

@@ -56,7 +56,7 @@ class ItemDone(OfItem, frozen=True, kw_only=True, tag="response.output_item.done
 
 
 class AboutItem(ResponseEvent, frozen=True, kw_only=True):
-    """About a part of an item."""
+    """An event about a part of an item."""
 
     item_id: str
     output_index: int

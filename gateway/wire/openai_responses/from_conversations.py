@@ -1,4 +1,4 @@
-"""Bodies about conversations to their structs, or the name of the field that is in the way."""
+"""Decodes bodies about conversations, or refuses them by the name of a field."""
 
 from __future__ import annotations
 

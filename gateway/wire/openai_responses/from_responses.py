@@ -35,7 +35,7 @@ def read_response(body: bytes) -> ResponseRequest:
 
 
 def read_items(body: bytes, field: str, kind: type[T]) -> T:
-    """Items in `field`, which may come without their types. Raises BadField."""
+    """Read the items in `field`, which may come without their types. Raises BadField."""
     check_values(body)
     found: Any = decode(_any_decoder, body)
     if isinstance(found, dict) and isinstance(found.get(field), list):
@@ -51,7 +51,7 @@ def not_yet_of(field: str) -> Mapping[str, frozenset[str]]:
 
 
 def check(request: ResponseRequest) -> None:
-    """What stands in no single field. Raises BadField."""
+    """Check what involves more than one field. Raises BadField."""
     if request.stream_options is not None:
         if not request.stream:
             raise BadField(
@@ -82,12 +82,12 @@ def new_id(prefix: str) -> str:
 
 
 def own_items(request: ResponseRequest, stored: Mapping[str, Item]) -> tuple[Item, ...]:
-    """What it adds to what it continues. Raises BadField."""
+    """Return the items that a request adds to what it continues. Raises BadField."""
     return to_items(request.input, new_id, stored)
 
 
 def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequest:
-    """`items`: what it continues, and its own. Raises BadField."""
+    """Convert a request. `items`: what it continues, and its own. Raises BadField."""
     if not items:
         raise BadField("Missing required parameter: 'input'.", param="input")
     if len(items) > MAX_ITEMS:

@@ -1,4 +1,5 @@
-"""Items of OpenAI's Responses API, as structs: what a conversation is made of, asked and answered.
+"""The items of OpenAI's Responses API, as structs: the questions, answers and calls of a
+conversation.
 
 What a client sends may leave out what we know (`In...`); what we keep and answer has all of it.
 """
@@ -39,7 +40,7 @@ class InText(StrictStruct, tag_field="type", tag="input_text"):
 
 
 class InOutputText(StrictStruct, tag_field="type", tag="output_text"):
-    """Of an earlier answer, as it came."""
+    """A text of an earlier answer, as the client sends it back."""
 
     text: str
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
@@ -95,13 +96,13 @@ class InReasoning(StrictStruct, tag_field="type", tag="reasoning"):
 
 
 class ItemReference(StrictStruct, tag_field="type", tag="item_reference"):
-    """One that is stored, by its id."""
+    """A reference to a stored item by its id."""
 
     id: ItemId
 
 
 class McpListedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """As its server describes it."""
+    """A tool as its MCP server describes it."""
 
     name: str
     description: str | None = None
@@ -125,7 +126,7 @@ class McpProtocolError(
 
 
 class McpHttpError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="http_error"):
-    """Of an answer that was made elsewhere."""
+    """An error in an answer that was made elsewhere."""
 
     code: int
     message: str
@@ -135,7 +136,7 @@ McpError = McpExecutionError | McpProtocolError | McpHttpError
 
 
 class InMcpListTools(StrictStruct, tag_field="type", tag="mcp_list_tools"):
-    """Of an earlier answer; which tools there are now is asked again."""
+    """A list of tools in an earlier answer; the server is asked again which tools there are now."""
 
     id: ItemId
     server_label: Label
@@ -182,7 +183,8 @@ InItem = (
 
 
 def with_type(item: Any) -> Any:
-    """OpenAI takes a message without its type, and a reference that is nothing but its id."""
+    """Add the type that OpenAI lets a message leave out, or a reference that is nothing but its
+    id."""
     if isinstance(item, dict) and item.get("type") is None:
         kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
         return {**item, "type": kind}
@@ -230,7 +232,7 @@ class CallOutput(
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought stands in it whole; nobody writes a summary of it here."""
+    """The model's reasoning, whole; nobody writes a summary of it here."""
 
     id: str
     status: ItemStatus
@@ -241,7 +243,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 class McpListTools(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mcp_list_tools"
 ):
-    """What the model could call of a server. `error`: why it could call nothing of it."""
+    """The tools of a server that the model could call. `error`: why it could call none."""
 
     id: str
     server_label: str
@@ -261,7 +263,7 @@ class McpCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="
 
     @property
     def alias(self) -> str:
-        """What the model knows the tool as, or made up."""
+        """Return the name under which the model knows the tool, or made it up."""
         return f"{self.server_label}__{self.name}" if self.server_label else self.name
 
 

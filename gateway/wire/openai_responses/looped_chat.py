@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LoopIncomplete(msgspec.Struct, frozen=True, tag_field="type", tag="incomplete"):
-    """Why there is no further round."""
+    """The reason why there is no further round."""
 
     reason: IncompleteReason
 

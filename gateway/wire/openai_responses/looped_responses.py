@@ -38,7 +38,8 @@ from gateway.wire.openai_responses.tool_rounds import (
 
 
 class LoopedResponse(ResponseEncoder):
-    """`known`: labels of servers whose tools the conversation has listed already."""
+    """Encodes an answer of several rounds. `known`: labels of servers whose tools the conversation
+    has listed already."""
 
     def __init__(self, *given: Any, known: frozenset[str] = frozenset(), **more: Any) -> None:
         super().__init__(*given, **more)
@@ -122,7 +123,7 @@ class LoopedResponse(ResponseEncoder):
         return super().fail(status=status, message=message)
 
     def _give_up_calls(self) -> None:
-        """Those that nobody waits for any more."""
+        """Give up the calls that nobody waits for any more."""
         for place in self._places.values():
             call = self._done[place]
             assert isinstance(call, McpCall)

@@ -1,5 +1,4 @@
-"""Calls of tools of MCP servers, as a conversation remembers them: from items that a client sends,
-and to what a model is shown of them.
+"""Reads the calls of MCP tools that a client sends back as items, and shows them to the model.
 
 A result is shown between marks that its server could not know: they are made of the id of the call,
 so that the same call looks the same whenever it is shown.
@@ -87,7 +86,7 @@ def round_of(id_: str) -> str:
 
 
 def answers_of(items: Iterable[Item]) -> Answers:
-    """Of the requests for approval among them that were answered."""
+    """Return the answers to the requests for approval among the items."""
     found: dict[str, str] = {}
     for item in items:
         match item:
@@ -109,7 +108,7 @@ def waits(item: Item) -> bool:
 
 
 def in_place_of(items: Iterable[Item]) -> frozenset[str]:
-    """Ids of requests for approval for which a call stands that was begun."""
+    """Return the ids of requests for approval for which a call stands that was begun."""
     calls = (item for item in items if isinstance(item, McpCall) and waits(item))
     return frozenset(call.approval_request_id or "" for call in calls)
 
@@ -125,7 +124,7 @@ def waiting(item: McpCall | McpApprovalRequest, answers: Answers) -> dict[str, A
 
 
 def shown(call: McpCall) -> str:
-    """What the model is shown as its result."""
+    """Return the text that the model is shown as its result."""
     from mcp_bridge.provenance import Provenance, for_model  # where servers are asked alone
 
     origin = Provenance(

@@ -1,5 +1,4 @@
-"""MCP servers as tools of a request: OpenAI's `mcp` tool, as a struct, and what it says of each
-tool that a server has.
+"""The `mcp` tool of OpenAI's requests, as a struct, and what it says of each tool of a server.
 
 Only servers that this gateway knows are named, by their label: what would lead elsewhere is
 refused.
@@ -78,7 +77,7 @@ class McpTool(StrictStruct, tag_field="type", tag="mcp"):
                 return tool.name in names
 
     def asks(self, tool: AnnotatedTool) -> bool:
-        """Whether somebody has to approve a call of it. What is not said to need none needs it."""
+        """Return whether somebody has to approve a call of it: yes, unless the request says no."""
         match self.require_approval:
             case "never":
                 return False
@@ -108,7 +107,8 @@ class McpChoice(StrictStruct, tag_field="type", tag="mcp"):
 
 
 def labelled_once(tools: Iterable[tuple[int, McpTool]]) -> dict[str, McpTool]:
-    """By label; each with its index in `tools` of the request. Raises BadField."""
+    """Return the servers by label, each with its index in `tools` of the request. Raises
+    BadField."""
     found: dict[str, McpTool] = {}
     for index, tool in tools:
         if tool.server_label in found:
@@ -119,7 +119,7 @@ def labelled_once(tools: Iterable[tuple[int, McpTool]]) -> dict[str, McpTool]:
 
 
 def only_mcp(tools: Iterable[Any] | None) -> list[tuple[int, McpTool]]:
-    """With their indices."""
+    """Yield the `mcp` tools with their indices."""
     return [(index, each) for index, each in enumerate(tools or ()) if isinstance(each, McpTool)]
 
 

@@ -1,4 +1,4 @@
-"""How a response that is kept, and items of one or of a conversation, are asked for.
+"""The queries for a kept response, and for the items of a response or a conversation.
 
 Pure shapes.
 """
@@ -16,7 +16,8 @@ from gateway.wire.shared.refusals import MAX_INT64
 
 
 class IncludeQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What could be included is in it, where it was asked for when it was made."""
+    """A query with `include`: what it names is in the answer if it was asked for when that was
+    made."""
 
     include: Annotated[list[Included], Meta(max_length=MAX_INCLUDES)] = []
 

@@ -171,7 +171,7 @@ class ConversationId(StrictStruct):
 
 
 class ResponseRequest(StrictStruct):
-    """`POST /v1/responses`."""
+    """The body of `POST /v1/responses`."""
 
     model: str
     input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None

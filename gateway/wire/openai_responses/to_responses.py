@@ -1,4 +1,4 @@
-"""What a replica brought, as OpenAI's `Response`: whole, or as the events of a stream.
+"""Encodes a replica's events as OpenAI's `Response`: whole, or as the events of a stream.
 
 Knows no HTTP and no replica.
 
@@ -55,7 +55,7 @@ INCOMPLETE: dict[FinishReason | None, IncompleteDetails] = {
 
 
 class ItemWriter:
-    """One item while it is written."""
+    """Builds one item while it is written."""
 
     def __init__(self, kind: type[Item], *, name: str = "") -> None:
         self.kind = kind
@@ -70,7 +70,7 @@ class ItemWriter:
         return "".join(self.pieces)
 
     def item(self, status: ItemStatus) -> Item:
-        """As it is by now; one in progress has nothing yet."""
+        """Return the item as it is by now; one in progress has nothing yet."""
         begun = status != "in_progress"
         if self.kind is FunctionCall:
             return FunctionCall(
@@ -91,7 +91,7 @@ class ItemWriter:
 
 
 class ResponseEncoder:
-    """One answer. `response`: as it begins; from `finish` on as it ended."""
+    """Encodes one answer. `response`: as it begins; from `finish` on as it ended."""
 
     def __init__(self, response: ResponseObject, *, stream: bool) -> None:
         self.response = response
@@ -107,7 +107,7 @@ class ResponseEncoder:
         """What else than its last words leaves it incomplete."""
 
     def open(self) -> bytes:
-        """What a stream says before anything of it runs."""
+        """Return what a stream says before anything of it runs."""
         self._is_open = True
         self._send(events.ResponseCreated(sequence_number=self._next(), response=self.response))
         if self.response.status == "queued":
@@ -278,7 +278,7 @@ class ResponseEncoder:
 
 @cache
 def opening_of(kind: type[events.ResponseEvent]) -> bytes:
-    """What stands before an event's data, which is JSON of one line."""
+    """Return the bytes before an event's data, which is JSON of one line."""
     name = kind.__struct_config__.tag
     assert isinstance(name, str)
     return b"event: %b\n%b" % (name.encode(), sse.DATA)

@@ -1,6 +1,5 @@
-"""What the tools of a `Response` ask of a model: which it is shown, and which of them, if any, it
-must call.
-"""
+"""Checks the tools of a `Response`: which ones the model is shown, and which of them it must
+call."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from gateway.wire.openai_responses.request import (
 
 
 def tool_use(request: ResponseRequest) -> ToolUse | None:
-    """None: the model is shown none. Raises BadField."""
+    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
     choice = request.tool_choice
     functions = without_mcp(request.tools)
     if isinstance(choice, McpChoice):

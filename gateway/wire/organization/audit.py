@@ -21,8 +21,8 @@ Cursor = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class AuditLogsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`effective_at` is in Unix seconds. `tenant_only` asks for events of an identity service that
-    spans organizations; there are none here."""
+    """The query of the audit log. `effective_at` is in Unix seconds. `tenant_only` asks for events
+    of an identity service that spans organizations; there are none here."""
 
     after: Cursor | None = None
     before: Cursor | None = None
@@ -88,7 +88,8 @@ def to_openai_event(event: AuditEvent) -> dict[str, Any]:
 
 
 def to_actor(event: AuditEvent) -> dict[str, Any]:
-    """OpenAI knows sessions and API keys; an OAuth client stands where a key would."""
+    """Return the actor: OpenAI knows sessions and API keys; an OAuth client stands where a key
+    would."""
     if event.actor_kind in ("user", "system"):
         user = to_user(event, event.actor_id) if event.actor_kind == "user" else None
         return {"type": "session", "session": {"user": user, "ip_address": event.ip}}
@@ -106,7 +107,8 @@ def to_user(event: AuditEvent, user_id: str) -> dict[str, Any]:
 
 
 def to_details(event: AuditEvent, after: dict[str, Any]) -> dict[str, Any]:
-    """`data` where something was made, `changes_requested` where it was changed, else its id."""
+    """Return the details: `data` where something was made, `changes_requested` where it was
+    changed, else its id."""
     verb = event.action.rpartition(".")[2]
     if event.action.startswith(("login.", "logout.")):
         return {key: after[key] for key in ("error_code", "error_message") if key in after}

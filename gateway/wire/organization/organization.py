@@ -44,7 +44,7 @@ def to_unix_or_none(moment: datetime | None) -> int | None:
 
 
 class OrganizationBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a POST says. A field of `Any | None` is one of OpenAI's that is not honoured here: null
+    """A body of a POST. A field of `Any | None` is one of OpenAI's that is not honoured here: null
     means nothing, and everything else is refused by its name."""
 
 
@@ -288,7 +288,7 @@ class ServiceAccountObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceAccountKey(msgspec.Struct, frozen=True, kw_only=True):
-    """With the key, this once."""
+    """A key, with its secret this once."""
 
     id: str
     object: Literal["organization.project.service_account.api_key"] = (
@@ -328,7 +328,7 @@ class KeyOwnerServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """All null: the key is nobody's."""
+    """The owner of a key; all null: the key is nobody's."""
 
     type: Literal["user", "service_account"] | None = None
     user: KeyOwnerUser | None = None
@@ -348,7 +348,7 @@ class ProjectKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdminKeyOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """All null: nobody's, as that of the first start."""
+    """The owner of an admin key; all null: nobody's, as that of the first start."""
 
     type: Literal["user", "service_account"] | None = None
     object: str | None = None
@@ -370,7 +370,7 @@ class AdminKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreatedAdminKey(AdminKey, frozen=True, kw_only=True):
-    """With the key, this once."""
+    """A key, with its secret this once."""
 
     value: str
 

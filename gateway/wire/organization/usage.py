@@ -42,7 +42,7 @@ class Query(ReportQuery):
 
 
 def one_of(*names: str) -> Meta:
-    """Or the values of a tag: `tag:team`."""
+    """Return the pattern of one of these names, or of the values of a tag: `tag:team`."""
     return Meta(pattern=rf"^({'|'.join(names)}|tag:{KEY_PATTERN})\Z")
 
 
@@ -54,9 +54,8 @@ CostGroup = Annotated[str, one_of("project_id", "user_id", "line_item", "api_key
 
 
 class UsageQuery(Query):
-    """`GET /v1/organization/usage/completions`: the arguments of
-    `usage_report.usage_completions`.
-    """
+    """The query of `GET /v1/organization/usage/completions`: the arguments of
+    `usage_report.usage_completions`."""
 
     bucket_width: BucketWidth = "1d"
     group_by: list[UsageGroup] = []
@@ -66,7 +65,7 @@ class UsageQuery(Query):
 
 
 class CostsQuery(Query):
-    """`GET /v1/organization/costs`: the arguments of `usage_report.costs`."""
+    """The query of `GET /v1/organization/costs`: the arguments of `usage_report.costs`."""
 
     bucket_width: Literal["1d"] = "1d"
     group_by: list[CostGroup] = []
@@ -79,7 +78,8 @@ class ByUserQuery(Query):
 
 
 class EmbeddingsUsageQuery(ByUserQuery):
-    """`GET /v1/organization/usage/embeddings`: arguments of `usage_report.usage_completions`."""
+    """The query of `GET /v1/organization/usage/embeddings`: arguments of
+    `usage_report.usage_completions`."""
 
     group_by: list[Literal["project_id", "user_id", "api_key_id", "model"]] = []
     models: Filter = []
@@ -171,7 +171,7 @@ def parse_query(query_string: str, kind: type[Q]) -> Q:
 
 
 def check_text(value: str, param: str) -> None:
-    """What was no UTF-8 is a surrogate by now. Postgres knows no NUL."""
+    """Refuse surrogates, which were no UTF-8, and NULs, which Postgres does not know."""
     if value != readable(value) or "\0" in value:
         message = f"Invalid value for '{param}': it is no UTF-8 text."
         raise BadField(message, param=param, detail="This is no UTF-8 text.")
@@ -185,7 +185,8 @@ def readable(text: str) -> str:
 
 
 class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`input_tokens` = uncached + cached + cache-write. A field that was not grouped by is null."""
+    """A result of a usage report. `input_tokens` = uncached + cached + cache-write. A field that
+    was not grouped by is null."""
 
     object: str = "organization.usage.completions.result"
     input_tokens: int
@@ -228,7 +229,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`quantity` and its unit are set when grouped by line item."""
+    """A result of a cost report. `quantity` and its unit are set when grouped by line item."""
 
     object: str = "organization.costs.result"
     amount: Amount

@@ -1,5 +1,5 @@
-"""`cache_control` of a client's messages, parts of content and tools: up to where its prompt is to
-be kept, and for how long.
+"""Reads `cache_control` of a client's messages, parts of content and tools: up to where its prompt
+is to be kept, and for how long.
 
 Knows no template and no token: a place is one in the conversation.
 """
@@ -33,8 +33,8 @@ Mark = tuple[str, CacheControl]
 
 
 class Block(NamedTuple):
-    """What counts as one when a breakpoint looks back: a tool, a part of content, a whole content
-    or a message without any."""
+    """A unit that counts as one when a breakpoint looks back: a tool, a part of content, a whole
+    content or a message without any."""
 
     end: PromptPlace
     marks: list[Mark]
@@ -52,7 +52,7 @@ def to_breakpoints(
 
 
 def breakpoints_of(blocks: Sequence[Block]) -> tuple[CacheBreakpoint, ...]:
-    """Of a whole prompt, in its order. Raises: BadField."""
+    """Return the breakpoints of a whole prompt, in its order. Raises: BadField."""
     marked = [
         (position, param, control)
         for position, block in enumerate(blocks)
@@ -80,7 +80,7 @@ def breakpoints_of(blocks: Sequence[Block]) -> tuple[CacheBreakpoint, ...]:
 
 
 def is_marked(messages: Sequence[Any], tools: Sequence[Any]) -> bool:
-    """Hardly any request is."""
+    """Return whether a request has breakpoints; hardly any has."""
     contents = (message.content for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return any(each.cache_control is not None for each in (*tools, *messages, *parts))

@@ -26,7 +26,7 @@ Moment = Annotated[int, Meta(ge=0, le=4_102_444_800)]
 
 
 class NewTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`issuer`: who sends the invoices; their numbers begin with it."""
+    """The terms of an account. `issuer`: who sends the invoices; their numbers begin with it."""
 
     currency: Currency = "USD"
     timezone: Timezone = "UTC"
@@ -50,7 +50,8 @@ class AccountView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`confirm`: take it though it is far from the rate before it, or from any currency's."""
+    """A new exchange rate. `confirm`: take it though it is far from the rate before it, or from any
+    currency's."""
 
     currency: Currency
     usd_per_unit: Rate
@@ -60,7 +61,7 @@ class NewRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RateView(msgspec.Struct, frozen=True, kw_only=True):
-    """`coin_usd`: what the currency's smallest coin is worth."""
+    """An exchange rate. `coin_usd`: what the currency's smallest coin is worth."""
 
     object: str = "fx_rate"
     id: str
@@ -76,7 +77,8 @@ class NewPayment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NewCreditNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`lines`: how much of which; null: all that is left of the invoice, which voids it."""
+    """A new credit note. `lines`: how much of which; null: all that is left of the invoice, which
+    voids it."""
 
     reason: Said
     lines: Annotated[dict[LineId, Amount], Meta(min_length=1, max_length=1000)] | None = None

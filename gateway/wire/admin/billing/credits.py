@@ -34,8 +34,8 @@ class NewCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class CreditView(msgspec.Struct, frozen=True, kw_only=True):
-    """`left_usd`: neither paid nor leased; `pending_usd`: leased to what runs now. A credit that
-    has ended has nothing left."""
+    """A credit. `left_usd`: neither paid nor leased; `pending_usd`: leased to what runs now. A
+    credit that has ended has nothing left."""
 
     object: str = "credit"
     id: str
@@ -52,8 +52,8 @@ class CreditView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BalanceView(msgspec.Struct, frozen=True, kw_only=True):
-    """As far as the books have it: what runs is not in it yet. `prepaid`: no more is spent than was
-    credited.
+    """The balance as far as the books have it: what runs is not in it yet. `prepaid`: no more is
+    spent than was credited.
 
     `spent_usd`: what all usage cost, after refunds and re-ratings, as `/costs` has it; invoices may
     add terms of a whole period and roundings to it. `paid_by_credits_usd`: of what is owed, what
@@ -64,7 +64,8 @@ class BalanceView(msgspec.Struct, frozen=True, kw_only=True):
 
     Of credits, `pending_usd` is leased to what runs, `available_usd` neither spent nor leased, and
     `left_usd` what remains of both when they have paid the usage that they are yet to pay.
-    `credits`: those with something left, in the order in which they pay."""
+    `credits`: those with something left, in the order in which they pay.
+    """
 
     object: str = "balance"
     org_id: str

@@ -15,8 +15,8 @@ from billing.money import Pico, format_usd
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """Null of a draft: what it gets when it is final. `exact_usd` = `total` in coins of `coin_usd`,
-    plus `residual_usd`."""
+    """An invoice. Fields that it gets when it is final are null in a draft. `exact_usd` = `total`
+    in coins of `coin_usd`, plus `residual_usd`."""
 
     object: str = "invoice"
     id: str
@@ -41,8 +41,9 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineView(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind`: usage of the period, `late` usage of an earlier one, a `correction` of what was
-    booked before, or an `adjustment` that only the whole period could say."""
+    """A line of an invoice. `kind`: usage of the period, `late` usage of an earlier one, a
+    `correction` of what was booked before, or an `adjustment` that only the whole period could
+    say."""
 
     object: str = "invoice.line"
     id: str
@@ -82,7 +83,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaggedView(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests with these tags and no others; without any: of those that had none."""
+    """The cost of requests with these tags and no others; without tags: of requests that had
+    none."""
 
     object: str = "invoice.tags"
     id: str
@@ -104,8 +106,8 @@ class CreditNoteView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
-    """`method`: `received`, or `balance`, of what was paid in advance; less than nothing where it
-    was given back."""
+    """A payment. `method`: `received`, or `balance`, of what was paid in advance; less than nothing
+    where it was given back."""
 
     object: str = "invoice.payment"
     id: str
@@ -117,7 +119,7 @@ class PaymentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaidView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a credit has paid."""
+    """The amount that a credit has paid."""
 
     object: str = "invoice.credit"
     id: str
@@ -153,7 +155,7 @@ def _usd(amount: Pico | None) -> str | None:
 
 
 def to_view(invoice: Invoice, amounts: Amounts | None) -> InvoiceView:
-    """`amounts` None: a draft."""
+    """Return an invoice as clients read it. `amounts` None: a draft."""
     credited, settled, due = (
         (None, None, None) if amounts is None else (amounts.credited, amounts.settled, amounts.due)
     )

@@ -27,8 +27,9 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class NewRerating(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Usage that was admitted from `starts_at` on and before `ends_at`. `price_list`: by which it
-    is priced now; null: by the one that it was admitted by. `digest`: of what was shown."""
+    """A re-rating of usage that was admitted from `starts_at` on and before `ends_at`.
+    `price_list`: by which it is priced now; null: by the one that it was admitted by. `digest`: of
+    what was shown."""
 
     starts_at: Moment
     ends_at: Moment
@@ -38,7 +39,7 @@ class NewRerating(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PreviewQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """As above. `org_id`: for operators, another org than their own."""
+    """The query of a preview. `org_id`: for operators, another org than their own."""
 
     org_id: Id | None = None
     starts_at: Moment
@@ -48,8 +49,8 @@ class PreviewQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReratingLineView(msgspec.Struct, frozen=True, kw_only=True):
-    """`invoice`: the number of the final invoice that has it, whose difference joins the next one;
-    null: it is on none yet."""
+    """A line of a re-rating. `invoice`: the number of the final invoice that has it, whose
+    difference joins the next one; null: it is on none yet."""
 
     object: str = "rerating.line"
     invoice: str | None
@@ -79,16 +80,16 @@ class ShownView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviewView(ShownView, frozen=True, kw_only=True):
-    """`num_events` would cost something else; `num_unpriced` stay as they are, for not all that
-    they used has a price."""
+    """A preview: `num_events` would cost something else; `num_unpriced` stay as they are, for not
+    all that they used has a price."""
 
     object: str = "rerating.preview"
     num_unpriced: int
 
 
 class ReratingView(ShownView, frozen=True, kw_only=True):
-    """`applied_at` null: send it again, it goes on. In the end `num_applied` is less than
-    `num_events` by those that somebody has priced otherwise since they were shown."""
+    """A re-rating. `applied_at` null: send it again, it goes on. In the end `num_applied` is less
+    than `num_events` by those that somebody has priced otherwise since they were shown."""
 
     object: str = "rerating"
     id: str

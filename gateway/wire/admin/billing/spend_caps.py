@@ -21,8 +21,8 @@ Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}\Z")]
 
 
 class NewSpendCap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the org, unless it names a project or a key of it, a model, or a tag (`team=search`);
-    that of a model or a tag is soft."""
+    """A new cap: of the org, unless it names a project or a key of it, a model, or a tag
+    (`team=search`); that of a model or a tag is soft."""
 
     project_id: Id | None = None
     key_id: Id | None = None
@@ -40,7 +40,7 @@ class SpendCapPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SpendCapView(msgspec.Struct, frozen=True, kw_only=True):
-    """`by_operator`: the operator has set it, and no tenant changes it."""
+    """A cap. `by_operator`: the operator has set it, and no tenant changes it."""
 
     object: str = "spend_cap"
     id: str

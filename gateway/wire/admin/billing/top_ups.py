@@ -22,8 +22,8 @@ Reason = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class AutoTopUpForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When no more than `below_usd` is left, `amount_usd` is asked for, once until the balance has
-    been above again, and at most so often in any 24 hours."""
+    """The rule of automatic top-ups: when no more than `below_usd` is left, `amount_usd` is asked
+    for, once until the balance has been above again, and at most so often in any 24 hours."""
 
     amount_usd: AmountUsd
     below_usd: AmountUsd
@@ -31,7 +31,7 @@ class AutoTopUpForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BalanceSettingsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`low_usd`: to be told when no more is left. Null switches off."""
+    """A change of the settings. `low_usd`: to be told when no more is left. Null switches off."""
 
     low_usd: AmountUsd | None | UnsetType = UNSET
     auto_top_up: AutoTopUpForm | None | UnsetType = UNSET
@@ -49,7 +49,8 @@ class TopUpFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TopUpView(msgspec.Struct, frozen=True, kw_only=True):
-    """`left_usd`: when it was requested. `credit_id`: what a granted one was credited as."""
+    """A top-up. `left_usd`: when it was requested. `credit_id`: what a granted one was credited
+    as."""
 
     object: str = "top_up"
     id: str
@@ -65,7 +66,7 @@ class TopUpView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_values(patch: BalanceSettingsPatch) -> dict[str, Any]:
-    """What of `Wanted` it changes."""
+    """Return the values of `Wanted` that it changes."""
     values: dict[str, Any] = {}
     if patch.low_usd is not UNSET:
         values["low_pico"] = None if patch.low_usd is None else usd(patch.low_usd)
