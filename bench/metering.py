@@ -42,8 +42,8 @@ from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from billing.reports.usage import usage_completions
 from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, REQUESTS
@@ -353,7 +353,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             rate, costs = await asyncio.to_thread(events_per_s, url, options.events, processes)
             found[f"events_per_s_of_{name}"] = round(rate)
             found |= {f"{side}_us_each_of_{name}": cost for side, cost in costs.items()}
-        problems = await check(db)
+        problems = await check_ledger(db)
         assert problems == [], problems
         found |= await usage_query_ms(db)
         count, late = options.invoice_events, options.late_events

@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from billing.events import UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.ingestion.settle_late import settle_late
 from billing.spool.spool import Spool
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -89,8 +90,14 @@ class Shipper:
     def start(self) -> None:
         self._tasks.append(asyncio.create_task(self._ship_forever(), name="shipper"))
         if self._adopt_from is not None:
-            adopting = self._adopt_forever(self._adopt_from)
-            self._tasks.append(asyncio.create_task(adopting, name="spool adopter"))
+            adopter = Periodic(
+                "spool adopter",
+                lambda: ADOPT_INTERVAL_S,
+                partial(self._adopt_all, self._adopt_from),
+                log=log,
+                failure="nothing is adopted",
+            )
+            self._tasks.append(asyncio.create_task(adopter.run(), name="spool adopter"))
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until everything closed so far is in Postgres; False when time is up."""
@@ -138,13 +145,6 @@ class Shipper:
                 await self._hurried.wait()
         except TimeoutError:
             return
-
-    async def _adopt_forever(self, parent: Path) -> None:
-        unforeseen = LogAndContinue(log, "nothing is adopted")
-        while True:
-            with unforeseen:
-                await self._adopt_all(parent)
-            await asyncio.sleep(ADOPT_INTERVAL_S)
 
     async def _adopt_all(self, parent: Path) -> None:
         try:

@@ -6,7 +6,6 @@ An org whose invoice cannot be made (its currency has no rate) is logged and hol
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -23,7 +22,7 @@ from billing.invoices.invoice import latest_invoice
 from billing.invoices.states import DRAFT
 from billing.invoices.suspension import has_changed
 from billing.tables import to_moment
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +37,11 @@ async def notify_nobody() -> None:
 
 
 class Invoicer:
-    """`db`: of a role that sees every org's rows. `wall_clock`: Unix seconds. `on_suspension`: is
-    called when somebody may be suspended, or no longer, and again for some minutes."""
+    """Drafts, finalizes and duns what is due.
+
+    `db`: of a role that sees every org's rows. `wall_clock`: Unix seconds. `on_suspension`: is
+    called when somebody may be suspended, or no longer, and again for some minutes.
+    """
 
     def __init__(
         self,
@@ -49,32 +51,26 @@ class Invoicer:
         wall_clock: Callable[[], float] = time.time,
         on_suspension: Callable[[], Awaitable[None]] = notify_nobody,
     ) -> None:
-        self._db, self._interval_s, self._wall_clock = db, interval_s, wall_clock
-        self._on_suspension = on_suspension
-        self._looking: asyncio.Task[None] | None = None
+        self._db, self._wall_clock, self._on_suspension = db, wall_clock, on_suspension
+        self._looking = Periodic(
+            "invoicer",
+            interval_s,
+            lambda: self.look(),
+            log=log,
+            failure="invoices wait",
+            expected=(SQLAlchemyError, OSError),
+            at_once=False,
+        )
 
     def start(self) -> None:
-        self._looking = asyncio.create_task(self._look_forever(), name="invoicer")
+        self._looking.start()
 
     async def close(self) -> None:
         """End the task. A draft that is half counted stays a draft, and is counted again."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-            self._looking = None
-
-    async def _look_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "invoices wait")
-        while True:
-            await asyncio.sleep(self._interval_s)
-            with unforeseen:
-                try:
-                    await self.look()
-                except (SQLAlchemyError, OSError) as error:
-                    log.warning("invoices wait for Postgres (%s)", type(error).__name__)
+        await self._looking.close()
 
     async def look(self) -> None:
-        """All that is due by now. Raises: what SQLAlchemy raises where Postgres is away."""
+        """Do all that is due by now. Raises: what SQLAlchemy raises where Postgres is away."""
         now = to_moment(self._wall_clock())
         async with self._db.connect() as conn:
             orgs = await orgs_with_account(conn)

@@ -21,9 +21,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from billing.checks import complaints
 from billing.events import COMPONENTS
 from billing.tables import AMOUNTS, REQUESTS
 
@@ -188,7 +186,7 @@ _HOUR = f"""
 _CHARGED = """CASE WHEN t.debit = 'receivable:' || u.org THEN t.amount_pico
     WHEN t.credit = 'receivable:' || u.org THEN -t.amount_pico ELSE 0 END"""
 """SQL: what a transfer of an event has its org owe."""
-_CHECKS = {
+CHECKS: dict[str, str] = {
     "the sum of all debits differs from the sum of all credits": """
         SELECT 'all accounts' FROM balances
         HAVING sum(debits_pico) <> sum(credits_pico)
@@ -278,7 +276,7 @@ _CHECKS = {
 
 
 _NUM_TAGS = "(SELECT count(*) FROM jsonb_object_keys(g.tags))"
-_CHECKS["the day's tags differ from its events"] = f"""
+CHECKS["the day's tags differ from its events"] = f"""
     SELECT concat_ws('/', {_DAY_KEY}) FROM (
         SELECT {_DAY_KEY}, {_sums((*COMPONENTS, *_NUMBERS))},
             sum({" + ".join(AMOUNTS)}) AS amount
@@ -300,6 +298,3 @@ _CHECKS["the day's tags differ from its events"] = f"""
         IS DISTINCT FROM (e.found, e.embedded, e.posted,
             {", ".join(f"e.{name}" for name in COMPONENTS)})
 """
-
-check = partial(complaints, _CHECKS)
-"""Everything that is wrong with the books, naming account, event or hour. At best empty."""

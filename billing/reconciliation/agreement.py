@@ -22,9 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
 from billing.ingestion.ingest import digest
 from billing.ingestion.settle_late import nobodys_waste_id
-from billing.invoices import proof
 from billing.ledger import accounts as ledger
-from billing.reconciliation import cache_lease_proof, credit_proof, spend_proof
+from billing.reconciliation.checks import check_all
 from billing.spool.directory import closed_in
 from billing.tables import to_moment
 
@@ -99,11 +98,7 @@ async def agree(
             later = after.get((count.name, count.since), count)
             _compare_totals(count, later, total, found)
             await _compare_requests(connection, count, later, waiting, found.problems)
-    found.problems += await ledger.check(db)
-    found.problems += await proof.check(db)
-    found.problems += await credit_proof.check(db)
-    found.problems += await cache_lease_proof.check(db)
-    found.problems += await spend_proof.check(db)
+    found.problems += await check_all(db)
     return found
 
 

@@ -7,7 +7,6 @@ gateway did not live to end it. A day on which Postgres was away too long has no
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.reconciliation.agreement import Agreement, EngineCount, agree
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
@@ -43,7 +42,7 @@ _END = sa.text("""
 
 
 class DailyAgreement:
-    """One gateway's part in it."""
+    """A gateway's share of the daily comparison."""
 
     def __init__(
         self,
@@ -54,18 +53,24 @@ class DailyAgreement:
         host: str,
     ) -> None:
         self._db, self._spools, self._engines, self._host = db, spools, engines, host
-        self._task: asyncio.Task[None] | None = None
+        # Whatever fails: the row says that today nobody has ended it.
+        self._looking = Periodic(
+            "daily agreement",
+            lambda: LOOK_INTERVAL_S * JITTER.uniform(0.5, 1.5),
+            lambda: self.look(),
+            log=log,
+            failure="the books could not be compared",
+            at_once=False,
+        )
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._look_forever(), name="daily agreement")
+        self._looking.start()
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._looking.close()
 
     async def look(self) -> Agreement | None:
-        """None: somebody has done it today, or does. Raises: as `agree`."""
+        """Compare the books. None: somebody has done it today, or does. Raises: as `agree`."""
         async with self._db.begin() as connection:
             day = await connection.scalar(_CLAIM, {"host": self._host})
         if day is None:
@@ -82,11 +87,3 @@ class DailyAgreement:
             count = len(found.problems)
             log.error("the books do not agree (%d problems): %s", count, found.first)
         return found
-
-    async def _look_forever(self) -> None:
-        # Whatever it is: the row says that today nobody has ended it.
-        unforeseen = LogAndContinue(log, "the books could not be compared")
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL_S * JITTER.uniform(0.5, 1.5))
-            with unforeseen:
-                await self.look()

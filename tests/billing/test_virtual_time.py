@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from tests.billing.ingestion.test_ingest import balances, rows
 from tests.billing.samples import an_attempt, an_event
 
@@ -82,4 +82,4 @@ async def test_whatever_clocks_do_an_event_counts_when_it_was_admitted_at_its_pr
         hour: (hours[hour], owed[hour]) for hour in hours
     }
     assert (await balances(db))["receivable:org_a"] == (sum(owed.values()), 0)
-    assert await check(db) == []
+    assert await check_ledger(db) == []

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.ledger import accounts as ledger
+from billing.reconciliation.checks import check_ledger
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
@@ -122,6 +122,6 @@ async def check_books(stack: Stack) -> None:
     """Debits equal credits, balances equal their entries, the rollup equals the events."""
     db: AsyncEngine = create_engine(embedded.postgres_url(Home(stack.home)))
     try:
-        assert await ledger.check(db) == []
+        assert await check_ledger(db) == []
     finally:
         await db.dispose()

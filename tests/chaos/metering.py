@@ -30,11 +30,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.currency import USD
 from billing.events import COMPONENTS, Quantities
 from billing.ingestion.shipper import Alarms, adopt
-from billing.invoices import proof
 from billing.invoices.accounts import add_rate, set_account
 from billing.invoices.invoicer import Invoicer
-from billing.ledger import accounts as ledger
 from billing.pricing.rating import rate
+from billing.reconciliation.checks import check_invoices, check_ledger
 from billing.tables import AMOUNTS, EPOCH, to_moment
 from gateway.db import create_engine
 from gateway.home import Home
@@ -241,7 +240,7 @@ async def judge(site: Site) -> Verdict:
         conflicts = await connection.scalars(sa.text("SELECT event_id FROM usage_conflicts"))
         wrong += [f"{event_id} came with other content" for event_id in conflicts]
         counts = [await connection.scalar(sa.text(query)) for query in (FINAL, LATE)]
-    wrong += await ledger.check(db) + await proof.check(db)
+    wrong += await check_ledger(db) + await check_invoices(db)
     await db.dispose()
     return Verdict(
         answered=len(answered),

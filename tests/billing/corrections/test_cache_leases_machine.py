@@ -16,7 +16,7 @@ from billing.corrections.cache_leases import Alive, Lease, end, grant, note_writ
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.invoices.invoice import Invoice
-from billing.reconciliation import cache_lease_proof
+from billing.reconciliation.checks import check_cache_leases
 from tests.billing.invoices.billed import (
     DECEMBER,
     JANUARY,
@@ -216,7 +216,7 @@ class Machine(DatabaseMachine):
         for invoice in self.invoices:
             self.run(assert_leads_down, self.db, invoice)
         self.run(assert_books_agree, self.db)
-        assert self.run(cache_lease_proof.check, self.db) == []
+        assert self.run(check_cache_leases, self.db) == []
 
 
 def test_what_was_not_kept_is_paid_back_once(databases: Databases) -> None:

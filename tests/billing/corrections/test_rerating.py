@@ -22,9 +22,8 @@ from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Attempt, Price, PriceSet
 from billing.invoices.documents.drilldown import hours_of, requests_of
 from billing.invoices.invoice import Invoice, InvoiceLine
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook, PriceEntry
-from billing.reconciliation import credit_proof
+from billing.reconciliation.checks import check_credits, check_ledger
 from billing.reports.request_record import find_record
 from tests.billing.alerts.test_alerts import cap, raised, spends
 from tests.billing.ingestion.test_ingest import balances, rows
@@ -135,7 +134,7 @@ async def test_each_event_is_reversed_and_posted_anew(db: AsyncEngine) -> None:
         db, "SELECT corrects FROM transfers WHERE kind = 'reversed' ORDER BY seq DESC"
     )
     assert again.corrects == f"{event.id}.repriced.1"
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_only_what_was_seen_is_applied(db: AsyncEngine) -> None:
@@ -175,7 +174,7 @@ async def test_one_that_was_cut_off_goes_on_as_it_was_shown(
     with monkeypatch.context() as killed, pytest.raises(OSError, match="killed"):
         killed.setattr(rerating, "post_ratings", dies)
         await apply(db, WHOLE, a_book(CHEAP), shown.digest)
-    assert await check(db) == [], "whole in each event"
+    assert await check_ledger(db) == [], "whole in each event"
     other = await plan(db, WHOLE, a_book(PRICES))
     with pytest.raises(InvoicingConflict, match="another"):
         await apply(db, WHOLE, a_book(PRICES), other.digest)
@@ -189,7 +188,7 @@ async def test_one_that_was_cut_off_goes_on_as_it_was_shown(
     assert await goes_on() == done, "it was applied"
     amounts = await rows(db, "SELECT output_pico FROM event_ratings")
     assert [row.output_pico for row in amounts] == [20 * 300_000] * 8
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_it_does_not_wait_in_a_circle_with_who_books(
@@ -207,7 +206,7 @@ async def test_it_does_not_wait_in_a_circle_with_who_books(
     await asyncio.gather(
         apply(db, WHOLE, a_book(CHEAP), shown.digest), *(book(db, *each) for each in more)
     )
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_a_final_invoice_stays_and_the_next_one_says_what_differs(db: AsyncEngine) -> None:
@@ -291,7 +290,7 @@ async def test_thresholds_are_told_of_once_whatever_a_period_costs_by_now(db: As
         await anew(db, priced(pico), span)
         spent = await rows(db, "SELECT DISTINCT spent_pico FROM spend_to_date")
         assert [int(row.spent_pico) for row in spent] == [60 * pico]
-        assert await check(db) == []
+        assert await check_ledger(db) == []
     found = await raised(db)
     assert sorted((it[3], it[4]) for it in found) == [(50, 60), (50, 600), (80, 120), (100, 120)]
 
@@ -307,7 +306,7 @@ async def test_a_tampered_rating_is_found(db: AsyncEngine) -> None:
     async with db.begin() as conn:
         await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
         await conn.execute(sa.text("UPDATE event_ratings SET output_pico = output_pico + 1"))
-    [problem] = await check(db)
+    [problem] = await check_ledger(db)
     assert problem == f"request req_1, event {event.id}: " + (
         "what the event costs after all differs from its transfers"
     )
@@ -383,7 +382,7 @@ async def test_a_credit_gets_back_what_it_paid_too_much(db: AsyncEngine) -> None
         line = (await conn.execute(sa.text("SELECT * FROM credit_lines"))).one()
         left = await find_credit(conn, ORG, "g1")
     assert (line.paid_pico, left and left.left_pico + left.leased_pico) == (80, 20)
-    assert await credit_proof.check(db) == [] and await check(db) == []
+    assert await check_credits(db) == [] and await check_ledger(db) == []
 
 
 # ---- on the loop that serves

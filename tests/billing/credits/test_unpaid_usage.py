@@ -21,7 +21,7 @@ from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.ledger.accounts import account_of
 from billing.ledger.transfers import Transfer, transfer
-from billing.reconciliation import credit_proof
+from billing.reconciliation.checks import check_credits
 from billing.tables import EPOCH, unpaid_usage
 from tests.billing.samples import an_attempt, an_event
 
@@ -100,7 +100,7 @@ async def test_what_nobody_pays_keeps_nothing_waiting_behind_it(
     await ingest(db, [an_usage("org_a", model="n", used=USED[0]) for _ in range(4)])
     assert [await sweep(db) for _ in range(3)] == [1, 1, 0], "what nobody pays is not due"
     assert len(await waiting(db)) == 7
-    assert await credit_proof.check(db) == []
+    assert await check_credits(db) == []
 
 
 async def test_orgs_that_cannot_be_settled_keep_no_other_one_waiting(

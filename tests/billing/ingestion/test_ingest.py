@@ -18,8 +18,8 @@ from billing import tables
 from billing.events import Quantities
 from billing.ingestion import ingest as ingestion
 from billing.ingestion.ingest import ingest
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from billing.spool.format import Checkpoint, OpenAttempt
 from billing.tables import EPOCH, to_microseconds, to_moment
 from tests.billing.samples import NOON, PRICES, an_attempt, an_event
@@ -50,7 +50,7 @@ async def test_an_event_becomes_a_transfer_balances_and_an_hour(db: AsyncEngine)
     assert await rows(db, "SELECT kind FROM accounts ORDER BY kind") == [
         ("receivable",), ("revenue",),
     ]  # fmt: skip
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_moments_are_kept_to_the_microsecond(db: AsyncEngine) -> None:
@@ -72,7 +72,7 @@ async def test_nothing_is_booked_for_nothing(db: AsyncEngine) -> None:
     assert (await ingest(db, [voided])).inserted == 1
     assert await balances(db) == {}
     assert await rows(db, "SELECT * FROM usage_hourly") == []
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_duplicates_within_and_across_batches_count_once(db: AsyncEngine) -> None:
@@ -83,7 +83,7 @@ async def test_duplicates_within_and_across_batches_count_once(db: AsyncEngine) 
     assert (again.inserted, again.duplicates, again.conflicts) == (1, 2, ())
     [total] = await rows(db, "SELECT num_requests, output FROM usage_hourly")
     assert total == (3, 60)
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_the_same_id_with_other_content_is_an_alarm(
@@ -101,7 +101,7 @@ async def test_the_same_id_with_other_content_is_an_alarm(
     assert len(kept) == 2 and {row.event_id for row in kept} == {event.id}
     assert {row.event["quantities"].get("output") for row in kept} == {20, 1_000_000}
     assert (await balances(db))["revenue:penny"][1] == 2 * 18_160_000
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_the_same_batch_on_many_connections_at_once(db: AsyncEngine) -> None:
@@ -110,7 +110,7 @@ async def test_the_same_batch_on_many_connections_at_once(db: AsyncEngine) -> No
     results = await asyncio.gather(*(ingest(db, batch) for batch in orders))
     assert sum(result.inserted for result in results) == 200
     assert sum(result.duplicates for result in results) == 600
-    assert await check(db) == []
+    assert await check_ledger(db) == []
     total = sum(debits for debits, _ in (await balances(db)).values())
     assert total == 200 * 18_160_000
 
@@ -125,7 +125,7 @@ async def test_batches_that_share_accounts_do_not_block_each_other_for_good(
     ]
     results = await asyncio.gather(*(ingest(db, batch) for batch in batches))
     assert sum(result.inserted for result in results) == 480
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_all_batches_change_is_changed_last(db: AsyncEngine) -> None:
@@ -144,7 +144,7 @@ async def test_what_all_batches_change_is_changed_last(db: AsyncEngine) -> None:
         [(after,)] = await rows(db, size)
         assert after > before + 300 * 150
     assert (await waiting).inserted == 300
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_waste_is_paid_by_the_house_and_is_nobodys_usage(db: AsyncEngine) -> None:
@@ -154,7 +154,7 @@ async def test_waste_is_paid_by_the_house_and_is_nobodys_usage(db: AsyncEngine) 
         "house:production": (0, 18_160_000),
     }
     assert await rows(db, "SELECT * FROM usage_hourly") == []
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_has_no_price_waits_in_suspense_and_blocks_nothing(db: AsyncEngine) -> None:
@@ -169,7 +169,7 @@ async def test_what_has_no_price_waits_in_suspense_and_blocks_nothing(db: AsyncE
     }
     suspended = await rows(db, "SELECT event_id FROM transfers WHERE kind = 'suspense'")
     assert {row.event_id for row in suspended} == {half.id, none.id}
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_a_price_that_changes_in_mid_stream_is_that_of_the_admission(
@@ -189,7 +189,7 @@ async def test_a_price_that_changes_in_mid_stream_is_that_of_the_admission(
         await ingest(db, [event])
         [found] = await rows(db, f"SELECT output_pico FROM usage_events WHERE id = '{event.id}'")
         assert found.output_pico == 7 * pico
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_a_batch_is_all_or_nothing(db: AsyncEngine) -> None:
@@ -229,7 +229,7 @@ async def test_money_does_not_end_where_a_bigint_does(db: AsyncEngine) -> None:
     events = [an_event(quantities=Quantities(output=2**45)) for _ in range(20)]
     await ingest(db, events)
     assert (await balances(db))["revenue:penny"][1] == 20 * 2**45 * 400_000 > 2**63
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_was_booked_cannot_change(db: AsyncEngine) -> None:
@@ -272,11 +272,11 @@ async def test_what_was_booked_cannot_change(db: AsyncEngine) -> None:
 )
 async def test_the_check_finds_damage(db: AsyncEngine, damage: str, complaint: str) -> None:
     await ingest(db, [an_event(), an_event(kind="waste")])
-    assert await check(db) == []
+    assert await check_ledger(db) == []
     async with db.begin() as connection:
         for statement in damage.split(";"):
             await connection.execute(sa.text(statement))
-    assert any(complaint in problem for problem in await check(db))
+    assert any(complaint in problem for problem in await check_ledger(db))
 
 
 async def test_the_tables_of_the_code_are_those_of_the_migration(db: AsyncEngine) -> None:

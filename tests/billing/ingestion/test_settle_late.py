@@ -21,8 +21,8 @@ from billing.ingestion.settle_late import (
     settle_late,
     settle_orphan,
 )
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from tests.billing.ingestion.test_ingest import balances, rows
 from tests.billing.samples import NOON, PRICES, an_attempt, an_event
 
@@ -49,7 +49,7 @@ async def test_what_was_generated_and_not_billed_is_waste(db: AsyncEngine) -> No
     assert (await balances(db))["receivable:org_a"] == (18_160_000, 0)
     [waste] = await rows(db, "SELECT * FROM usage_events WHERE kind = 'waste'")
     assert (waste.org, waste.output, waste.admitted_at.timestamp()) == ("org_a", 30, NOON)
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_an_attempt_recovered_without_a_checkpoint_is_wasted_whole(db: AsyncEngine) -> None:
@@ -112,7 +112,7 @@ async def test_an_orphan_without_an_event_is_the_houses(
     }
     attempt = nobodys_attempt(UUID7, "penny", book)
     assert (attempt.org, attempt.admitted_at) == ("house", 0x019A9C1E5E80 / 1000)
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
@@ -132,7 +132,7 @@ async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
     assert found["house:production"] == (50 * 400_000, 80 * 400_000)
     assert found["receivable:org_a"] == (18_160_000, 0)
     assert await reprice_suspense(db, book) == 0
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_waste_that_was_repriced_is_reversed_too(
@@ -152,7 +152,7 @@ async def test_waste_that_was_repriced_is_reversed_too(
     await settle_late(db, [event])
     own = 100 * 100_000 + 16 * 10_000 + 50 * 400_000
     assert (await balances(db))["house:waste"] == (debits + own, debits)
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_an_event_and_nobodys_waste_that_are_booked_at_once_see_each_other(
@@ -171,7 +171,7 @@ async def test_an_event_and_nobodys_waste_that_are_booked_at_once_see_each_other
     await asyncio.gather(*orphans, *(arrive(each) for each in ids))
     debits, credits = (await balances(db))["house:waste"]
     assert debits - credits == 8 * 30 * 400_000
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_events_that_are_in_time_are_not_looked_up() -> None:
@@ -215,7 +215,7 @@ async def test_suspense_is_posted_once_when_a_price_is_there(
     hours = sa.text("SELECT sum(num_requests), sum(output) FROM usage_hourly")
     async with db.connect() as connection:
         assert (await connection.execute(hours)).one() == (5, 15)
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_suspense_is_worked_off_in_pages(
@@ -227,4 +227,4 @@ async def test_suspense_is_worked_off_in_pages(
         await ingest(db, [an_event(each, Quantities(output=1)) for each in attempts])
     assert await reprice_suspense(db, book) == 7
     assert (await balances(db))["revenue:new"] == (0, 14_000_000)
-    assert await check(db) == []
+    assert await check_ledger(db) == []

@@ -21,8 +21,8 @@ from billing.ingestion import shipper as worker
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import settle_orphan
 from billing.ingestion.shipper import Alarms, Shipper, adopt, ship_batch
-from billing.ledger.accounts import check
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from gateway.db import create_engine
@@ -61,7 +61,7 @@ async def test_usage_is_in_postgres_within_a_second_of_its_close(
     await shipper.stop()
     assert min(delays) < 1.0
     assert shipper.alarms == Alarms()
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_a_backlog_ships_in_batches_and_takes_no_room_after(
@@ -78,7 +78,7 @@ async def test_a_backlog_ships_in_batches_and_takes_no_room_after(
     await shipper.stop()
     assert await ids(db) == {event.id for event in events}
     assert len(list(spool.directory.glob("*.log"))) == 1
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_an_answer_that_was_lost_ships_twice_and_books_once(
@@ -91,7 +91,7 @@ async def test_an_answer_that_was_lost_ships_twice_and_books_once(
     await ship_batch(db, spool, alarms)
     assert (spool.backlog, alarms) == (0, Alarms())
     assert len(await ids(db)) == 3
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_one_broken_event_blocks_no_other(
@@ -192,7 +192,7 @@ async def test_the_spool_of_a_dead_neighbour_is_adopted(
     assert await ids(db) == {closed.id, running.id, idle.id}
     assert await rows(db, "SELECT num_requests, output FROM usage_hourly") == [(2, 23)]
     await alive.shutdown()
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_a_dead_neighbour_left_is_on_the_bill_within_seconds(
@@ -287,7 +287,7 @@ async def test_postgres_killed_in_the_middle_of_ingest_books_everything_once(
         await asyncio.gather(*using)
         assert await shipper.drain(60.0)
         assert await ids(db) == acknowledged
-        assert await check(db) == []
+        assert await check_ledger(db) == []
         [(total,)] = await rows(db, "SELECT sum(num_requests) FROM usage_hourly")
         assert total == len(acknowledged) >= 300
         assert shipper.alarms == Alarms()

@@ -10,12 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
-from billing.invoices import proof
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize
 from billing.invoices.documents.drilldown import has_requests, hours_of, requests_of, tags_of
 from billing.invoices.invoice import Invoice, InvoiceLine, get_lines
-from billing.ledger import accounts as ledger
+from billing.reconciliation.checks import check_invoices, check_ledger
 from tests.billing.samples import PRICES, an_attempt, an_event
 
 ORG = "org_a"
@@ -104,5 +103,5 @@ async def receivable(db: AsyncEngine, org: str = ORG) -> int:
 
 
 async def assert_books_agree(db: AsyncEngine) -> None:
-    assert await ledger.check(db) == []
-    assert await proof.check(db) == []
+    assert await check_ledger(db) == []
+    assert await check_invoices(db) == []

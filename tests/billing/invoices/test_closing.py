@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import BadInvoicing, InvoicingConflict, NoInvoice
 from billing.events import Band, Price, PriceSet, Quantities
 from billing.ingestion.settle_late import reprice_suspense
-from billing.invoices import proof
 from billing.invoices.accounts import BillingTerms, account_of, add_rate, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import Invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.reconciliation.checks import check_invoices
 from tests.billing.invoices.billed import (
     DECEMBER,
     JANUARY,
@@ -330,7 +330,7 @@ async def test_the_proof_finds_a_charge_that_no_invoice_has(db: AsyncEngine) -> 
         await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
         await conn.execute(sa.text("UPDATE transfers SET amount_pico = amount_pico + 1"))
         await conn.execute(sa.text("UPDATE invoice_counters SET last = 7"))
-    problems = await proof.check(db)
+    problems = await check_invoices(db)
     assert [problem.split(":")[0] for problem in problems] == [
         "org_a",
         "inv_org_a_20260901T0000",

@@ -24,7 +24,7 @@ from billing.invoices.closing import close, finalize, recount
 from billing.invoices.collection import dun, issue_credit_note, left_of_lines, record_payment
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
-from billing.reconciliation import credit_proof
+from billing.reconciliation.checks import check_credits
 from tests.billing.invoices.billed import (
     ACCOUNT_MADE,
     ORG,
@@ -297,7 +297,7 @@ class Machine(DatabaseMachine):
         # What is open, less what was given back and has settled nothing since.
         assert await receivable(self.db) == (due + settled) * CENT - burned
         assert line is None or line.paid_pico + line.unpaid == charged
-        assert await credit_proof.check(self.db) == []
+        assert await check_credits(self.db) == []
         await assert_books_agree(self.db)
 
 

@@ -27,7 +27,7 @@ from billing.invoices.accounts import BillingTerms
 from billing.invoices.invoice import Invoice, amounts_of, invoices_of, to_invoice
 from billing.invoices.invoicer import Invoicer
 from billing.pricing.price_book import PriceBook
-from billing.reconciliation import credit_proof
+from billing.reconciliation.checks import check_credits
 from tests.billing.invoices.billed import assert_books_agree, lines, open_account, receivable
 from tests.billing.samples import an_attempt, an_event
 
@@ -262,7 +262,7 @@ async def test_every_invoice_has_what_was_used_in_its_local_month_or_came_too_la
         await assert_it_finds_what_it_used(db, it)
     assert all(len(it.months) > 3 for it in customers) and customers[0].burned > 0
     await assert_books_agree(db)
-    assert await credit_proof.check(db) == []
+    assert await check_credits(db) == []
 
 
 async def look(db: AsyncEngine, customers: list[Customer], clock: datetime) -> None:

@@ -22,11 +22,10 @@ from billing.errors import ReportQueryError
 from billing.events import Price, Quantities, UsageEvent
 from billing.ingestion.ingest import digest, ingest
 from billing.ingestion.settle_late import reprice_suspense
-from billing.ledger import accounts as ledger
 from billing.ledger import tags as usage_tags
 from billing.ledger.tags import OTHER, to_tag
 from billing.pricing.price_book import PriceBook, PriceEntry
-from billing.reconciliation import spend_proof
+from billing.reconciliation.checks import check_ledger, check_spend
 from billing.reports.request_record import find_record
 from billing.reports.usage import CostRow, UsageRow, costs, usage_completions
 from billing.tables import to_moment
@@ -118,7 +117,7 @@ async def test_days_are_grouped_by_the_values_of_a_tag(db: AsyncEngine) -> None:
     ):
         with pytest.raises(ReportQueryError):
             await used(db, *wrong, **asked)
-    assert await ledger.check(db) == []
+    assert await check_ledger(db) == []
 
 
 @settings(
@@ -163,7 +162,7 @@ async def test_of_too_many_tags_the_rest_is_one(
     for key in {key for key, _ in named}:
         of_key = sum(each[0] for (tag, _), each in found.items() if tag == key)
         assert of_key == sum(number for (tag, _), number in sent.items() if tag == key)
-    assert await ledger.check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_is_priced_late_is_priced_by_its_tags_too(
@@ -187,7 +186,7 @@ async def test_what_is_priced_late_is_priced_by_its_tags_too(
     assert {row.tag: row.amount_pico for row in amounts} == {"search": 7_000_000, None: 5}
     told = [each[3:] for each in await raised(db) if each[0] == budget]
     assert told == [(threshold, 7_000_000) for threshold in THRESHOLDS]
-    assert await ledger.check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_a_budget_of_a_tag_is_told_of_as_any_other_is(
@@ -267,8 +266,8 @@ async def test_a_tag_has_spent_what_its_days_say(
                 await archive(db, caps.popitem()[1])
             case "rate":
                 await rate_anew(db, org, one, other)
-        assert await spend_proof.check(db) == []
-    assert await ledger.check(db) == []
+        assert await check_spend(db) == []
+    assert await check_ledger(db) == []
 
 
 async def rate_anew(db: AsyncEngine, org: str, early: int, later: int) -> None:
@@ -290,7 +289,7 @@ async def test_a_tag_that_has_spent_something_else_is_named(db: AsyncEngine) -> 
     await ingest(db, [uses(3, SEARCH)])
     async with db.begin() as conn:
         await conn.execute(sa.text("UPDATE spend_to_date SET spent_pico = 4"))
-    assert await spend_proof.check(db) == [
+    assert await check_spend(db) == [
         "org_a/tag/team=search/day/2026-11-19: what it is said to have spent differs from its usage"
     ]
 

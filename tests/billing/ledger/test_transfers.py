@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ingestion.ingest import ingest
-from billing.ledger.accounts import check
 from billing.ledger.transfers import Transfer, TransferStatus, transfer
+from billing.reconciliation.checks import check_ledger
 from billing.tables import EPOCH
 from tests.billing.samples import an_attempt, an_event
 from tests.databases import Databases
@@ -184,7 +184,7 @@ class Machine(DatabaseMachine):
             found = {name: tuple(map(int, sums)) for name, *sums in rows}
         for account in ACCOUNTS:
             assert found.get(account, (0, 0, 0, 0)) == self.model.sums(account), account
-        assert await check(self.db) == []
+        assert await check_ledger(self.db) == []
 
 
 def test_transfers_agree_with_a_plain_model(databases: Databases) -> None:
@@ -206,7 +206,7 @@ async def test_opposite_transfers_at_once_wait_for_nobody_in_a_circle(db: AsyncE
 
     async with asyncio.timeout(30):
         await asyncio.gather(*(back_and_forth(number) for number in range(6)), usage(), usage())
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_of_many_who_book_one_id_or_resolve_one_lease_one_does(db: AsyncEngine) -> None:
@@ -220,7 +220,7 @@ async def test_of_many_who_book_one_id_or_resolve_one_lease_one_does(db: AsyncEn
     ended = await asyncio.gather(*(book(db, held.post(f"post-{n}", n)) for n in range(6)))
     assert [status for (status,) in ended].count(S.CREATED) == 1
     assert [status for (status,) in ended].count(S.ALREADY_RESOLVED) == 5
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.errors import ReportQueryError
 from billing.events import COMPONENTS, Price, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
-from billing.ledger.accounts import check
+from billing.reconciliation.checks import check_ledger
 from billing.reports.usage import (
     LINE_ITEMS,
     CostRow,
@@ -243,11 +243,11 @@ async def test_what_stood_before_embeddings_were_counted_is_counted_anew(db: Asy
     async with db.begin() as conn:
         for table in migration.TABLES:
             await conn.execute(sa.text(f"UPDATE {table} SET num_embeddings = 0"))
-    assert len(await check(db)) == 2  # the hour, and its day's tags
+    assert len(await check_ledger(db)) == 2  # the hour, and its day's tags
     async with db.begin() as conn:
         for statement in migration.BACKFILL:
             await conn.execute(sa.text(statement))
-    assert await check(db) == []
+    assert await check_ledger(db) == []
 
 
 async def test_what_is_batch_in_the_default_tier_is_served_as_that(used: OpenRows) -> None:

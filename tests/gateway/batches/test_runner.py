@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from billing.ledger import accounts as ledger
 from billing.pricing.price_book import PriceBook
+from billing.reconciliation.checks import check_ledger
 from billing.tables import usage_events
 from gateway.batches import lines, steward
 from gateway.batches.runner import BatchRunner
@@ -99,7 +99,7 @@ async def test_kills_at_random_lose_and_double_nothing(
     assert (done.num_completed, done.num_failed) == (NUM_LINES, 0)
     assert done.output_tokens == sum(it.output for it in events)
     assert len(replica.attempts) >= NUM_LINES
-    assert await ledger.check(world.db) == []
+    assert await check_ledger(world.db) == []
 
 
 async def check_agreement(world: World, batch: Batch) -> None:

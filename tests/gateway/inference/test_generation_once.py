@@ -18,8 +18,8 @@ from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.superseded_requests import take_back
-from billing.ledger import accounts as ledger
 from billing.ledger.accounts import account_of
+from billing.reconciliation.checks import check_ledger
 from billing.tables import transfers, usage_events
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost
 from gateway.routes.shared import idempotent_replies
@@ -406,7 +406,7 @@ async def test_what_a_dead_gateway_billed_is_taken_back_once_it_is_retried(
         reversals = sa.select(transfers.c.corrects).where(transfers.c.kind == "reversed")
         assert list(await conn.scalars(reversals)) == [first.id]
     assert await take_back(world.db) == 0
-    assert await ledger.check(world.db) == []
+    assert await check_ledger(world.db) == []
 
 
 async def test_a_gateway_that_only_slept_bills_nothing_either(world: World) -> None:
@@ -432,4 +432,4 @@ async def test_a_gateway_that_only_slept_bills_nothing_either(world: World) -> N
     async with world.db.connect() as conn:
         amount = sa.select(transfers.c.amount_pico).where(transfers.c.id == kept.id)
         assert await world.charged() == int(await conn.scalar(amount) or 0) > 0
-    assert await ledger.check(world.db) == []
+    assert await check_ledger(world.db) == []

@@ -19,10 +19,9 @@ from billing.credits.grants_admin import grant_credit, revoke_credit
 from billing.credits.lines import _leases, settle, sweep, top_up
 from billing.events import Price, PriceSet, Quantities
 from billing.ingestion.ingest import ingest
-from billing.ledger import accounts as ledger
 from billing.ledger.spend_totals import spent_by_org
 from billing.money import PICO_PER_USD
-from billing.reconciliation import credit_proof
+from billing.reconciliation.checks import check_credits, check_ledger
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.http_errors.table import RateLimited, to_http_error
 from gateway.ids import uuid7
@@ -140,8 +139,8 @@ async def pass_time(db: AsyncEngine, store: redis.asyncio.Redis, passed: timedel
 
 
 async def assert_books_agree(db: AsyncEngine) -> None:
-    assert await ledger.check(db) == []
-    assert await credit_proof.check(db) == []
+    assert await check_ledger(db) == []
+    assert await check_credits(db) == []
 
 
 async def balance(db: AsyncEngine) -> Balance:

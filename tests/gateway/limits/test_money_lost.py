@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.ingestion.shipper import Shipper
-from billing.ledger.accounts import check
 from billing.pricing.rating import rate
+from billing.reconciliation.checks import check_ledger
 from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, usage_events
@@ -142,4 +142,4 @@ async def test_a_flush_under_load_lets_nobody_exceed_a_cap(
     key = counter_of("org", ORG, "total", 0).key(ORG)
     counted = int(await redis.hget(key, "n") or -1)
     assert 0 <= spent - counted <= len(rows), "the books round once, settles each for itself"
-    assert await check(db) == []
+    assert await check_ledger(db) == []

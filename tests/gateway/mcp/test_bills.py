@@ -17,7 +17,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from openai import OpenAI
 
-from billing.ledger.accounts import check
+from billing.reconciliation.checks import check_ledger
 from gateway.db import tenant
 from gateway.mcp.known import announce
 from gateway.mcp.rules import replace_rules
@@ -467,4 +467,4 @@ def test_a_cap_amid_a_loop_is_told_to_the_model(world: World) -> None:
 def test_the_books_agree(world: World) -> None:
     """Behind all others."""
 
-    assert world.worker.run(check(world.worker.services.system_db)) == []
+    assert world.worker.run(check_ledger(world.worker.services.system_db)) == []

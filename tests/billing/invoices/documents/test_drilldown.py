@@ -21,12 +21,12 @@ from billing.cache_contracts import Ttl
 from billing.corrections.cache_leases import Lease, end, grant, sweep
 from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.events import Band, Price, PriceSet, Quantities, Tags, UsageEvent
-from billing.invoices import proof
 from billing.invoices.documents.document import read_bill
 from billing.invoices.documents.drilldown import requests_of
 from billing.invoices.documents.usage_by_tag import read_tagged, write_tagged
 from billing.invoices.invoice import Invoice
 from billing.pricing.price_book import PriceBook, PriceEntry
+from billing.reconciliation.checks import check_invoices
 from tests.billing.invoices.billed import (
     NOVEMBER,
     OCTOBER,
@@ -259,6 +259,6 @@ async def test_the_proof_finds_a_line_that_is_not_its_price_times_its_quantity(
         await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
         await conn.execute(sa.text("UPDATE invoice_lines SET quantity = quantity + 1"))
     [line] = await lines(db, invoice)
-    assert await proof.check(db) == [
+    assert await check_invoices(db) == [
         f"{line.id}: its price times its quantity is not its exact amount"
     ]

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from mcp.shared.exceptions import MCPError
 from openai import OpenAI
 
-from billing.ledger.accounts import check
+from billing.reconciliation.checks import check_ledger
 from gateway.db import tenant
 from gateway.mcp.models.sampling_turns import to_chat, to_result
 from gateway.settings.file import SettingsError, WrittenMcpSampling
@@ -476,4 +476,4 @@ def test_a_configuration_that_cannot_be_stops_the_start(
 
 def test_the_books_agree(worker: Running) -> None:
     """Behind all others."""
-    assert worker.run(check(worker.services.system_db)) == []
+    assert worker.run(check_ledger(worker.services.system_db)) == []

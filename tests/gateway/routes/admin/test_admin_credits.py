@@ -12,8 +12,8 @@ from billing.credits.lines import sweep
 from billing.events import Quantities
 from billing.ingestion.ingest import ingest
 from billing.invoices.postings import Posting, post
-from billing.ledger.accounts import check
 from billing.money import PICO_PER_USD
+from billing.reconciliation.checks import check_ledger
 from gateway.audit.log import COMMAND_LINE
 from gateway.limits.limiter import Admission, Refusal
 from gateway.limits.outcomes import Units
@@ -80,7 +80,7 @@ async def test_a_prepaid_org_spends_what_it_was_credited_and_no_more(
     )
     (listed,) = (await world.call("GET", CREDITS)).json()["data"]
     assert listed["amount_usd"] == "0.01"
-    assert await check(world.db) == []
+    assert await check_ledger(world.db) == []
 
 
 async def shown(world: World, *names: str) -> list[str]:
