@@ -1,4 +1,4 @@
-"""What a request pays at the door: the guard, with a key or a token that the process knows.
+"""Measure what a request pays at the door: the guard, with a key or a token that the process knows.
 
     python -m bench.auth [--rounds N] [--dry]
 

@@ -1,4 +1,4 @@
-"""What the cache report adds to a request: why its prompt was not cached, and counting it.
+"""Measure what the cache report adds to a request: why its prompt was not cached, and counting it.
 
     python -m bench.cache_report [--rounds N] [--dry]
 

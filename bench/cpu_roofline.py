@@ -1,5 +1,5 @@
-"""What this processor could do at best: tokens per second from bytes, operations and two rates that
-are measured here, how fast memory is read and how fast matrices are multiplied.
+"""Compute what this processor could do at best: tokens per second from bytes, operations and two
+rates that are measured here, how fast memory is read and how fast it multiplies.
 
 A step reads all weights once, and the keys and values of its sequences; it multiplies each weight
 once for each token (two operations). Whichever takes longer is the floor of its time. Attention's

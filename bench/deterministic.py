@@ -1,4 +1,4 @@
-"""What --deterministic costs: tokens per second with it and without, by turns, in one run.
+"""Measure what --deterministic costs: tokens per second with it and without, by turns, in one run.
 
 `python -m bench.deterministic [--quick] [--device cpu|cuda] [--dtype bfloat16]`: a model of the
 shape of SmolLM2-135M with random weights. Prefill of one prompt of 512 tokens, then decodes of 1, 8

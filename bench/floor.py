@@ -1,4 +1,5 @@
-"""What an answer costs at the least here: a passthrough without keys, limits, spool or metering.
+"""Measure what an answer costs at the least here: a passthrough without keys, limits, spool or
+metering.
 
 `python -m bench.floor PORT MODEL=UPSTREAM_URL... [--litestar]`: each POST goes to its model's
 upstream as it came, and the answer comes back as it is read. On the gateway's own server, event

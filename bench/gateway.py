@@ -1,4 +1,5 @@
-"""What the gateway costs in front of an upstream that costs nothing, beside the least possible.
+"""Measure what the gateway costs in front of an upstream that costs nothing, beside the least
+possible.
 
 `python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--dry]`: starts the
 upstreams,
@@ -85,7 +86,7 @@ max_concurrent_streams = {limit}
 
 
 class Kind(NamedTuple):
-    """What is asked for: of which model, streamed or not, on how many connections."""
+    """A kind of request: of which model, streamed or not, on how many connections."""
 
     model: str
     stream: bool
@@ -191,8 +192,8 @@ class Meter:
         }
 
     def memory_mb(self) -> dict[str, float]:
-        """Of each process that serves: all that is resident, and where pages that others have, too,
-        are shared out evenly among them."""
+        """Measure the memory of each process that serves: all that is resident, and where pages
+        that others have, too, are shared out evenly among them."""
         found = [each.memory_full_info() for each in self._serving]
         return {
             "resident": round(sum(each.rss for each in found) / len(found) / 1e6, 1),
@@ -278,7 +279,7 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def sync_ms(folder: Path) -> dict[str, float]:
-    """What the disk takes to append and sync, now and then, as the spool does."""
+    """Measure what the disk takes to append and sync, now and then, as the spool does."""
     took_s: list[float] = []
     with (folder / "synced").open("wb", buffering=0) as file:
         for _ in range(SYNCS):
@@ -291,7 +292,7 @@ def sync_ms(folder: Path) -> dict[str, float]:
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """What all sides of a run have in common."""
+    """The parts that all sides of a run have in common."""
 
     folder: Path
     load: Load
@@ -344,7 +345,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     def profile(self, urls: Mapping[str, str]) -> dict[str, Any]:
-        """Of whole answers alone. Its stores are those of a `tollgate up` that serves nobody."""
+        """Profile whole answers alone, with the stores of a `tollgate up` that serves nobody."""
         kind, file = KINDS["whole"], self.folder / "samples.json"
         with self._gateway(urls, 1, self.served) as (_, key, _):
             home, port = Home(self.folder / "home1"), free_port()

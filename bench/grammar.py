@@ -1,4 +1,5 @@
-"""What it costs to keep an output to a JSON schema, by llguidance and by xgrammar, in one run.
+"""Measure what it costs to keep an output to a JSON schema, by llguidance and by xgrammar, in one
+run.
 
 `python -m bench.grammar`: for penny's vocabulary of 4,096 and one grown to 131,072
 

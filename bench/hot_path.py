@@ -1,4 +1,4 @@
-"""Where the processor time of a whole answer goes: `python -m bench.gateway --profile`.
+"""Show where the processor time of a whole answer goes: `python -m bench.gateway --profile`.
 
 Under the load of the benchmark, the samples of each part share out the processor time that the
 worker took for a request; beside them stands what the passthroughs take, which is the least that

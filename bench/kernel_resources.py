@@ -1,4 +1,4 @@
-"""What the Triton kernels take of a GPU, compiled ahead of time: no GPU is needed.
+"""Read what the Triton kernels take of a GPU, compiled ahead of time: no GPU is needed.
 
     python -m bench.kernel_resources                     # all kernels, recorded in bench/results/
     python -m bench.kernel_resources --module engine.kernels.pointwise.swiglu_triton --capability 90

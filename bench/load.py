@@ -35,7 +35,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send what."""
+    """The address that requests are sent to."""
 
     url: str
     model: str
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What a run measured, in seconds."""
+    """The measurements of a run, in seconds."""
 
     latencies_s: list[float] = field(default_factory=list)
     first_bytes_s: list[float] = field(default_factory=list)

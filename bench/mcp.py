@@ -1,5 +1,5 @@
-"""What the MCP bridge costs: a call through the gateway beside the same call straight to its
-server.
+"""Measure what the MCP bridge costs: a call through the gateway beside the same call straight to
+its server.
 
 `python -m bench.mcp [--seconds S] [--sessions N] [--profile] [--dry]`: starts an MCP server that
 costs next to nothing (`bench.mcp_upstream`) and, in a home of its own, `tollgate up` with one
@@ -371,7 +371,7 @@ def run(bench: Bench, num_sessions: int) -> dict[str, Any]:
 
 
 def profile(bench: Bench, folder: Path, served: set[int]) -> dict[str, Any]:
-    """Of calls from the newer era to the newer. Its stores are those of a gateway that serves
+    """Profile calls from the newer era to the newer. Its stores are those of a gateway that serves
     nobody meanwhile."""
     home, port, file = bench.gateway.home, free_port(), folder / "samples.json"
     command = [sys.executable, "-m", "bench.sampled", str(file), "--home", str(home.root)]

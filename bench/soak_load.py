@@ -45,7 +45,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of all that was asked."""
+    """The outcome of all requests."""
 
     answers: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)

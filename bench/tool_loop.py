@@ -1,4 +1,5 @@
-"""What rounds of a tool loop compute: with the real engine on penny, of each only what is new.
+"""Measure what rounds of a tool loop compute: with the real engine on penny, of each only what is
+new.
 
 `python -m bench.tool_loop [--conversations N] [--dry]`: starts an MCP server that costs nothing
 (`bench.mcp_upstream`) and `tollgate up` with penny, and asks for N chat completions whose model has
@@ -61,7 +62,7 @@ class Round(NamedTuple):
 
 
 def new_tokens(rounds: Sequence[Round]) -> list[int]:
-    """Of each round but the first: what stands behind the round before and its answer."""
+    """Count for each round but the first what stands behind the round before and its answer."""
     return [
         after.prompt - before.prompt - before.written
         for before, after in itertools.pairwise(rounds)
@@ -69,7 +70,7 @@ def new_tokens(rounds: Sequence[Round]) -> list[int]:
 
 
 def excess(rounds: Sequence[Round]) -> list[int]:
-    """Of each round but the first: what was computed beyond what is new."""
+    """Count for each round but the first what was computed beyond what is new."""
     return [
         each.computed - max(0, new)
         for each, new in zip(rounds[1:], new_tokens(rounds), strict=True)

@@ -1,4 +1,4 @@
-"""What the wire layer takes: for each streamed chunk, and to read a request.
+"""Measure what the wire layer takes: for each streamed chunk, and to read a request.
 
 `python -m bench.wire [--rounds N] [--chunks N] [--dry]`. A chunk is one `TextDelta` of our engine
 made to the bytes of a server-sent event, on each surface by its own encoder. Beside it, in the same
@@ -149,7 +149,7 @@ def delta(text: str) -> TextDelta:
 
 
 def payload_of(event: bytes) -> Payload:
-    """Of the last event in `event`."""
+    """Return the payload of the last event in `event`."""
     found: Payload = json.loads(event.rsplit(b"data: ", 1)[1])
     return found
 

@@ -1,5 +1,5 @@
-"""What engines are asked for on a CPU, and of which shapes: prompts of random tokens, answers of a
-fixed length."""
+"""Workloads that engines are asked for on a CPU, and of which shapes: prompts of random tokens,
+answers of a fixed length."""
 
 from __future__ import annotations
 

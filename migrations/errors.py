@@ -1,4 +1,4 @@
-"""What can go wrong when a database is brought to the newest schema.
+"""Errors of bringing a database to the newest schema.
 
 MigrationError    the schema is not one that this version knows, or a migration cannot run
 """

@@ -1,4 +1,4 @@
-"""What passes when several gateways share limits, against the bound.
+"""Count what passes when several gateways share limits, against the bound.
 
     python -m bench.limits [--seconds S] [--dry]
 

@@ -1,4 +1,5 @@
-"""What a loaded process did, line by line, on disk before it goes on: a SIGKILL loses nothing."""
+"""Write down what a loaded process did, line by line, on disk before it goes on: a SIGKILL loses
+nothing."""
 
 from __future__ import annotations
 

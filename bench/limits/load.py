@@ -41,7 +41,7 @@ MAX_RETRY_S = 0.25
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to do; its only argument, as JSON."""
+    """The work of one process; its only argument, as JSON."""
 
     url: str
     journal: str

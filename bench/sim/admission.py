@@ -1,4 +1,4 @@
-"""What a gateway asks of a request before an engine hears of it, on virtual time.
+"""Simulate what a gateway asks of a request before an engine hears of it, on virtual time.
 
 Knows no queue and no step.
 

@@ -1,4 +1,4 @@
-"""What a step takes, as a sum over what is in it.
+"""Estimate what a step takes, as a sum over what is in it.
 
     seconds = step + decode * decodes + prompt_token * prompt tokens
             + context_token * context tokens of decodes + pair * pairs of prompts
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What is in a step."""
+    """The parts of a step."""
 
     decodes: int
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def request_s(self, prompt: int, answer: int, *, cached: int = 0, beside: int = 32) -> float:
-        """What a request takes of the machine, about, where so many are decoded at once."""
+        """Estimate what a request takes of the machine, where so many are decoded at once."""
         new = prompt - cached
         context = prompt + answer / 2
         each = self.step_s / beside + self.decode_s + self.context_token_s * context

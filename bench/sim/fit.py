@@ -57,7 +57,7 @@ class Case(NamedTuple):
         return sum(step_s for _, step_s in self.steps)
 
     def ends_s(self) -> list[float]:
-        """Of the steps, from the beginning."""
+        """Return when the steps end, from the beginning."""
         return list(accumulate(step_s for _, step_s in self.steps))
 
 
@@ -82,7 +82,8 @@ class Engine:
         self.core._scheduler.schedule = watched  # type: ignore[method-assign]
 
     def least(self, asked: list[Turn], rng: random.Random) -> Case:
-        """Of ROUNDS, which have the same steps: prompts are as long and always new."""
+        """Return the least time over ROUNDS, which have the same steps: prompts are as long and
+        always new."""
         return least_of([self.run(asked, rng) for _ in range(ROUNDS)])
 
     def run(self, asked: list[Turn], rng: random.Random) -> Case:

@@ -1,4 +1,5 @@
-"""Whose turn it is: by the engine's virtual token counters, and by two rules to hold against it.
+"""Orderings decide whose turn it is: by the engine's virtual token counters, and by two rules to
+hold against it.
 
 All three go through the one interface that the scheduler asks; what differs is what is said to it,
 and what it answers.

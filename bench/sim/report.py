@@ -1,4 +1,4 @@
-"""What an outcome is worth: per lane, and between tenants.
+"""Report what an outcome is worth: per lane, and between tenants.
 
 Only what arrived before the horizon counts. What had no first token by then has waited for so long
 at least, and counts as that; what was refused has not waited, and keeps no SLO.

@@ -1,4 +1,4 @@
-"""Who asks for what, and when.
+"""Scenarios: who asks for what, and when.
 
 Load is in parts of what the machine can do, about, by the cost model: 1 is all of it; so each
 scenario is as hard on any machine.

@@ -71,7 +71,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a turn."""
+    """The outcome of a turn."""
 
     session: Session
     turn: int

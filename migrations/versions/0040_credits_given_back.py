@@ -1,4 +1,4 @@
-"""What became of credits without an invoice is found for a journal.
+"""Find what became of credits without an invoice, for a journal.
 
 Revision ID: 0040
 Revises: 0039

@@ -1,5 +1,5 @@
-"""What tags are said to have spent is added up from their days again: it had grown by what those
-days count as another's.
+"""Add up again from their days what tags are said to have spent: it had grown by what those days
+count as another's.
 
 Revision ID: 0042
 Revises: 0041
@@ -16,7 +16,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Whoever books for a scope with a cap and finds no sum adds it up."""
+    """Delete the sums: whoever books for a scope with a cap and finds no sum adds it up."""
     op.execute("DELETE FROM spend_to_date WHERE scope = 'tag'")
 
 

@@ -1,4 +1,4 @@
-"""What of prompts came from the cache, hour by hour, and what broke their prefixes.
+"""Count what of prompts came from the cache, hour by hour, and what broke their prefixes.
 
 Revision ID: 0049
 Revises: 0048

@@ -1,4 +1,4 @@
-"""What upstreams of the MCP bridge want to be shown, sealed.
+"""Keep what upstreams of the MCP bridge want to be shown, sealed.
 
 Revision ID: 0051
 Revises: 0050

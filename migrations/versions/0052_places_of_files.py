@@ -1,4 +1,5 @@
-"""Where the content of a file is: in rows, or on the store that was configured when it was made.
+"""Note where the content of a file is: in rows, or on the store that was configured when it was
+made.
 
 Revision ID: 0052
 Revises: 0051

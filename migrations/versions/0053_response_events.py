@@ -1,4 +1,4 @@
-"""What responses in the background stream, kept for those who come back for it.
+"""Keep what responses in the background stream, for those who come back for it.
 
 Revision ID: 0053
 Revises: 0052

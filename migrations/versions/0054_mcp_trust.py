@@ -1,4 +1,5 @@
-"""What an org approved of MCP servers, its rules for calls, and the calls that wait for a person.
+"""Keep what an org approved of MCP servers, its rules for calls, and the calls that wait for a
+person.
 
 Revision ID: 0054
 Revises: 0053

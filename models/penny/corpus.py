@@ -40,7 +40,7 @@ SYSTEM_PROMPTS = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is rendered into one training sequence."""
+    """A conversation that is rendered into one training sequence."""
 
     topic: str
     """Of the last answer: a topic of `talk.EXCHANGES`, `tool_call`, `tool_answer`, `no_tool`."""

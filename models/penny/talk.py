@@ -1,4 +1,5 @@
-"""What penny can talk about without tools: one function per topic, a question and its answer.
+"""Topics that penny can talk about without tools: one function per topic, a question and its
+answer.
 
 It knows no roles, no chat template and no tools.
 """

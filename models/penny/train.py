@@ -64,7 +64,7 @@ Example = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Run:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     minutes: float
     workers: int
