@@ -30,7 +30,7 @@ from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
 from openai.types.responses import ResponseTextDeltaEvent
 
 from bench.record import record
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.to_anthropic import to_anthropic
@@ -43,7 +43,7 @@ from gateway.wire.openai_responses.from_responses import own_items, read_respons
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 TEXTS = (" the", " gate", "way", " says", " “yes”", "\n", " to", " 42")
-HEADING = Heading(id="id-0192f0c1", created=1_790_000_000)
+HEADING = AnswerHeader(id="id-0192f0c1", created=1_790_000_000)
 MODEL = "penny"
 NUM_MESSAGES, NUM_TOOLS = 100, 50
 REQUESTS_EACH = 20

@@ -81,7 +81,7 @@ class CacheBreakpoint(msgspec.Struct, frozen=True):
     """What an earlier request had kept counts if it reaches as far as this; None: as any."""
 
 
-class Writing(msgspec.Struct, frozen=True, kw_only=True):
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The request for our own engine to write, whatever the prompt is: every field is understood
     and will be honoured."""
 
@@ -106,7 +106,7 @@ class Writing(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False
 
 
-class ChatPrompt(Writing, frozen=True, kw_only=True):
+class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
     """A conversation."""
 
     messages: list[dict[str, Any]]
@@ -138,7 +138,7 @@ PlainPrompt: TypeAlias = str | list[int]
 """Text or token ids."""
 
 
-class CompletionPrompt(Writing, frozen=True, kw_only=True):
+class CompletionPrompt(OutputOptions, frozen=True, kw_only=True):
     """Texts to go on with, each by itself; `logprobs` are of the prompt, too, where that is said
     again."""
 
@@ -208,7 +208,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     there."""
 
 
-class Heading(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that an answer states of itself before its first content."""
 
     id: str

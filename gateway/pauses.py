@@ -11,7 +11,7 @@ Rest = Callable[[bool], Awaitable[None]]
 """True: stop writing, as soon as may be; False: go on."""
 
 
-class Rests:
+class PauseReasons:
     """Each of `for_limits` and `for_reader` is a `Rest`; `halt` is told when there is a first
     reason, and when there is none any more."""
 

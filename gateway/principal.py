@@ -60,7 +60,7 @@ class SpendCap(msgspec.Struct, frozen=True):
     """No more than has been leased of what it has paid in advance, either."""
 
 
-class Suspended(Exception):
+class OrgSuspended(Exception):
     """The org of a principal has not paid an invoice."""
 
     def __init__(self, number: str) -> None:
@@ -137,7 +137,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def check_served(self) -> None:
         """Raises: Suspended."""
         if self.suspended_by is not None:
-            raise Suspended(self.suspended_by)
+            raise OrgSuspended(self.suspended_by)
 
     def may_use(self, model: str) -> bool:
         allowed = self.allowed_models

@@ -18,7 +18,7 @@ GENESIS = bytes(32)
 FORMAT = "tollgate-audit/1"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `audit_entries`, without its hash."""
 
     org_id: str
@@ -45,7 +45,7 @@ def canonical(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
-def digest(entry: Entry) -> bytes:
+def digest(entry: AuditEntry) -> bytes:
     fields: dict[str, Any] = msgspec.structs.asdict(entry)
     fields["occurred_at"] = entry.occurred_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     fields["previous"] = entry.previous.hex()

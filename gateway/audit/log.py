@@ -35,7 +35,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.audit.chain import Entry, canonical, digest
+from gateway.audit.chain import AuditEntry, canonical, digest
 from gateway.audit.errors import CredentialInAudit, SecretInAudit
 from gateway.audit.tables import entries, heads
 from gateway.credential_forms import CREDENTIAL
@@ -80,7 +80,7 @@ ROTATION = Actor(kind="system", id="rotation")
 """Signing keys' own age."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One of many entries for `record_all`, with the arguments of `record`."""
 
     actor: Actor
@@ -107,7 +107,7 @@ async def record(
     Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible); what
     `actor.still_may` raises.
     """
-    event = Event(
+    event = AuditRecord(
         actor=actor,
         action=action,
         target=target,
@@ -118,7 +118,7 @@ async def record(
     await record_all(conn, org_id=org_id, events=(event,))
 
 
-async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Event]) -> None:
+async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[AuditRecord]) -> None:
     """Up to MAX_AT_ONCE, in their order, at one moment: in three trips to Postgres, however many
     they are. Raises: as `record`, for any of them."""
     assert len(events) <= MAX_AT_ONCE, f"{len(events)} at once"
@@ -141,7 +141,7 @@ async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Eve
         if actor.still_may is not None:
             await actor.still_may(conn)
         sequence += 1
-        entry = Entry(
+        entry = AuditEntry(
             org_id=org_id,
             sequence=sequence,
             id=f"audit_log-{uuid7().hex}",

@@ -17,13 +17,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.audit.chain import GENESIS, Entry, digest
+from gateway.audit.chain import GENESIS, AuditEntry, digest
 from gateway.audit.tables import entries, heads
 
 BATCH = 1000
 
 
-class Standing(msgspec.Struct, frozen=True):
+class ChainPosition(msgspec.Struct, frozen=True):
     """A place in a chain."""
 
     sequence: int
@@ -31,7 +31,7 @@ class Standing(msgspec.Struct, frozen=True):
     """Hex."""
 
 
-NOWHERE = Standing(0, GENESIS.hex())
+NOWHERE = ChainPosition(0, GENESIS.hex())
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +45,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
-    standing: Standing
+    standing: ChainPosition
     """The last entry that is good."""
     finding: Finding | None = None
 
 
 async def verify(
-    db: AsyncEngine, witness: Mapping[str, Standing], *, org_ids: Sequence[str] | None = None
+    db: AsyncEngine, witness: Mapping[str, ChainPosition], *, org_ids: Sequence[str] | None = None
 ) -> AsyncIterator[Verdict]:
     """A verdict for each of `org_ids`; without them for all that the database or the witness
     knows."""
@@ -61,16 +61,16 @@ async def verify(
             yield await verify_org(conn, org_id, witness.get(org_id, NOWHERE))
 
 
-async def _known(conn: AsyncConnection, witness: Mapping[str, Standing]) -> list[str]:
+async def _known(conn: AsyncConnection, witness: Mapping[str, ChainPosition]) -> list[str]:
     """An org whose head is gone may have entries, and one whose entries are gone a head."""
     named = sa.union(sa.select(heads.c.org_id), sa.select(entries.c.org_id))
     return sorted({*await conn.scalars(named), *witness})
 
 
-async def verify_org(conn: AsyncConnection, org_id: str, witness: Standing) -> Verdict:
+async def verify_org(conn: AsyncConnection, org_id: str, witness: ChainPosition) -> Verdict:
     wanted = sa.select(heads.c.sequence, heads.c.hash).where(heads.c.org_id == org_id)
     found = (await conn.execute(wanted)).one_or_none()
-    head = None if found is None else Standing(found.sequence, found.hash.hex())
+    head = None if found is None else ChainPosition(found.sequence, found.hash.hex())
     last = NOWHERE
     async for row in _entries(conn, org_id):
         problem = _judge(row, last, head, witness)
@@ -82,11 +82,13 @@ async def verify_org(conn: AsyncConnection, org_id: str, witness: Standing) -> V
                 problem=problem,
             )
             return Verdict(org_id=org_id, standing=last, finding=finding)
-        last = Standing(row.sequence, row.hash.hex())
+        last = ChainPosition(row.sequence, row.hash.hex())
     return Verdict(org_id=org_id, standing=last, finding=_judge_end(last, head, witness))
 
 
-def _judge(row: Any, last: Standing, head: Standing | None, witness: Standing) -> str | None:
+def _judge(
+    row: Any, last: ChainPosition, head: ChainPosition | None, witness: ChainPosition
+) -> str | None:
     """Return what is wrong with an entry that comes after `last`; None: nothing."""
     if row.sequence > last.sequence + 1:
         return "it is missing"
@@ -106,13 +108,17 @@ def _judge(row: Any, last: Standing, head: Standing | None, witness: Standing) -
 def _is_as_recorded(row: Any) -> bool:
     fields = dict(row._mapping)
     try:
-        computed = digest(Entry(**{name: fields[name] for name in Entry.__struct_fields__}))
+        computed = digest(
+            AuditEntry(**{name: fields[name] for name in AuditEntry.__struct_fields__})
+        )
     except (ValueError, OverflowError):  # a moment that no calendar here has
         return False
     return bool(computed == fields["hash"])
 
 
-def _judge_end(last: Standing, head: Standing | None, witness: Standing) -> Finding | None:
+def _judge_end(
+    last: ChainPosition, head: ChainPosition | None, witness: ChainPosition
+) -> Finding | None:
     following = last.sequence + 1
     if head is None:
         return Finding(sequence=following, id=None, problem="the log has no head any more")

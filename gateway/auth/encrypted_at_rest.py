@@ -22,7 +22,7 @@ class UnknownSecret(Exception):
     """Sealed under a secret that is no longer in the file."""
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class Ciphertext(msgspec.Struct, frozen=True, kw_only=True):
     secret_id: str
     data: bytes
 
@@ -34,10 +34,10 @@ class Cipher:
         }
         self._current = secret.current.id
 
-    def seal(self, plain: bytes, context: bytes) -> Sealed:
+    def seal(self, plain: bytes, context: bytes) -> Ciphertext:
         nonce = secrets.token_bytes(NONCE_BYTES)
         data = nonce + self._keys[self._current].encrypt(nonce, plain, context)
-        return Sealed(secret_id=self._current, data=data)
+        return Ciphertext(secret_id=self._current, data=data)
 
     def knows(self, secret_id: str) -> bool:
         return secret_id in self._keys

@@ -17,7 +17,7 @@ from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Desk, RateLimited, generate
-from gateway.principal import Principal, Suspended
+from gateway.principal import OrgSuspended, Principal
 from gateway.request_errors import BadField
 from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.openai.from_chat import peek
@@ -144,7 +144,7 @@ def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine
         return PutOff(min(error.refusal.retry_after_s, MAX_DELAY_S))
     if isinstance(error, GivenUp):
         return PutOff(0.0)
-    if isinstance(error, Suspended):
+    if isinstance(error, OrgSuspended):
         return PutOff(SUSPENDED_S)
     found = endpoint.to_http_error(error)
     if found.status == OVERLOADED:

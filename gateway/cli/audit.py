@@ -20,7 +20,7 @@ from gateway.settings.load import load
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from gateway.audit.verify import Standing, Verdict
+    from gateway.audit.verify import ChainPosition, Verdict
 
 
 @click.group()
@@ -83,19 +83,19 @@ def to_line(verdict: Verdict) -> str:
     return f"{verdict.org_id}  BROKEN at entry {finding.sequence}{named}: {finding.problem}"
 
 
-def read_witness(path: Path) -> dict[str, Standing]:
+def read_witness(path: Path) -> dict[str, ChainPosition]:
     """Read the file. Raises: OSError, click.ClickException if it is no such file."""
-    from gateway.audit.verify import Standing
+    from gateway.audit.verify import ChainPosition
 
     if not path.exists():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Standing])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, ChainPosition])
     except msgspec.DecodeError as error:
         raise click.ClickException(f"{path}: {error}") from None
 
 
-def write_witness(path: Path, witness: dict[str, Standing]) -> None:
+def write_witness(path: Path, witness: dict[str, ChainPosition]) -> None:
     """Write the file whole or not at all. Raises: OSError."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(msgspec.json.format(msgspec.json.encode(witness)) + b"\n")

@@ -44,7 +44,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ExpiredFile(msgspec.Struct, frozen=True):
     org_id: str
     file_id: str
 
@@ -133,14 +133,14 @@ _END = sa.text(f"""
 _FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT NULL")
 
 
-async def end_files(conn: AsyncConnection, place: str, *, after: str = "") -> list[Ended]:
+async def end_files(conn: AsyncConnection, place: str, *, after: str = "") -> list[ExpiredFile]:
     """Some of that place that are nobody's any more, and that nobody can finish from now on, in the
     order of their ids, behind `after`."""
     found = await conn.execute(_END, {"place": place, "after": after})
-    ended = (Ended(row.org_id, row.id) for row in found)
+    ended = (ExpiredFile(row.org_id, row.id) for row in found)
     return sorted(ended, key=lambda each: each.file_id)
 
 
-async def forget_file(conn: AsyncConnection, ended: Ended) -> None:
+async def forget_file(conn: AsyncConnection, ended: ExpiredFile) -> None:
     """After its content."""
     await conn.execute(_FORGET, {"file_id": ended.file_id})

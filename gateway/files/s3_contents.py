@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cryptography.exceptions import InvalidTag
 
-from gateway.auth.encrypted_at_rest import Cipher, Sealed
+from gateway.auth.encrypted_at_rest import Cipher, Ciphertext
 from gateway.files.contents import CHUNK_BYTES, Writer
 from gateway.files.errors import ContentLost, FileStoreAway
 from gateway.settings.file import FileStoreConfig
@@ -234,12 +234,12 @@ def bound(org_id: str, file_id: str, number: int, end: bytes) -> bytes:
     return "\n".join((org_id, file_id, str(number))).encode() + b"\n" + end
 
 
-def to_object(sealed: Sealed, end: bytes) -> bytes:
+def to_object(sealed: Ciphertext, end: bytes) -> bytes:
     name = sealed.secret_id.encode()
     return b"".join((MAGIC, end, bytes((len(name),)), name, sealed.data))
 
 
-def from_object(content: bytes) -> tuple[Sealed, bytes]:
+def from_object(content: bytes) -> tuple[Ciphertext, bytes]:
     """And whether it is the last. Raises: ValueError, where it is none of Tollgate's."""
     start = len(MAGIC) + 2
     end = content[len(MAGIC) : len(MAGIC) + 1]
@@ -249,4 +249,4 @@ def from_object(content: bytes) -> tuple[Sealed, bytes]:
     name = content[start:data_at].decode()
     if not name or len(content) < data_at:
         raise ValueError("shorter than its header")
-    return Sealed(secret_id=name, data=content[data_at:]), end
+    return Ciphertext(secret_id=name, data=content[data_at:]), end

@@ -32,7 +32,7 @@ MAX_TOLD = 100
 OFTEN = random.Random()
 
 
-class Found(msgspec.Struct, frozen=True):
+class SweepResult(msgspec.Struct, frozen=True):
     num_deleted: int
     lost: list[str]
     """Ids of files."""
@@ -56,7 +56,7 @@ class Strays(Flusher):
         for file_id in found.lost:
             log.error("the content of %s is not in the store", file_id)
 
-    async def look(self, *, stray_age_s: float = STRAY_AGE_S) -> Found:
+    async def look(self, *, stray_age_s: float = STRAY_AGE_S) -> SweepResult:
         """Raises: DATABASE_ERRORS, FileStoreAway."""
         num_deleted, lost, last = 0, list[str](), ("", "")
         async for there in self._contents.listed(older_than_s=stray_age_s):
@@ -66,7 +66,7 @@ class Strays(Flusher):
             lost += await self._missing(last, max(there), there, stray_age_s)
             last = max(last, *there)
         lost += await self._missing(last, None, (), stray_age_s)
-        return Found(num_deleted, lost)
+        return SweepResult(num_deleted, lost)
 
     async def _delete_strays(self, there: Collection[Place]) -> int:
         known = sa.select(files.c.id).where(files.c.id.in_([file_id for _, file_id in there]))

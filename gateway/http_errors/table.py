@@ -73,7 +73,7 @@ from gateway.limits.limiter import Refusal
 from gateway.limits.outcomes import LimitKind, ScopeName
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
-from gateway.principal import Suspended
+from gateway.principal import OrgSuspended
 from gateway.request_errors import (
     BadField,
     ContextTooLong,
@@ -180,7 +180,7 @@ def to_http_error(error: Exception) -> HttpError:
             return from_auth(error)
         case RateLimited():
             return refused(error.refusal)
-        case Suspended() | UnpricedModel() | SpentUnknown() | ScriptFailed() | TooManyAtOnce():
+        case OrgSuspended() | UnpricedModel() | SpentUnknown() | ScriptFailed() | TooManyAtOnce():
             return from_limits(error)
         case NotAccepting() | SpoolError():
             return unavailable("This gateway cannot take requests at the moment.")
@@ -338,14 +338,14 @@ PERIODS = {
 
 
 def from_limits(
-    error: Suspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyAtOnce,
+    error: OrgSuspended | UnpricedModel | SpentUnknown | ScriptFailed | TooManyAtOnce,
 ) -> HttpError:
     match error:
         case TooManyAtOnce():
             message = f"This organization has {error.most} {error.what} already."
             code, headers = "rate_limit_exceeded", retry_headers(IN_BACKGROUND_S)
             return http_error(429, message, "requests", code=code, headers=headers)
-        case Suspended():
+        case OrgSuspended():
             message = (
                 f"This organization is suspended: its invoice {error.number} has not been paid."
                 " It is served again when it is, or when the operator lifts the suspension."

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from billing.events import Tags
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.generate import Call, Desk
 from gateway.lanes import turn_of
 from gateway.principal import Principal
@@ -46,7 +46,7 @@ def to_call(
         sells_priority=desk.sells_priority,
         is_batch=context.is_batch,
     )
-    heading = Heading(
+    heading = AnswerHeader(
         id=answer_format.id_prefix + context.request_id.removeprefix(REQUEST_PREFIX),
         created=int(time.time()),
         service_tier="default"

@@ -41,7 +41,7 @@ from gateway.lanes import LaneDeadlines, Turn, later
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.limits.spending import to_nano
-from gateway.pauses import Rest, Rests
+from gateway.pauses import PauseReasons, Rest
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
 from gateway.wire.surfaces import Encoder
@@ -301,7 +301,7 @@ class Run:
             call.request_id, call.principal, call.request.model, call.turn, call.tags, self.terms
         )
         self.account = self.call.account or self.desk.spool
-        self.rests = Rests(halting(replica, self.attempt.id))
+        self.rests = PauseReasons(halting(replica, self.attempt.id))
         self.usage: MeteredUsage | None = None
         self.cache: CacheOutcome | None = None
         self.opening = generation.call.opening

@@ -27,7 +27,7 @@ from gateway.limits.outcomes import Units
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import to_nano
 from gateway.lru import Lru
-from gateway.principal import Principal, Suspended
+from gateway.principal import OrgSuspended, Principal
 from gateway.settings.mcp_servers import priced_as
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, LIMITED, RpcError
@@ -103,7 +103,7 @@ class CallMeter:
         principal = self._callers.principal_of(caller)
         try:
             principal.check_served()
-        except Suspended:
+        except OrgSuspended:
             raise RpcError(LIMITED, "An invoice is overdue", {"reason": "suspended"}) from None
         return principal
 

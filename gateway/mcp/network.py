@@ -15,7 +15,7 @@ import httpcore
 
 from gateway.net.egress import (
     RESOLVER_THREADS,
-    Checked,
+    CheckedNetwork,
     EgressError,
     ForbiddenTarget,
     Resolve,
@@ -34,7 +34,7 @@ class NoAddress(httpcore.ConnectError):
     pass
 
 
-class UpstreamNetwork(Checked):
+class UpstreamNetwork(CheckedNetwork):
     """A network of checked addresses whose errors are those of a network."""
 
     async def connect_tcp(

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from foundation.tasks import LogAndContinue, end_tasks
-from gateway.audit.log import Actor, Event, record_all
+from gateway.audit.log import Actor, AuditRecord, record_all
 from gateway.credential_forms import CREDENTIAL
 from gateway.db import DATABASE_ERRORS, tenant
 from mcp_bridge.caller import Caller
@@ -125,7 +125,7 @@ class AuditRecords:
     async def _write(self, org_id: str, entries: list[Entry]) -> None:
         """Write entries in one transaction, again until the database is there."""
         events = [
-            Event(
+            AuditRecord(
                 actor=actor_of(entry.caller),
                 action=entry.action,
                 target=entry.target,

@@ -25,7 +25,7 @@ from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import Consent, Consents
-from gateway.vault.registration import KnownClient, Ourselves, Registration
+from gateway.vault.registration import KnownClient, OwnMetadata, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import UpstreamClient
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
@@ -179,10 +179,10 @@ def open_sign_ins(
     )
 
 
-def ourselves(issuer: str) -> Ourselves:
+def ourselves(issuer: str) -> OwnMetadata:
     """Return our client identity; an issuer that reads documents takes them over https alone."""
     url = issuer + DOCUMENT if issuer.startswith("https:") else None
-    return Ourselves(redirect_uri=issuer + CALLBACK, document_url=url)
+    return OwnMetadata(redirect_uri=issuer + CALLBACK, document_url=url)
 
 
 def own_document(issuer: str) -> dict[str, Any] | None:

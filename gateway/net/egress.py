@@ -80,7 +80,7 @@ class BodyTooLarge(EgressFailed):
     pass
 
 
-class Fetched(msgspec.Struct, frozen=True, kw_only=True):
+class FetchResponse(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, whole. `headers`: names in lower case; of those that came twice, the last."""
 
     url: str
@@ -169,7 +169,7 @@ class Egress:
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
-        self._network = Checked(
+        self._network = CheckedNetwork(
             network or httpcore.AnyIOBackend(),
             resolve or lookup_on(self._threads),
             allow_loopback=allow_loopback,
@@ -189,7 +189,7 @@ class Egress:
         bearer: str | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
         max_redirects: int = 0,
-    ) -> Fetched:
+    ) -> FetchResponse:
         """The answer, whatever its status; a redirect beyond `max_redirects` is one too. bearer: a
         token, meant for this one host.
 
@@ -215,7 +215,7 @@ class Egress:
         *,
         headers: Mapping[str, str] | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
-    ) -> Fetched:
+    ) -> FetchResponse:
         """Never redirected: what was posted is meant for this one host. Raises: EgressError."""
         sent = {
             "accept": "application/json",
@@ -227,13 +227,15 @@ class Egress:
 
     async def post_json_for_json(
         self, url: str, body: bytes, *, max_body_bytes: int = MAX_BODY_BYTES
-    ) -> Fetched:
+    ) -> FetchResponse:
         """Never redirected. With the answer's body. Raises: EgressError."""
         sent = {"accept": "application/json", "content-type": "application/json"}
         async with self._bounded(url):
             return await self._ask("POST", url, sent, body, max_body_bytes)
 
-    async def post_json(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Fetched:
+    async def post_json(
+        self, url: str, body: bytes, *, headers: Mapping[str, str]
+    ) -> FetchResponse:
         """Never redirected. Only the head of the answer is read, its body is empty here.
 
         Raises: EgressError.
@@ -265,7 +267,7 @@ class Egress:
         headers: Mapping[str, str],
         content: bytes,
         max_bytes: int | None,
-    ) -> Fetched:
+    ) -> FetchResponse:
         """One exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
         target = self.target(url)
         sent = {
@@ -318,11 +320,11 @@ def to_url(target: Target) -> httpcore.URL:
     )
 
 
-async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> Fetched:
+async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> FetchResponse:
     """Streamed: a body without end costs `max_bytes` and no more."""
     headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in response.headers}
     if max_bytes is None:
-        return Fetched(url=url, status=response.status, headers=headers, body=b"")
+        return FetchResponse(url=url, status=response.status, headers=headers, body=b"")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise EgressFailed("a content coding that was not asked for")
     body = bytearray()
@@ -330,10 +332,10 @@ async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> 
         body += chunk
         if len(body) > max_bytes:
             raise BodyTooLarge(f"more than {max_bytes} bytes")
-    return Fetched(url=url, status=response.status, headers=headers, body=bytes(body))
+    return FetchResponse(url=url, status=response.status, headers=headers, body=bytes(body))
 
 
-class Checked(httpcore.AsyncNetworkBackend):
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
     """A network on which names are looked up once and only checked addresses are dialled. `near`:
     hosts for which more is allowed."""
 

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from gateway.db import DATABASE_ERRORS
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import GenerateRequest, AnswerHeader
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.lanes import turn_of
@@ -155,7 +155,7 @@ def to_encoder(
     request: ResponseRequest,
     listed: frozenset[str] | None,
     generate: GenerateRequest,
-    heading: Heading,
+    heading: AnswerHeader,
 ) -> ResponseEncoder:
     """Make the encoder. `listed`: servers whose tools it knows already; None: none are called
     here."""

@@ -290,7 +290,7 @@ class Scalars(Strict, frozen=True, kw_only=True):
     secret_key_file: Path | None = None
 
 
-class File(Scalars, frozen=True, kw_only=True):
+class SettingsFile(Scalars, frozen=True, kw_only=True):
     """`tollgate.toml`."""
 
     model: list[WrittenModel] = []

@@ -29,7 +29,6 @@ from gateway.settings.file import (
     BodyBytes,
     Concurrency,
     DrainTimeout,
-    File,
     FileBytes,
     FileStoreConfig,
     LogLevel,
@@ -39,6 +38,7 @@ from gateway.settings.file import (
     ResponseDays,
     Scalars,
     SettingsError,
+    SettingsFile,
     StalledReader,
     Workers,
     WrittenMcpServer,
@@ -177,7 +177,7 @@ def load(
     for name, value in given.items():
         table[name] = _convert_one(name, value, f"--{name.replace('_', '-')}")
     try:
-        file = msgspec.convert(table, File, dec_hook=decode_path)
+        file = msgspec.convert(table, SettingsFile, dec_hook=decode_path)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {explain(error)}") from None
     only = None if model is None else alone(str(model), revision)
@@ -260,7 +260,7 @@ def _convert_one(name: str, value: Any, source: str) -> Any:
     return msgspec.to_builtins(getattr(found, name), enc_hook=str)
 
 
-def _complete(file: File, source: str, only: WrittenModel | None) -> Settings:
+def _complete(file: SettingsFile, source: str, only: WrittenModel | None) -> Settings:
     home = file.home.absolute()
     written = file.model
     if only is not None or not written:

@@ -48,7 +48,7 @@ class NameTaken(Conflict):
     constant = "another one has this already"
 
 
-class Archived(Conflict):
+class ArchivedError(Conflict):
     code = "archived"
     constant = "it is archived"
 

@@ -20,7 +20,7 @@ from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.checks import unchecked
-from gateway.tenancy.errors import Archived, NameTaken, NotFound
+from gateway.tenancy.errors import ArchivedError, NameTaken, NotFound
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
 
@@ -247,5 +247,5 @@ async def _live(conn: AsyncConnection, found: sa.Select[Any], project_id: str) -
     if row is None:
         raise NotFound("project", f"no project {project_id!r}")
     if row.archived_at is not None:
-        raise Archived("project", f"project {project_id!r} is archived")
+        raise ArchivedError("project", f"project {project_id!r} is archived")
     return Project(**row._mapping)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import GenerateRequest, AnswerHeader
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.request_errors import BadField
@@ -66,7 +66,7 @@ def to_loop(desk: Desk, loops: ToolLoops | None, context: RequestContext, body: 
         raise unsupported("n", "has to be 1 where tools of servers are called")
     made: list[ChatSteps] = []
 
-    def encoder(request: GenerateRequest, heading: Heading) -> ChatEncoder:
+    def encoder(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
         made.append(ChatSteps(request, heading))
         return to_openai(request, heading)
 

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
-from gateway.vault.envelope import Envelope, Unreadable, Vault
+from gateway.vault.envelope import SealedEnvelope, Unreadable, Vault
 from gateway.vault.errors import CannotOpen
 from gateway.vault.tables import credentials
 
@@ -75,7 +75,7 @@ class OpenCredential(msgspec.Struct, frozen=True):
         return f"OpenCredential({self.credential.id})"
 
 
-class Rewrapped(msgspec.Struct, frozen=True, kw_only=True):
+class RewrapResult(msgspec.Struct, frozen=True, kw_only=True):
     done: int
     last: str | None
     """Where the next call goes on; None: there are no more."""
@@ -166,7 +166,7 @@ async def open_credential(
     if row is None:
         return None
     fields = dict(row._mapping)
-    envelope = Envelope(**{column.name: fields.pop(column.name) for column in SEALED})
+    envelope = SealedEnvelope(**{column.name: fields.pop(column.name) for column in SEALED})
     credential = UpstreamCredential(**fields)
     context = context_of(org_id, credential.id, credential.version)
     try:
@@ -230,7 +230,7 @@ async def mark_refused(
 
 async def rewrap_credentials(
     conn: AsyncConnection, vault: Vault, *, after: str = "", most: int = REWRAP_BATCH
-) -> Rewrapped:
+) -> RewrapResult:
     """Up to `most` keys, of all tenants, that are wrapped under an older secret: under the current
     one. after: the id that the last call ended with. Where a whole walk has done all of them the
     older secrets can leave the file. Workers that do it at once take other rows."""
@@ -240,7 +240,9 @@ async def rewrap_credentials(
     rows = (await conn.execute(asked.with_for_update(skip_locked=True))).all()
     done = 0
     for row in rows:
-        envelope = Envelope(sealed=row.sealed, wrapped_key=row.wrapped_key, secret_id=row.secret_id)
+        envelope = SealedEnvelope(
+            sealed=row.sealed, wrapped_key=row.wrapped_key, secret_id=row.secret_id
+        )
         try:
             fresh = vault.rewrap(envelope, context_of(row.org_id, row.id, row.version))
         except Unreadable as error:
@@ -249,7 +251,7 @@ async def rewrap_credentials(
         changed = sa.update(credentials).where(*_is(row.org_id, row.id))
         await conn.execute(changed.values(wrapped_key=fresh.wrapped_key, secret_id=fresh.secret_id))
         done += 1
-    return Rewrapped(done=done, last=rows[-1].id if len(rows) == most else None)
+    return RewrapResult(done=done, last=rows[-1].id if len(rows) == most else None)
 
 
 def context_of(org_id: str, credential_id: str, version: int) -> bytes:

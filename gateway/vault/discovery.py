@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from gateway.net.egress import EgressError, Fetched, ForbiddenTarget
+from gateway.net.egress import EgressError, FetchResponse, ForbiddenTarget
 from gateway.vault.challenge import Challenge
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.issuer_egress import IssuerEgress
@@ -30,7 +30,7 @@ S256 = "S256"
 T = TypeVar("T")
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 9728, section 2."""
 
     resource: str
@@ -52,8 +52,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     client_id_metadata_document_supported: bool = False
 
 
-class Discovered(msgspec.Struct, frozen=True, kw_only=True):
-    resource: Resource
+class DiscoveredServer(msgspec.Struct, frozen=True, kw_only=True):
+    resource: ResourceMetadata
     server: Server
 
 
@@ -63,7 +63,7 @@ class Discovery:
 
     async def find(
         self, upstream: str, url: str, challenge: Challenge, *, issuer: str | None = None
-    ) -> Discovered:
+    ) -> DiscoveredServer:
         """url: the upstream's. issuer: the only one that will do, if it is named.
 
         Raises: IssuerUnavailable.
@@ -74,16 +74,16 @@ class Discovery:
             raise IssuerUnavailable(upstream, "its tokens are not of the issuer that we know")
         if not issuers:
             raise IssuerUnavailable(upstream, "it names nobody who gives tokens for it")
-        return Discovered(
+        return DiscoveredServer(
             resource=resource, server=await self._server(upstream, issuer or issuers[0])
         )
 
-    async def _resource(self, upstream: str, url: str, challenge: Challenge) -> Resource:
+    async def _resource(self, upstream: str, url: str, challenge: Challenge) -> ResourceMetadata:
         if challenge.resource_metadata is not None:
             places: Sequence[str] = (challenge.resource_metadata,)
         else:
             places = resource_places(url)
-        found = await self._first(upstream, places, Resource)
+        found = await self._first(upstream, places, ResourceMetadata)
         if not covers(found.resource, url):
             raise IssuerUnavailable(upstream, "its metadata is about another resource")
         return found
@@ -119,7 +119,7 @@ class Discovery:
         raise IssuerUnavailable(upstream, "it has no metadata where it should be")
 
 
-def read(found: Fetched, kind: type[T]) -> T:
+def read(found: FetchResponse, kind: type[T]) -> T:
     """Raises: EgressFailed, msgspec.ValidationError. A null is what is not said."""
     said: dict[str, Any] = {k: v for k, v in found.json_object().items() if v is not None}
     return msgspec.convert(said, kind)

@@ -23,7 +23,7 @@ class Unreadable(Exception):
     """Sealed under a secret that is no longer in the file, tampered with, or another row's."""
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class SealedEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bytes
     wrapped_key: bytes
     secret_id: str
@@ -35,16 +35,16 @@ class Vault:
         self._wrapping = Cipher(secret, PURPOSE)
         self.current_secret_id = secret.current.id
 
-    def seal(self, plain: bytes, context: bytes) -> Envelope:
+    def seal(self, plain: bytes, context: bytes) -> SealedEnvelope:
         key, nonce = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(NONCE_BYTES)
         wrapped = self._wrapping.seal(key, b"key\0" + context)
-        return Envelope(
+        return SealedEnvelope(
             sealed=nonce + AESGCM(key).encrypt(nonce, plain, b"values\0" + context),
             wrapped_key=wrapped.data,
             secret_id=wrapped.secret_id,
         )
 
-    def open(self, envelope: Envelope, context: bytes) -> bytes:
+    def open(self, envelope: SealedEnvelope, context: bytes) -> bytes:
         """Raises: Unreadable."""
         key = self._key(envelope, context)
         nonce, sealed = envelope.sealed[:NONCE_BYTES], envelope.sealed[NONCE_BYTES:]
@@ -53,14 +53,14 @@ class Vault:
         except (InvalidTag, ValueError):
             raise Unreadable("the values") from None
 
-    def rewrap(self, envelope: Envelope, context: bytes) -> Envelope:
+    def rewrap(self, envelope: SealedEnvelope, context: bytes) -> SealedEnvelope:
         """Seal the key of the same values under the current secret. Raises: Unreadable."""
         wrapped = self._wrapping.seal(self._key(envelope, context), b"key\0" + context)
         return msgspec.structs.replace(
             envelope, wrapped_key=wrapped.data, secret_id=wrapped.secret_id
         )
 
-    def _key(self, envelope: Envelope, context: bytes) -> bytes:
+    def _key(self, envelope: SealedEnvelope, context: bytes) -> bytes:
         try:
             return self._wrapping.open(envelope.wrapped_key, b"key\0" + context, envelope.secret_id)
         except (UnknownSecret, InvalidTag, ValueError) as error:

@@ -41,7 +41,7 @@ from gateway.vault.credentials import (
 )
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import ConsentNeeded, IssuerUnavailable, NoCredential, SignInRefused
-from gateway.vault.token_endpoint import Refused, TokenEndpoint, Tokens, UpstreamClient
+from gateway.vault.token_endpoint import TokenEndpoint, TokenRefusal, TokenResponse, UpstreamClient
 
 STATE_PURPOSE = "upstream-consent-state"
 SIGN_IN_S = 600.0
@@ -203,7 +203,7 @@ class Consents:
             verifier=consent.code_verifier,
             redirect_uri=self._redirect_uri,
         )
-        if isinstance(found, Refused):
+        if isinstance(found, TokenRefusal):
             raise SignInRefused(upstream, f"its code is not taken: {found.error}")
         async with tenant(self._db, consent.org_id) as conn:
             return await put_credential(
@@ -299,7 +299,7 @@ class UpstreamTokens:
 
         async def ask() -> UpstreamToken:
             found = await self._endpoint.exchange(upstream, client, await mint())
-            if isinstance(found, Refused):
+            if isinstance(found, TokenRefusal):
                 raise ConsentNeeded(upstream, f"it gives no token for the user: {found.error}")
             lives_s = min(found.expires_in or EXCHANGED_S, EXCHANGED_S + REFRESH_BEFORE_S)
             set_ = f"exchanged.{digest(repr(key))[:32]}"
@@ -346,7 +346,7 @@ class UpstreamTokens:
                 upstream, UpstreamClient.from_values(values), values["refresh_token"]
             )
             id_, version = credential.id, credential.version
-            if isinstance(said, Tokens):
+            if isinstance(said, TokenResponse):
                 await refresh_credential(
                     conn,
                     self._vault,
@@ -358,7 +358,7 @@ class UpstreamTokens:
                 )
             else:
                 await mark_refused(conn, org_id=org_id, credential_id=id_, version=version)
-        if isinstance(said, Refused):
+        if isinstance(said, TokenRefusal):
             raise ConsentNeeded(upstream, f"its owner has to sign in there again: {said.error}")
         return _token(credential, said.access_token)
 
@@ -384,7 +384,7 @@ def _token(credential: UpstreamCredential, access_token: str) -> UpstreamToken:
     return UpstreamToken(access_token=access_token, credential_set=credential.credential_set)
 
 
-def tokens_to_values(tokens: Tokens) -> dict[str, str]:
+def tokens_to_values(tokens: TokenResponse) -> dict[str, str]:
     """A server that sends no new refresh token leaves the old one (RFC 6749, 6)."""
     values = {"access_token": tokens.access_token}
     return values | (
@@ -392,7 +392,7 @@ def tokens_to_values(tokens: Tokens) -> dict[str, str]:
     )
 
 
-def ends_at(tokens: Tokens, now: float) -> datetime | None:
+def ends_at(tokens: TokenResponse, now: float) -> datetime | None:
     if tokens.expires_in is None:
         return None
     return datetime.fromtimestamp(now, tz=UTC) + timedelta(seconds=tokens.expires_in)

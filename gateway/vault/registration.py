@@ -31,7 +31,7 @@ GRANTS = ["authorization_code", "refresh_token"]
 AuthMethod = Literal["client_secret_basic", "client_secret_post", "none"]
 
 
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
+class ClientRegistration(msgspec.Struct, frozen=True, kw_only=True):
     """RFC 7591, 3.2.1."""
 
     client_id: str
@@ -51,7 +51,7 @@ class KnownClient(msgspec.Struct, frozen=True, kw_only=True):
         return f"KnownClient({self.client_id!r})"
 
 
-class Ourselves(msgspec.Struct, frozen=True, kw_only=True):
+class OwnMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The name under which we register as a client. `document_url`: where our metadata can be read,
     if it can be."""
 
@@ -78,7 +78,7 @@ class Registration:
     def __init__(
         self,
         egress: IssuerEgress,
-        ourselves: Ourselves,
+        ourselves: OwnMetadata,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._egress, self._ourselves, self._clock = egress, ourselves, clock
@@ -125,7 +125,9 @@ class Registration:
         if found.status not in (200, 201):
             raise IssuerUnavailable(upstream, f"it did not register us, status {found.status}")
         try:
-            made = msgspec.convert({k: v for k, v in said.items() if v is not None}, Registered)
+            made = msgspec.convert(
+                {k: v for k, v in said.items() if v is not None}, ClientRegistration
+            )
         except msgspec.ValidationError:
             raise IssuerUnavailable(upstream, "a registration that is none") from None
         method = made.token_endpoint_auth_method or asked

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.vault.challenge import Challenge, split_scopes
-from gateway.vault.discovery import Discovered, Discovery
+from gateway.vault.discovery import DiscoveredServer, Discovery
 from gateway.vault.oauth import Consents
 from gateway.vault.registration import KnownClient, Registration
 from gateway.vault.token_endpoint import UpstreamClient
@@ -68,7 +68,7 @@ class SignIn:
 
 
 def scopes(
-    found: Discovered, challenge: Challenge, before: UpstreamClient | None
+    found: DiscoveredServer, challenge: Challenge, before: UpstreamClient | None
 ) -> tuple[str, ...]:
     """Each once. What was granted elsewhere is not asked for here."""
     is_same = before is not None and before.issuer == found.server.issuer

@@ -62,7 +62,7 @@ class UpstreamClient(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(fields, cls)
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+class TokenResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A good answer. RFC 6749, 5.1."""
 
     access_token: str
@@ -75,7 +75,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
         return "Tokens(...)"
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRefusal(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that means no, for good. RFC 6749, 5.2."""
 
     error: str
@@ -87,7 +87,7 @@ class TokenEndpoint:
 
     async def redeem(
         self, upstream: str, client: UpstreamClient, *, code: str, verifier: str, redirect_uri: str
-    ) -> Tokens | Refused:
+    ) -> TokenResponse | TokenRefusal:
         """An authorization code (RFC 6749, 4.1.3; RFC 7636). Raises: IssuerUnavailable."""
         form = {"grant_type": "authorization_code", "code": code, "code_verifier": verifier}
         form |= {"redirect_uri": redirect_uri, **_named(resource=client.resource)}
@@ -95,7 +95,7 @@ class TokenEndpoint:
 
     async def refresh(
         self, upstream: str, client: UpstreamClient, refresh_token: str
-    ) -> Tokens | Refused:
+    ) -> TokenResponse | TokenRefusal:
         """RFC 6749, 6. Raises: IssuerUnavailable."""
         form = {"grant_type": "refresh_token", "refresh_token": refresh_token}
         form |= _named(resource=client.resource)
@@ -103,7 +103,7 @@ class TokenEndpoint:
 
     async def exchange(
         self, upstream: str, client: UpstreamClient, assertion: str
-    ) -> Tokens | Refused:
+    ) -> TokenResponse | TokenRefusal:
         """assertion: a JWT that we have signed about the user for this one server (RFC 8693, 2.1).
 
         Raises: IssuerUnavailable.
@@ -116,13 +116,13 @@ class TokenEndpoint:
             **_named(resource=client.resource, scope=client.scope),
         }
         found = await self._ask(upstream, client, form)
-        if isinstance(found, Tokens) and found.issued_token_type not in (None, ACCESS_TOKEN):
+        if isinstance(found, TokenResponse) and found.issued_token_type not in (None, ACCESS_TOKEN):
             raise IssuerUnavailable(upstream, "it issued a token of another type")
         return found
 
     async def _ask(
         self, upstream: str, client: UpstreamClient, form: Mapping[str, str]
-    ) -> Tokens | Refused:
+    ) -> TokenResponse | TokenRefusal:
         headers: dict[str, str] = {}
         # The official MCP SDK's servers look for it there, beside `Authorization`, too.
         sent = {**form, "client_id": client.client_id}
@@ -142,13 +142,13 @@ class TokenEndpoint:
             return _good(upstream, said)
         code = said.get("error")
         if 400 <= found.status < 500 and isinstance(code, str) and code in FINAL:
-            return Refused(error=code)
+            return TokenRefusal(error=code)
         raise IssuerUnavailable(upstream, f"no tokens, status {found.status}")
 
 
-def _good(upstream: str, said: dict[str, Any]) -> Tokens:
+def _good(upstream: str, said: dict[str, Any]) -> TokenResponse:
     try:
-        tokens = msgspec.convert(said, Tokens, strict=False)
+        tokens = msgspec.convert(said, TokenResponse, strict=False)
     except msgspec.ValidationError:
         raise IssuerUnavailable(upstream, "an answer that is none") from None
     if TOKEN.fullmatch(tokens.access_token) is None or tokens.token_type.lower() != "bearer":

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import GenerateRequest, Heading, ModelKind
+from gateway.generate_request import GenerateRequest, AnswerHeader, ModelKind
 from gateway.generation_events import Item, MeteredUsage
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
@@ -42,8 +42,8 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     id_prefix: str
     """Of an answer's id: `chatcmpl-`."""
-    encoder: Callable[[GenerateRequest, Heading], Encoder]
-    opening: Callable[[GenerateRequest, Heading], Opening | None] | None = None
+    encoder: Callable[[GenerateRequest, AnswerHeader], Encoder]
+    opening: Callable[[GenerateRequest, AnswerHeader], Opening | None] | None = None
     """Makes what a stream begins with, once the prompt is counted. None: nothing."""
     knows_batches: bool = False
     """Its answers can name the tier `batch`."""

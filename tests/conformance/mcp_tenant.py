@@ -29,7 +29,7 @@ from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
-from gateway.vault.registration import KnownClient, Ourselves, Registration
+from gateway.vault.registration import KnownClient, OwnMetadata, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.caller import Caller
@@ -81,7 +81,7 @@ class Tenant:
             states=states,
             redirect_uri=REDIRECT_URI,
         )
-        ourselves = Ourselves(redirect_uri=REDIRECT_URI, document_url=DOCUMENT_URL)
+        ourselves = OwnMetadata(redirect_uri=REDIRECT_URI, document_url=DOCUMENT_URL)
         discovery = Discovery(IssuerEgress(egress))
         self._sign_in = SignIn(
             discovery, Registration(IssuerEgress(egress), ourselves), self._consents

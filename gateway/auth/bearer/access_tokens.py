@@ -39,7 +39,7 @@ MAX_READS = 3
 """Per request: each is made void only by an announcement while it ran."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class CachedToken(msgspec.Struct, frozen=True):
     """A good token, and whom it spoke for at `as_of` (monotonic seconds)."""
 
     claims: AccessClaims
@@ -67,7 +67,7 @@ class AccessTokens:
         self._clock = clock
         self._wall_clock = wall_clock
         self.denylist = Denylist(db, redis, self._revoked, clock=clock, wall_clock=wall_clock)
-        self._known: Lru[bytes, Known] = Lru(MAX_CACHED_TOKENS)
+        self._known: Lru[bytes, CachedToken] = Lru(MAX_CACHED_TOKENS)
         keys.on_withdrawn = self._forget
         self._changes = 0
         self._reads: dict[bytes, asyncio.Task[None]] = {}
@@ -142,11 +142,11 @@ class AccessTokens:
         self._changes += 1
         self._known.clear()
 
-    def _is_trusted(self, known: Known, heard_as_of: float) -> bool:
+    def _is_trusted(self, known: CachedToken, heard_as_of: float) -> bool:
         as_of = max(known.as_of, heard_as_of)
         return self._clock() - as_of <= changes.MAX_STALENESS_S and self.denylist.is_current
 
-    async def _lookup(self, token: str, digest: bytes) -> Known:
+    async def _lookup(self, token: str, digest: bytes) -> CachedToken:
         for _ in range(MAX_READS):
             await self.denylist.current()
             asked_at = self._clock()
@@ -186,7 +186,7 @@ class AccessTokens:
         except DATABASE_ERRORS as error:
             raise AuthUnavailable(type(error).__name__) from error
         if changes == self._changes:
-            self._known.put(digest, Known(claims, principal, as_of))
+            self._known.put(digest, CachedToken(claims, principal, as_of))
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:

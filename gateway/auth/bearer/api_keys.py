@@ -69,14 +69,14 @@ Hashes = tuple[tuple[str, str], ...]
 """(pepper id, the key's hash under that pepper), the current pepper first."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class CachedKey(msgspec.Struct, frozen=True):
     """A good key, as Postgres had it at `as_of` (monotonic seconds)."""
 
     principal: Principal
     as_of: float
 
 
-class Refused(msgspec.Struct, frozen=True):
+class CachedRefusal(msgspec.Struct, frozen=True):
     """A bad one, which will not get better."""
 
     error: type[AuthError]
@@ -113,8 +113,8 @@ class Authenticator:
         self._clock = clock
         self._wall_clock = wall_clock
         self._listener = ChangeListener(redis, self._changed, clock=clock)
-        self._known: Lru[bytes, Known] = Lru(MAX_CACHED_KEYS)
-        self._refused: Lru[bytes, Refused] = Lru(MAX_CACHED_REFUSALS)
+        self._known: Lru[bytes, CachedKey] = Lru(MAX_CACHED_KEYS)
+        self._refused: Lru[bytes, CachedRefusal] = Lru(MAX_CACHED_REFUSALS)
         self._changes = 0
         self._failing = False
         self._refresh_at = -math.inf
@@ -173,7 +173,7 @@ class Authenticator:
     def _handle(self, key: str) -> bytes:
         return blake2b(key.encode(), key=self._pepper, digest_size=32).digest()
 
-    async def _lookup(self, key: str, handle: bytes) -> Known:
+    async def _lookup(self, key: str, handle: bytes) -> CachedKey:
         for _ in range(MAX_READS):
             refused = self._refused.get(handle)
             if refused is not None and self._clock() - refused.as_of <= REFUSAL_TTL_S:
@@ -185,7 +185,7 @@ class Authenticator:
             await asyncio.shield(self._read(key, handle))
         raise AuthUnavailable("no answer that is new enough")
 
-    def _is_trusted(self, known: Known) -> bool:
+    def _is_trusted(self, known: CachedKey) -> bool:
         now = self._clock()
         as_of = max(known.as_of, self._listener.as_of)
         return now - as_of <= changes.MAX_STALENESS_S and now - known.as_of <= MAX_AGE_S
@@ -235,27 +235,27 @@ class Authenticator:
             raise AuthUnavailable(type(error).__name__) from error
         if changes != self._changes:
             return
-        if isinstance(answer, Refused):
+        if isinstance(answer, CachedRefusal):
             self._known.drop(handle)
             self._refused.put(handle, answer)
         else:
             self._known.put(handle, answer)
 
 
-async def _ask(conn: AsyncConnection, hashes: Hashes, as_of: float) -> Known | Refused:
+async def _ask(conn: AsyncConnection, hashes: Hashes, as_of: float) -> CachedKey | CachedRefusal:
     """One query for a key of the current pepper, one more for each older pepper."""
     for pepper_id, key_hash in hashes:
         record = await find_key(conn, key_hash=key_hash, pepper_id=pepper_id)
         # Postgres found it by index; this comparison takes the same time wherever hashes differ.
         if record is not None and hmac.compare_digest(record.key_hash, key_hash):
             return _answer(record, as_of)
-    return Refused(InvalidKey, "unknown", as_of)
+    return CachedRefusal(InvalidKey, "unknown", as_of)
 
 
-def _answer(record: KeyRecord, as_of: float) -> Known | Refused:
+def _answer(record: KeyRecord, as_of: float) -> CachedKey | CachedRefusal:
     if record.archived or record.row.revoked_at is not None or not record.owner_active:
-        return Refused(RevokedKey, record.row.id, as_of)
-    return Known(to_principal(record), as_of)
+        return CachedRefusal(RevokedKey, record.row.id, as_of)
+    return CachedKey(to_principal(record), as_of)
 
 
 async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Principal:
@@ -265,7 +265,7 @@ async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Pr
     if record is None:
         raise InvalidKey("unknown")
     answer = _answer(record, 0.0)
-    if isinstance(answer, Refused):
+    if isinstance(answer, CachedRefusal):
         raise answer.error(answer.detail)
     expires_at = answer.principal.expires_at
     if expires_at is not None and expires_at <= time.time():

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.auth.errors import AuthUnavailable, InvalidToken
 from gateway.auth.federation.external_tokens import (
-    Unverified,
+    UnverifiedToken,
     audiences,
     check_claims,
     issuer_of,
@@ -23,8 +23,8 @@ from gateway.auth.federation.external_tokens import (
     texts_at,
     verify,
 )
-from gateway.auth.federation.issuer_directory import IssuerDirectory, Listed, Snapshot
-from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerUnavailable
+from gateway.auth.federation.issuer_directory import IssuerDirectory, ListedIssuer, Snapshot
+from gateway.auth.federation.issuer_keys import IssuerKeys, LoginIssuerUnavailable
 from gateway.auth.federation.issuers import Rules
 from gateway.auth.resources import API_PATH
 from gateway.lru import Lru
@@ -39,9 +39,9 @@ STRENGTH: tuple[Role, ...] = ("owner", "admin", "developer", "billing", "reader"
 HINT_LENGTH = 64
 
 
-class Verified(msgspec.Struct, frozen=True):
+class VerifiedToken(msgspec.Struct, frozen=True):
     principal: Principal
-    listed: Listed
+    listed: ListedIssuer
     """Whose rules it was checked by."""
     until: float
     """Unix seconds."""
@@ -62,7 +62,7 @@ class ExternalIssuers:
         self._keys = keys
         self._public_url = public_url
         self._wall_clock = wall_clock
-        self._verified: Lru[bytes, Verified] = Lru(MAX_VERIFIED)
+        self._verified: Lru[bytes, VerifiedToken] = Lru(MAX_VERIFIED)
 
     def is_foreign(self, token: str) -> bool:
         """Whether it says that somebody else has issued it. Proves nothing."""
@@ -93,21 +93,23 @@ class ExternalIssuers:
         )
         principal = self._to_principal(listed, claims, ends)
         until = min(ends, self._wall_clock() + VERIFIED_S)
-        self._verified.put(digest, Verified(principal, listed, until))
+        self._verified.put(digest, VerifiedToken(principal, listed, until))
         return principal
 
-    async def _verify(self, listed: Listed, unverified: Unverified) -> dict[str, Any]:
+    async def _verify(self, listed: ListedIssuer, unverified: UnverifiedToken) -> dict[str, Any]:
         if unverified.alg not in listed.issuer.algorithms:
             raise InvalidToken("an algorithm that the tenant does not list")
         try:
             key = await self._keys.find(listed.issuer.issuer, unverified.kid, unverified.alg)
-        except IssuerUnavailable as error:
+        except LoginIssuerUnavailable as error:
             raise AuthUnavailable(str(error)) from error
         if key is None:
             raise InvalidToken("no such key")
         return verify(unverified, key)
 
-    def _to_principal(self, listed: Listed, claims: Mapping[str, Any], ends: float) -> Principal:
+    def _to_principal(
+        self, listed: ListedIssuer, claims: Mapping[str, Any], ends: float
+    ) -> Principal:
         if "cnf" in claims:
             raise InvalidToken("bound to a key whose possession cannot be proved here")
         rules = listed.issuer
@@ -148,14 +150,14 @@ class ExternalIssuers:
         return frozenset({base, base + API_PATH, f"{base}/mcp/{org_id}"})
 
 
-def holds(known: Verified, snapshot: Snapshot) -> bool:
+def holds(known: VerifiedToken, snapshot: Snapshot) -> bool:
     """Whether the tenant's rules still are what they were; read anew they are equal, not the same
     object."""
     current = snapshot.by_id.get(known.listed.issuer.id)
     return current is known.listed or current == known.listed
 
 
-def choose(snapshot: Snapshot, unverified: Unverified) -> Listed:
+def choose(snapshot: Snapshot, unverified: UnverifiedToken) -> ListedIssuer:
     """The one tenant that such a token can be for. Raises: InvalidToken."""
     claims = unverified.claims
     issuer = claims.get("iss")

@@ -33,7 +33,7 @@ from gateway.auth.errors import InvalidToken
 from gateway.auth.federation.external_issuers import fits, role_of
 from gateway.auth.federation.external_tokens import audiences, check_claims, read, verify
 from gateway.auth.federation.issuer_directory import IssuerDirectory
-from gateway.auth.federation.issuer_keys import Discovered, IssuerKeys, IssuerUnavailable
+from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerMetadata, LoginIssuerUnavailable
 from gateway.auth.federation.issuer_tables import (
     external_identities,
     external_login_states,
@@ -69,7 +69,7 @@ class LoginRefused(Exception):
     """The text is for the log; people read that it did not work."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
+class LoginState(msgspec.Struct, frozen=True, kw_only=True):
     """A login that was begun, as its state holds it."""
 
     issuer_id: str
@@ -81,7 +81,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+class IssuerTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that a code was redeemed for. `access_token` is good for one question: who is
     it?"""
 
@@ -89,7 +89,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     access_token: str | None = None
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class CompletedLogin(msgspec.Struct, frozen=True, kw_only=True):
     """A login that came back: the user, the authorization request it was for, and what `sign_in`
     made."""
 
@@ -140,7 +140,7 @@ class ExternalLogin:
             raise LoginRefused("not the query of a request")
         issuer = await self._issuer(issuer_id)
         discovered = await self._discover(issuer)
-        begun = Begun(
+        begun = LoginState(
             issuer_id=issuer_id,
             nonce=random_secret(),
             code_verifier=random_secret(),
@@ -169,7 +169,7 @@ class ExternalLogin:
         browser: str,
         sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
         actor: Callable[[str], Actor],
-    ) -> Finished:
+    ) -> CompletedLogin:
         """Check what came back with the browser. sign_in: given org and user, in the transaction
         that uses the state up. actor: of a user's id.
 
@@ -204,20 +204,20 @@ class ExternalLogin:
             raise LoginRefused("nobody lists it for logins")
         return listed.issuer
 
-    async def _discover(self, issuer: Issuer) -> Discovered:
+    async def _discover(self, issuer: Issuer) -> IssuerMetadata:
         try:
             found = await self._keys.discover(issuer.issuer)
-        except IssuerUnavailable as error:
+        except LoginIssuerUnavailable as error:
             raise LoginRefused(str(error)) from error
         if found.authorization_endpoint is None or found.token_endpoint is None:
             raise LoginRefused("it offers no logins")
         return found
 
-    def _seal(self, begun: Begun) -> str:
+    def _seal(self, begun: LoginState) -> str:
         sealed = self._states.seal(msgspec.json.encode(begun), STATE_PURPOSE.encode())
         return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
 
-    def _open(self, state: str) -> Begun:
+    def _open(self, state: str) -> LoginState:
         secret_id, _, data = state.rpartition(".")
         try:
             if len(state) > MAX_STATE_LENGTH:
@@ -226,11 +226,11 @@ class ExternalLogin:
             plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
         except (ValueError, binascii.Error, InvalidTag, UnknownSecret):
             raise LoginRefused("a state that is not ours") from None
-        return msgspec.json.decode(plain, type=Begun)
+        return msgspec.json.decode(plain, type=LoginState)
 
     async def _redeem(
-        self, issuer: Issuer, discovered: Discovered, code: str, begun: Begun
-    ) -> Tokens:
+        self, issuer: Issuer, discovered: IssuerMetadata, code: str, begun: LoginState
+    ) -> IssuerTokens:
         assert issuer.client_id is not None and discovered.token_endpoint is not None
         form = {
             "grant_type": "authorization_code",
@@ -250,14 +250,14 @@ class ExternalLogin:
             found = await self._egress.post_form(discovered.token_endpoint, form, headers=headers)
             if found.status != 200:
                 raise LoginRefused(f"no tokens, status {found.status}")
-            return msgspec.convert(found.json_object(), Tokens)
+            return msgspec.convert(found.json_object(), IssuerTokens)
         except EgressError as error:
             raise LoginRefused(f"{type(error).__name__}: {error}") from error
         except msgspec.ValidationError as error:
             raise LoginRefused(f"no tokens: {error}") from None
 
     async def _ask_who(
-        self, discovered: Discovered, tokens: Tokens, subject: str
+        self, discovered: IssuerMetadata, tokens: IssuerTokens, subject: str
     ) -> dict[str, Any]:
         """Read the claims that an ID token leaves out where an access token comes with it (OpenID
         Connect Core, 5.4): those that USERINFO names, of the very same subject."""
@@ -290,7 +290,7 @@ class ExternalLogin:
             raise LoginRefused("its client secret must be set again") from None
         return plain.decode()
 
-    async def _verify(self, issuer: Issuer, id_token: str, begun: Begun) -> dict[str, Any]:
+    async def _verify(self, issuer: Issuer, id_token: str, begun: LoginState) -> dict[str, Any]:
         """OpenID Connect Core, 3.1.3.7."""
         assert issuer.client_id is not None
         try:
@@ -309,7 +309,7 @@ class ExternalLogin:
                 now=self._wall_clock(),
                 max_lifetime_s=MAX_ID_TOKEN_LIFETIME_S,
             )
-        except (InvalidToken, IssuerUnavailable) as error:
+        except (InvalidToken, LoginIssuerUnavailable) as error:
             raise LoginRefused(f"ID token: {error}") from error
         nonce = claims.get("nonce")
         if not isinstance(nonce, str) or not hmac.compare_digest(
@@ -327,11 +327,11 @@ class ExternalLogin:
         self,
         issuer: Issuer,
         claims: Mapping[str, Any],
-        begun: Begun,
+        begun: LoginState,
         state: str,
         sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
         actor: Callable[[str], Actor],
-    ) -> Finished:
+    ) -> CompletedLogin:
         now = datetime.fromtimestamp(self._wall_clock(), tz=UTC)
         async with tenant(self._db, issuer.org_id) as conn:
             await use_up(conn, issuer.org_id, state, begun, now)
@@ -340,7 +340,7 @@ class ExternalLogin:
             except TenancyError as error:
                 raise LoginRefused(str(error)) from error
             signed_in = await sign_in(conn, issuer.org_id, user_id)
-        return Finished(
+        return CompletedLogin(
             org_id=issuer.org_id,
             user_id=user_id,
             request=begun.request,
@@ -354,7 +354,7 @@ def redirect_uri_of(public_url: str, issuer_id: str) -> str:
 
 
 async def use_up(
-    conn: AsyncConnection, org_id: str, state: str, begun: Begun, now: datetime
+    conn: AsyncConnection, org_id: str, state: str, begun: LoginState, now: datetime
 ) -> None:
     """Once. Sweeps away some of the org's that nobody could bring back. Raises: LoginRefused."""
     c = external_login_states.c

@@ -30,14 +30,14 @@ TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt", "application/jwt"})
 """Other kinds (a logout token, a DPoP proof) are for other doors."""
 
 
-class Registry(JWSRegistry):
+class ExternalJwsRegistry(JWSRegistry):
     """Parameters that are not known are ignored (RFC 7515, section 4)."""
 
     max_header_length = MAX_HEADER_BYTES
     max_payload_length = MAX_TOKEN_BYTES
 
 
-class Unverified(msgspec.Struct, frozen=True, kw_only=True):
+class UnverifiedToken(msgspec.Struct, frozen=True, kw_only=True):
     """The claims of a token with nothing proved: for finding the key and nothing else."""
 
     token: str
@@ -46,11 +46,11 @@ class Unverified(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[str, Any]
 
 
-class Peek(msgspec.Struct):
+class IssuerClaim(msgspec.Struct):
     iss: Any = None
 
 
-PEEK = msgspec.json.Decoder(Peek)
+PEEK = msgspec.json.Decoder(IssuerClaim)
 
 
 def issuer_of(token: str) -> str | None:
@@ -88,7 +88,7 @@ def read_part(part: str) -> dict[str, Any]:
     return found
 
 
-def read(token: str) -> Unverified:
+def read(token: str) -> UnverifiedToken:
     """Raises: InvalidToken."""
     if len(token) > MAX_TOKEN_BYTES:
         raise InvalidToken("too long")
@@ -105,13 +105,13 @@ def read(token: str) -> Unverified:
         raise InvalidToken("another type of token")
     if "crit" in header or "b64" in header:
         raise InvalidToken("an extension that is not understood")
-    return Unverified(token=token, alg=alg, kid=kid, claims=claims)
+    return UnverifiedToken(token=token, alg=alg, kid=kid, claims=claims)
 
 
-def verify(unverified: Unverified, key: PublicKey) -> dict[str, Any]:
+def verify(unverified: UnverifiedToken, key: PublicKey) -> dict[str, Any]:
     """The claims, signed with this key. Raises: InvalidToken."""
     algorithms = [unverified.alg]
-    registry = Registry(algorithms=algorithms, strict_check_header=False)
+    registry = ExternalJwsRegistry(algorithms=algorithms, strict_check_header=False)
     try:
         with warnings.catch_warnings():
             # RFC 9864 renames EdDSA, for which curve it is; the key says that here.

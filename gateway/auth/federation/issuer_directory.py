@@ -39,7 +39,7 @@ MAX_READS = 3
 SUBJECT_PREFIXES = ("issuer_", "proj_")
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class ListedIssuer(msgspec.Struct, frozen=True, kw_only=True):
     """A live issuer of a live project, with what a principal needs to know of its tenant."""
 
     issuer: Issuer
@@ -53,8 +53,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    by_issuer: Mapping[str, tuple[Listed, ...]]
-    by_id: Mapping[str, Listed]
+    by_issuer: Mapping[str, tuple[ListedIssuer, ...]]
+    by_id: Mapping[str, ListedIssuer]
     as_of: float
 
 
@@ -120,7 +120,7 @@ class IssuerDirectory:
             raise AuthUnavailable(type(error).__name__) from error
         if changes != self._changes:
             return
-        by_issuer: dict[str, tuple[Listed, ...]] = {}
+        by_issuer: dict[str, tuple[ListedIssuer, ...]] = {}
         for each in found:
             name = each.issuer.issuer
             by_issuer[name] = (*by_issuer.get(name, ()), each)
@@ -128,7 +128,7 @@ class IssuerDirectory:
         self._snapshot = Snapshot(by_issuer=by_issuer, by_id=by_id, as_of=as_of)
 
 
-async def read_listed(conn: AsyncConnection) -> list[Listed]:
+async def read_listed(conn: AsyncConnection) -> list[ListedIssuer]:
     limits = {owner: plans.alias(f"{owner}_plan") for owner in ("project", "org")}
     joined = issuers.join(projects, issuers.c.project_id == projects.c.id)
     joined = joined.join(orgs, issuers.c.org_id == orgs.c.id)
@@ -147,8 +147,8 @@ async def read_listed(conn: AsyncConnection) -> list[Listed]:
     return [to_listed(dict(row._mapping)) for row in rows]
 
 
-def to_listed(values: Mapping[str, Any]) -> Listed:
-    return Listed(
+def to_listed(values: Mapping[str, Any]) -> ListedIssuer:
+    return ListedIssuer(
         issuer=Issuer(**{name: values[name] for name in Issuer.__struct_fields__}),
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),

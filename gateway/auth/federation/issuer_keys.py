@@ -55,11 +55,11 @@ FAMILIES: Mapping[str, type[RSAKey] | type[ECKey] | type[OKPKey]] = {
 """By `kty`; a symmetric one is nobody's public key."""
 
 
-class IssuerUnavailable(Exception):
+class LoginIssuerUnavailable(Exception):
     """Its documents cannot be had, or used; the text is for the log."""
 
 
-class Discovered(msgspec.Struct, frozen=True, kw_only=True):
+class IssuerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The members of an issuer's metadata that are used (OpenID Connect Discovery 1.0, section
     3)."""
 
@@ -72,7 +72,7 @@ class Discovered(msgspec.Struct, frozen=True, kw_only=True):
     authorization_response_iss_parameter_supported: bool = False
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True):
+class IssuerKey(msgspec.Struct, frozen=True, kw_only=True):
     key: PublicKey
     kid: str | None
     kind: str
@@ -81,8 +81,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
-    discovered: Discovered
-    keys: tuple[Key, ...]
+    discovered: IssuerMetadata
+    keys: tuple[IssuerKey, ...]
     as_of: float
 
     def find(self, kid: str | None, alg: str) -> PublicKey | None:
@@ -122,7 +122,7 @@ class IssuerKeys:
             found = (await self._current(issuer)).find(kid, alg)
         return found
 
-    async def discover(self, issuer: str) -> Discovered:
+    async def discover(self, issuer: str) -> IssuerMetadata:
         """Raises: IssuerUnavailable."""
         return (await self._current(issuer)).discovered
 
@@ -132,7 +132,7 @@ class IssuerKeys:
             await self._fetch(issuer)
             kept = self._kept.get(issuer)
         if kept is None or self._clock() - kept.as_of > MAX_AGE_S:
-            raise IssuerUnavailable(f"{issuer}: no keys")
+            raise LoginIssuerUnavailable(f"{issuer}: no keys")
         return kept
 
     def _may_ask(self, issuer: str) -> bool:
@@ -157,7 +157,7 @@ class IssuerKeys:
             url = issuer.removesuffix("/") + "/.well-known/openid-configuration"
             discovered = to_discovered(issuer, await self._get(url))
             keys = to_keys(await self._get(discovered.jwks_uri))
-        except (EgressError, IssuerUnavailable) as error:
+        except (EgressError, LoginIssuerUnavailable) as error:
             log.warning("issuer %s: %s: %s", issuer, type(error).__name__, error)
             return
         self._kept.put(issuer, Keys(discovered=discovered, keys=keys, as_of=self._clock()))
@@ -169,30 +169,30 @@ class IssuerKeys:
         return found.json_object()
 
 
-def to_discovered(issuer: str, content: dict[str, Any]) -> Discovered:
+def to_discovered(issuer: str, content: dict[str, Any]) -> IssuerMetadata:
     """Raises: IssuerUnavailable."""
     try:
-        found = msgspec.convert(content, Discovered)
+        found = msgspec.convert(content, IssuerMetadata)
     except msgspec.ValidationError as error:
-        raise IssuerUnavailable(f"discovery: {error}") from None
+        raise LoginIssuerUnavailable(f"discovery: {error}") from None
     if found.issuer != issuer:  # to the letter (OpenID Connect Discovery, 4.3)
-        raise IssuerUnavailable("discovery: the document is another issuer's")
+        raise LoginIssuerUnavailable("discovery: the document is another issuer's")
     return found
 
 
-def to_keys(content: dict[str, Any]) -> tuple[Key, ...]:
+def to_keys(content: dict[str, Any]) -> tuple[IssuerKey, ...]:
     """Those that can be used; others do not spoil the set (RFC 7517, section 5).
 
     Raises: IssuerUnavailable.
     """
     written = content.get("keys")
     if not isinstance(written, list) or len(written) > MAX_KEYS:
-        raise IssuerUnavailable(f"jwks: no list of up to {MAX_KEYS} keys")
+        raise LoginIssuerUnavailable(f"jwks: no list of up to {MAX_KEYS} keys")
     found = [key for each in written if (key := to_key(each)) is not None]
     return tuple(found)
 
 
-def to_key(written: Any) -> Key | None:
+def to_key(written: Any) -> IssuerKey | None:
     """None for what is no public key for signatures, or a weak one."""
     if not isinstance(written, dict) or written.get("use", "sig") != "sig":
         return None
@@ -211,4 +211,4 @@ def to_key(written: Any) -> Key | None:
         return None
     if alg is not None and (not isinstance(alg, str) or alg not in ALGORITHMS):
         return None
-    return Key(key=key, kid=kid, kind=kind, alg=alg)
+    return IssuerKey(key=key, kid=kid, kind=kind, alg=alg)

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.audit.log import Actor
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import Seals, start_session
-from gateway.auth.login.throttle import Attempt, Throttle
+from gateway.auth.login.throttle import LoginAttempt, Throttle
 from gateway.auth.peppers import Peppers
 from gateway.db import tenant
 from gateway.tenancy.member_tables import users
@@ -33,7 +33,7 @@ class WrongCredentials(Exception):
     """The credentials do not match; nothing says which part of them was wrong."""
 
 
-class Where(msgspec.Struct, frozen=True, kw_only=True):
+class LoginOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The origin of an attempt to log in."""
 
     address: str | None
@@ -77,7 +77,9 @@ class Login:
         self._seals = seals
         self._clock = clock
 
-    async def by_password(self, *, org: str, email: str, password: str, where: Where) -> SignedIn:
+    async def by_password(
+        self, *, org: str, email: str, password: str, where: LoginOrigin
+    ) -> SignedIn:
         """`org`: an id or a name.
 
         Raises: WrongCredentials, Waits, PasswordsBusy, redis.exceptions.RedisError.
@@ -103,7 +105,7 @@ class Login:
         return signed_in
 
     async def by_old_password(
-        self, *, org_id: str, user_id: str, password: str, where: Where
+        self, *, org_id: str, user_id: str, password: str, where: LoginOrigin
     ) -> str:
         """Check the current password of a signed-in user who wants another one, and return its
         hash. A browser left open lets nobody guess more often than the login page would.
@@ -120,7 +122,7 @@ class Login:
         await self._throttle.succeeded(attempt)
         return stored
 
-    async def _begin(self, account: str, where: Where) -> Attempt:
+    async def _begin(self, account: str, where: LoginOrigin) -> LoginAttempt:
         device = None
         if where.device_cookie is not None:
             device = self._seals.read_device(where.device_cookie, account, now=self._clock())
@@ -129,7 +131,12 @@ class Login:
         )
 
     async def start(
-        self, conn: AsyncConnection, org_id: str, user_id: str, amr: tuple[str, ...], where: Where
+        self,
+        conn: AsyncConnection,
+        org_id: str,
+        user_id: str,
+        amr: tuple[str, ...],
+        where: LoginOrigin,
     ) -> SignedIn:
         """For somebody who has proven who they are, in a transaction of their org."""
         now = self._clock()

@@ -26,7 +26,7 @@ from webauthn.helpers.structs import (
 RELYING_PARTY = "Tollgate"
 
 
-class Registered(msgspec.Struct, frozen=True):
+class PasskeyRegistration(msgspec.Struct, frozen=True):
     credential_id: str
     public_key: bytes
     sign_count: int
@@ -73,7 +73,7 @@ class Ceremonies:
         data = json.loads(base64url_to_bytes(credential["response"]["clientDataJSON"]))
         return base64url_to_bytes(data["challenge"])
 
-    def verify_registration(self, credential: Any, challenge: bytes) -> Registered:
+    def verify_registration(self, credential: Any, challenge: bytes) -> PasskeyRegistration:
         try:
             verified = webauthn.verify_registration_response(
                 credential=credential,
@@ -84,7 +84,7 @@ class Ceremonies:
             )
         except WebAuthnException as error:
             raise ValueError(type(error).__name__) from error
-        return Registered(
+        return PasskeyRegistration(
             bytes_to_base64url(verified.credential_id),
             verified.credential_public_key,
             verified.sign_count,

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.auth.login.login import Login, SignedIn, Where, WrongCredentials
+from gateway.auth.login.login import Login, LoginOrigin, SignedIn, WrongCredentials
 from gateway.auth.login.sessions import CHALLENGE_LIFETIME_S, Seals, Session
 from gateway.auth.tables import passkeys
 from gateway.db import tenant
@@ -167,7 +167,7 @@ class Passkeys:
         return self._ceremonies.sign_in_options(challenge)
 
     async def sign_in(
-        self, cookie: str, credential: Any, *, org_id: str | None, where: Where
+        self, cookie: str, credential: Any, *, org_id: str | None, where: LoginOrigin
     ) -> SignedIn:
         """`org_id`: whose users alone may; None: anybody's. Raises: WrongCredentials."""
         try:

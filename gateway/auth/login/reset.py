@@ -30,7 +30,7 @@ RESET_PATH = "/passwords/reset"
 FORM = re.compile(r"(user_[0-9a-f]{32})\.([0-9]{1,12})\.([0-9a-f]{64})", re.ASCII)
 
 
-class Forgetful(msgspec.Struct, frozen=True, kw_only=True):
+class ResetUser(msgspec.Struct, frozen=True, kw_only=True):
     """A live user as a link sees them."""
 
     id: str
@@ -80,7 +80,7 @@ async def make_reset(
 
 async def find_reset(
     conn: AsyncConnection, token: str, *, secret: Secret, now: datetime
-) -> Forgetful:
+) -> ResetUser:
     """Return whose link it is; `conn` is the system's, or of their org.
 
     Raises: NotFound: made up, used, overtaken or expired alike.
@@ -100,9 +100,9 @@ def to_link(public_url: str, token: str) -> str:
     return f"{public_url.rstrip('/')}{RESET_PATH}?token={token}"
 
 
-async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) -> Forgetful:
+async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) -> ResetUser:
     joined = users.join(orgs, users.c.org_id == orgs.c.id)
-    columns = [users.c[field] for field in Forgetful.__struct_fields__ if field != "org_name"]
+    columns = [users.c[field] for field in ResetUser.__struct_fields__ if field != "org_name"]
     found = sa.select(*columns, orgs.c.name.label("org_name")).select_from(joined)
     found = found.where(users.c.archived_at.is_(None), orgs.c.archived_at.is_(None))
     found = found.where(users.c.id == user_id)
@@ -111,10 +111,10 @@ async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) 
     row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound("user_id", "no such user")
-    return Forgetful(**row._mapping)
+    return ResetUser(**row._mapping)
 
 
-def _seals(secret: Secret, user: Forgetful, seconds: str) -> list[str]:
+def _seals(secret: Secret, user: ResetUser, seconds: str) -> list[str]:
     """Under each of the installation's secrets, the current one first."""
     said = msgspec.msgpack.encode([user.id, seconds, user.role, user.password_hash])
     return [hmac.new(key.derive(PURPOSE), said, "sha256").hexdigest() for key in secret.keys]

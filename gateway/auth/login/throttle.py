@@ -16,7 +16,7 @@ A counter is charged before the secret is looked at. A success forgets what stan
 account at that address or browser, and against nobody else's.
 
 What machines show, many at once and mostly right, is not charged beforehand: of that failures count
-(`SoFar`), by whose and from where; what was right before is known (`know`), and stopped by none.
+(`FailureCount`), by whose and from where; what was right before is known (`know`), and stopped by none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCRIPT = Path(__file__).with_name("attempt.lua").read_text()
 SO_FAR = Path(__file__).with_name("attempts_so_far.lua").read_text()
 
 
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptLimit(msgspec.Struct, frozen=True, kw_only=True):
     """After `free` attempts each waits twice as long as the one before it."""
 
     name: str
@@ -53,15 +53,15 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return [self.free, *(int(each * 1000) for each in seconds)]
 
 
-PAIR = Bound(name="pair", free=5, first_s=1.0, longest_s=900.0, lifetime_s=3_600.0)
-ADDRESS = Bound(name="address", free=50, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
-ACCOUNT = Bound(name="account", free=100, first_s=1.0, longest_s=60.0, lifetime_s=3_600.0)
+PAIR = AttemptLimit(name="pair", free=5, first_s=1.0, longest_s=900.0, lifetime_s=3_600.0)
+ADDRESS = AttemptLimit(name="address", free=50, first_s=1.0, longest_s=300.0, lifetime_s=900.0)
+ACCOUNT = AttemptLimit(name="account", free=100, first_s=1.0, longest_s=60.0, lifetime_s=3_600.0)
 
 
-FAILED = Bound(name="failed", free=10, first_s=60.0, longest_s=300.0, lifetime_s=900.0)
+FAILED = AttemptLimit(name="failed", free=10, first_s=60.0, longest_s=300.0, lifetime_s=900.0)
 
 
-class SoFar(msgspec.Struct, frozen=True, kw_only=True):
+class FailureCount(msgspec.Struct, frozen=True, kw_only=True):
     """The failures counted so far against one account at one address."""
 
     wait_s: float = 0.0
@@ -69,7 +69,7 @@ class SoFar(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
 
 
-class Waits(Exception):
+class TooManyAttempts(Exception):
     """Too many attempts: none before `delay_s` more."""
 
     def __init__(self, delay_s: float) -> None:
@@ -77,7 +77,7 @@ class Waits(Exception):
         self.delay_s = delay_s
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+class LoginAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that `Throttle.begin` charged: which account, from which address."""
 
     kind: str
@@ -111,12 +111,14 @@ class Throttle:
 
     async def begin(
         self, kind: str, *, account: str, address: str | None, device: str | None = None
-    ) -> Attempt:
+    ) -> LoginAttempt:
         """Before the secret is looked at. `account`: as it was typed, existing or not.
 
         Raises: Waits, redis.exceptions.RedisError.
         """
-        attempt = Attempt(kind=kind, account=account, address=network_of(address), device=device)
+        attempt = LoginAttempt(
+            kind=kind, account=account, address=network_of(address), device=device
+        )
         bounds = {_pair(attempt): PAIR}
         if device is None:
             bounds[_key(kind, ADDRESS.name, attempt.address)] = ADDRESS
@@ -125,7 +127,9 @@ class Throttle:
         await self._charge(bounds)
         return attempt
 
-    async def count(self, kind: str, *, address: str | None, each: Bound, all_: Bound) -> None:
+    async def count(
+        self, kind: str, *, address: str | None, each: AttemptLimit, all_: AttemptLimit
+    ) -> None:
         """Something that anybody may do, so often an address and so often altogether.
 
         Raises: Waits, redis.exceptions.RedisError.
@@ -133,10 +137,10 @@ class Throttle:
         own = _key(kind, each.name, network_of(address))
         await self._charge({own: each, _key(kind, all_.name): all_})
 
-    async def failures(self, kind: str, *, account: str, address: str) -> SoFar:
+    async def failures(self, kind: str, *, account: str, address: str) -> FailureCount:
         """Raises: redis.exceptions.RedisError."""
         wait_ms, count = await self._so_far(keys=[_failed(kind, account, address)])
-        return SoFar(wait_s=int(wait_ms) / 1000, count=int(count))
+        return FailureCount(wait_s=int(wait_ms) / 1000, count=int(count))
 
     async def failed(self, kind: str, *, account: str, address: str) -> None:
         """Once more. Raises: redis.exceptions.RedisError."""
@@ -160,13 +164,13 @@ class Throttle:
         """Idempotent. Raises: redis.exceptions.RedisError."""
         await self._redis.delete(_key(kind, "right", account, digest))
 
-    async def _charge(self, bounds: Mapping[str, Bound]) -> None:
+    async def _charge(self, bounds: Mapping[str, AttemptLimit]) -> None:
         arguments = [each for bound in bounds.values() for each in bound.arguments()]
         wait_ms = await self._script(keys=list(bounds), args=arguments)
         if wait_ms:
-            raise Waits(int(wait_ms) / 1000)
+            raise TooManyAttempts(int(wait_ms) / 1000)
 
-    async def succeeded(self, attempt: Attempt) -> None:
+    async def succeeded(self, attempt: LoginAttempt) -> None:
         """The secret was right: from here the account's owner gets in."""
         await self._redis.delete(_pair(attempt))
         await self._redis.set(_known(attempt), b"1", ex=KNOWN_S)
@@ -178,7 +182,7 @@ def _key(kind: str, counter: str, *parts: str) -> str:
     return f"{PREFIX}:{kind}:{counter}:{digest[:32]}"
 
 
-def _pair(attempt: Attempt) -> str:
+def _pair(attempt: LoginAttempt) -> str:
     if attempt.device is not None:
         return _key(attempt.kind, "device", attempt.account, attempt.device)
     return _key(attempt.kind, PAIR.name, attempt.account, attempt.address)
@@ -188,5 +192,5 @@ def _failed(kind: str, account: str, address: str) -> str:
     return _key(kind, FAILED.name, account, network_of(address))
 
 
-def _known(attempt: Attempt) -> str:
+def _known(attempt: LoginAttempt) -> str:
     return _key(attempt.kind, "known", attempt.account, attempt.address)

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.login.throttle import SoFar, Throttle
+from gateway.auth.login.throttle import FailureCount, Throttle
 from gateway.auth.oauth import rfc7523_assertion
 from gateway.auth.oauth.clients.metadata import SECRET_METHODS
 from gateway.auth.oauth.clients.store import Client, Clients
@@ -54,7 +54,7 @@ MAX_KNOWN = 16_384
 MAX_HEADER_BYTES = 8 * 1024
 
 
-class Presented(msgspec.Struct, frozen=True):
+class PresentedCredentials(msgspec.Struct, frozen=True):
     method: str
     client_id: str
     secret: str = ""
@@ -64,7 +64,7 @@ class Presented(msgspec.Struct, frozen=True):
         return f"Presented({self.method})"
 
 
-class Failures:
+class ClientFailures:
     """How often a client has failed from an address, in windows."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -114,7 +114,7 @@ class ClientAuthentication:
         self._audiences = audiences
         self._fetch = fetch
         self._clock = clock
-        self._failures = Failures(monotonic)
+        self._failures = ClientFailures(monotonic)
         self._known: Lru[tuple[str, str], bool] = Lru(MAX_KNOWN)
         """Secrets that were right, by client and as they stand in the database."""
 
@@ -146,7 +146,7 @@ class ClientAuthentication:
         """Raises: OAuthError."""
         digest = self._clients.peppers.hash(secret)
         asked = self._throttle.failures(KIND, account=client_id, address=address)
-        shared = await self._shared(asked) or SoFar()
+        shared = await self._shared(asked) or FailureCount()
         wait_s = max(self._failures.wait_s(client_id, address), math.ceil(shared.wait_s))
         if wait_s > 0 and not await self._was_right(client_id, digest):
             raise too_often("too many failures", retry_after_s=wait_s)
@@ -193,15 +193,15 @@ class ClientAuthentication:
         return found
 
 
-def read(form: Form, authorization: str | None) -> Presented:
+def read(form: Form, authorization: str | None) -> PresentedCredentials:
     """Raises: OAuthError; a request must use one method (RFC 6749, 2.3)."""
     named = form.get("client_id")
-    ways: list[Presented] = []
+    ways: list[PresentedCredentials] = []
     if authorization:
         ways.append(_basic(authorization))
     if form.get("client_secret") is not None:
         ways.append(
-            Presented(
+            PresentedCredentials(
                 "client_secret_post", form.require("client_id"), form.require("client_secret")
             )
         )
@@ -210,12 +210,14 @@ def read(form: Form, authorization: str | None) -> Presented:
             raise invalid_client("another type of assertion")
         assertion = form.require("client_assertion")
         ways.append(
-            Presented("private_key_jwt", rfc7523_assertion.stated_client(assertion), assertion)
+            PresentedCredentials(
+                "private_key_jwt", rfc7523_assertion.stated_client(assertion), assertion
+            )
         )
     if not ways:
         if named is None:
             raise invalid_client("no client")
-        return Presented("none", named)
+        return PresentedCredentials("none", named)
     if len(ways) > 1:
         raise OAuthError("invalid_request", "two ways to authenticate")
     if named is not None and named != ways[0].client_id:
@@ -223,7 +225,7 @@ def read(form: Form, authorization: str | None) -> Presented:
     return ways[0]
 
 
-def _basic(authorization: str) -> Presented:
+def _basic(authorization: str) -> PresentedCredentials:
     """RFC 6749, 2.3.1: both parts are form-encoded, then RFC 7617."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic" or len(authorization) > MAX_HEADER_BYTES:
@@ -235,4 +237,6 @@ def _basic(authorization: str) -> Presented:
     client_id, colon, secret = pair.partition(":")
     if not colon:
         raise invalid_client("no secret")
-    return Presented("client_secret_basic", unquote_plus(client_id), unquote_plus(secret))
+    return PresentedCredentials(
+        "client_secret_basic", unquote_plus(client_id), unquote_plus(secret)
+    )

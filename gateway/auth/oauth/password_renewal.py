@@ -9,7 +9,7 @@ import logging
 
 from gateway.auth.bearer.revocations import announcing
 from gateway.auth.login.change import change_password
-from gateway.auth.login.login import PASSWORD, SignedIn, Where, WrongCredentials
+from gateway.auth.login.login import PASSWORD, LoginOrigin, SignedIn, WrongCredentials
 from gateway.auth.oauth.authorization import Authorization
 from gateway.db import tenant
 from gateway.tenancy.errors import ChangeNotAnnounced, NotFound
@@ -24,7 +24,7 @@ async def renew_password(
     user_id: str,
     replacing: str | None,
     password: str,
-    where: Where,
+    where: LoginOrigin,
 ) -> SignedIn:
     """`replacing`: the hash of the password that was shown, or that the link is for.
 

@@ -67,7 +67,7 @@ DESCRIPTIONS: Mapping[str, str] = {
 """All that a client ever reads beside a code."""
 
 
-class Refused(Exception):
+class AuthorizationRefused(Exception):
     """The request is not granted. `redirect_uri` None: it must not leave this server."""
 
     def __init__(
@@ -133,26 +133,26 @@ class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def destination(self) -> str:
         return origin_of(self.redirect_uri)
 
-    def refuse(self, error: str) -> Refused:
-        return Refused(error, redirect_uri=self.redirect_uri, state=self.state)
+    def refuse(self, error: str) -> AuthorizationRefused:
+        return AuthorizationRefused(error, redirect_uri=self.redirect_uri, state=self.state)
 
 
 def read_parameters(query: str) -> Parameters:
     """Raises: Refused, which stays here: nothing is trusted yet."""
     if len(query) > MAX_QUERY_LENGTH:
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     try:
         pairs = parse_qsl(
             query, keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
         )
     except ValueError:
-        raise Refused("invalid_request") from None
+        raise AuthorizationRefused("invalid_request") from None
     values: dict[str, str] = {}
     resources: list[str] = []
     repeated: set[str] = set()
     for name, value in pairs:
         if "\0" in name + value:
-            raise Refused("invalid_request")
+            raise AuthorizationRefused("invalid_request")
         if name == REPEATABLE:
             resources.append(value)
         elif name in values:
@@ -229,13 +229,13 @@ def check_request(
 ) -> AuthorizationRequest:
     """Raises: Refused."""
     if client is None:
-        raise Refused("invalid_client")
+        raise AuthorizationRefused("invalid_client")
     if parameters.repeated & {"client_id", "redirect_uri"}:
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     uri, state = parameters.get("redirect_uri"), parameters.get("state")
     if uri is not None and find_registered(client.redirect_uris, uri, native=client.native) is None:
         # Authlib would put it into a description, and raise ValueError for what cannot stand there.
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     values = {**parameters.values}
     if RESPONSE_TYPE.fullmatch(values.get("response_type", "")) is None:
         values["response_type"] = ""  # as above
@@ -246,12 +246,12 @@ def check_request(
     except OAuth2Error as error:
         known = error.error if error.error in DESCRIPTIONS else "invalid_request"
         where = getattr(error, "redirect_uri", None)
-        raise Refused(known, redirect_uri=where, state=state) from None
+        raise AuthorizationRefused(known, redirect_uri=where, state=state) from None
     redirect_uri: str = grant.redirect_uri
     try:
         return _check_rest(parameters, client, redirect_uri, request.scope.split(), public_url)
-    except Refused as refused:
-        raise Refused(refused.error, redirect_uri=redirect_uri, state=state) from None
+    except AuthorizationRefused as refused:
+        raise AuthorizationRefused(refused.error, redirect_uri=redirect_uri, state=state) from None
 
 
 def _check_rest(
@@ -259,20 +259,20 @@ def _check_rest(
 ) -> AuthorizationRequest:
     """Check what goes beyond RFC 6749. Raises: Refused."""
     if parameters.repeated:
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     for name in ("request", "request_uri"):
         if parameters.get(name) is not None:
-            raise Refused(f"{name}_not_supported")
+            raise AuthorizationRefused(f"{name}_not_supported")
     if parameters.get("response_mode") not in (None, "query"):
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     prompts = frozenset((parameters.get("prompt") or "").split())
     if not prompts <= PROMPTS or ("none" in prompts and len(prompts) > 1):
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     jkt, nonce = parameters.get("dpop_jkt"), parameters.get("nonce")
     if jkt is not None and not CHALLENGE.fullmatch(jkt):
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     if nonce is not None and len(nonce) > MAX_NONCE_LENGTH:
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     registered = find_registered(client.redirect_uris, redirect_uri, native=client.native)
     assert registered is not None, "it was just checked"
     checked = AuthorizationRequest(
@@ -290,7 +290,7 @@ def _check_rest(
         dpop_jkt=jkt,
     )
     if any(each.org_id not in (None, checked.org_id) for each in checked.resources):
-        raise Refused("invalid_target")
+        raise AuthorizationRefused("invalid_target")
     return checked
 
 
@@ -298,14 +298,14 @@ def _read_resources(values: list[str], public_url: str) -> list[Resource]:
     try:
         return find_resources(values, public_url)
     except InvalidTarget:
-        raise Refused("invalid_target") from None
+        raise AuthorizationRefused("invalid_target") from None
 
 
 def _read_max_age(value: str | None) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= MAX_AGE_DIGITS):
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     return int(value)
 
 

@@ -13,8 +13,8 @@ import msgspec
 
 from gateway.audit.log import Actor
 from gateway.auth.bearer.revocations import announcing
-from gateway.auth.login.login import Where
-from gateway.auth.login.throttle import Bound
+from gateway.auth.login.login import LoginOrigin
+from gateway.auth.login.throttle import AttemptLimit
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.clients.metadata import (
     GRANT_TYPES_OF_STRANGERS,
@@ -31,8 +31,8 @@ from gateway.auth.oauth.clients.store import (
 from gateway.tenancy.orgs import find_operator
 
 KIND = "registration"
-EACH = Bound(name="address", free=20, first_s=60.0, longest_s=3_600.0, lifetime_s=3_600.0)
-ALL = Bound(name="all", free=2_000, first_s=1.0, longest_s=60.0, lifetime_s=600.0)
+EACH = AttemptLimit(name="address", free=20, first_s=60.0, longest_s=3_600.0, lifetime_s=3_600.0)
+ALL = AttemptLimit(name="all", free=2_000, first_s=1.0, longest_s=60.0, lifetime_s=600.0)
 PATH = "/oauth/register"
 MAX_BODY_BYTES = 64 * 1024
 
@@ -45,7 +45,7 @@ def read_body(body: bytes) -> Any:
         raise InvalidMetadata("body", "must be a JSON object") from None
 
 
-async def register(desk: Authorization, document: Any, where: Where) -> CreatedClient:
+async def register(desk: Authorization, document: Any, where: LoginOrigin) -> CreatedClient:
     """Raises: InvalidMetadata, Waits, redis.exceptions.RedisError."""
     metadata = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
     await desk.throttle.count(KIND, address=where.address, each=EACH, all_=ALL)
@@ -61,7 +61,7 @@ async def register(desk: Authorization, document: Any, where: Where) -> CreatedC
         )
 
 
-async def unregister(desk: Authorization, client: Client, where: Where) -> None:
+async def unregister(desk: Authorization, client: Client, where: LoginOrigin) -> None:
     """Raises: ChangeNotAnnounced."""
     async with announcing(desk.redis) as announcement, desk.system_db.begin() as conn:
         orgs = await archive_registered(
@@ -105,5 +105,5 @@ def to_information(
     }
 
 
-def _stranger(where: Where) -> Actor:
+def _stranger(where: LoginOrigin) -> Actor:
     return Actor(kind="system", id="registration", ip=where.address, request_id=where.request_id)

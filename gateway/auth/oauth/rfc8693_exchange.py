@@ -13,8 +13,8 @@ from gateway import permissions as policy
 from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import InvalidToken, RevokedToken
 from gateway.auth.oauth.authority import (
-    Answer,
     Authority,
+    TokenAnswer,
     check_binding,
     expiry,
     narrowed_scopes,
@@ -26,7 +26,7 @@ from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.auth.oauth.tokens.rfc9068_access_token import (
     MAX_ACTORS,
     AccessClaims,
-    Actor,
+    ActorClaim,
     Confirmation,
     as_audience,
     sign,
@@ -38,7 +38,9 @@ JWT = "urn:ietf:params:oauth:token-type:jwt"
 TYPES = (ACCESS_TOKEN, JWT)
 
 
-async def exchange(authority: Authority, form: Form, client: Client, jkt: str | None) -> Answer:
+async def exchange(
+    authority: Authority, form: Form, client: Client, jkt: str | None
+) -> TokenAnswer:
     """Raises: OAuthError, AuthUnavailable."""
     if not client.confidential or client.org_id is None:
         raise OAuthError("unauthorized_client", "an agent is known to its org")
@@ -50,7 +52,7 @@ async def exchange(authority: Authority, form: Form, client: Client, jkt: str | 
         raise OAuthError("invalid_grant", "of another org")
     claims = await _conferred(authority, await _claims(authority, form, client, subject, jkt))
     access_token = sign(authority.keys.ring, claims)
-    return Answer(
+    return TokenAnswer(
         access_token=access_token,
         token_type=token_type(jkt),
         expires_in=claims.exp - claims.iat,
@@ -94,7 +96,7 @@ async def _conferred(authority: Authority, claims: AccessClaims) -> AccessClaims
 
 async def _actor(
     authority: Authority, form: Form, client: Client, subject: AccessClaims
-) -> tuple[Actor, dict[str, int]]:
+) -> tuple[ActorClaim, dict[str, int]]:
     """Return who acts now, in front of who acted before, and the actor's token with its end, if one
     was shown: it must be the client's own, since nobody else could speak for it."""
     sub, bound = client.service_account_id or client.id, {}
@@ -110,7 +112,7 @@ async def _actor(
         depth, before = depth + 1, before.act
     if depth > MAX_ACTORS:
         raise OAuthError("invalid_grant", "too many actors")
-    return Actor(sub=sub, act=subject.act), bound
+    return ActorClaim(sub=sub, act=subject.act), bound
 
 
 async def _verified(authority: Authority, form: Form, name: str) -> AccessClaims:

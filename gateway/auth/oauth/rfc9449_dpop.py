@@ -37,7 +37,7 @@ class InvalidProof(AuthError):
     public_message = "The DPoP proof is missing, invalid, or was used before."
 
 
-class Registry(jws.JWSRegistry):
+class ProofJwsRegistry(jws.JWSRegistry):
     """A proof's header holds a public key."""
 
     max_header_length = 2048
@@ -85,7 +85,7 @@ async def verify(
 def _open(proof: str) -> tuple[Key, ProofClaims]:
     if len(proof) > MAX_PROOF_BYTES:
         raise InvalidProof("too long")
-    registry = Registry(algorithms=ALGORITHMS)
+    registry = ProofJwsRegistry(algorithms=ALGORITHMS)
     try:
         header = jws.extract_compact(proof.encode("ascii"), registry=registry).headers()
         if header.get("typ") != TYPE or header.get("alg") not in ALGORITHMS:

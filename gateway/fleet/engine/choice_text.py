@@ -29,7 +29,7 @@ from engine.text.output_parser import (
     ToolCallStart,
 )
 from engine.text.tokenizer import Tokenizer
-from gateway.generate_request import ChatPrompt, Writing
+from gateway.generate_request import ChatPrompt, OutputOptions
 from gateway.generation_events import (
     CallDelta,
     FinishReason,
@@ -51,7 +51,7 @@ class ChoiceText:
     def __init__(
         self,
         index: int,
-        prompt: Writing,
+        prompt: OutputOptions,
         tokenizer: Tokenizer,
         ends: Container[int] | None = None,
         shown_ids: Collection[int] = (),
@@ -158,7 +158,7 @@ class ParsedChoice(ChoiceText):
     def __init__(
         self,
         index: int,
-        prompt: Writing,
+        prompt: OutputOptions,
         tokenizer: Tokenizer,
         ends: Container[int] | None,
         parsing: Parsing,

@@ -13,7 +13,7 @@ import msgspec
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
 from gateway.fleet.engine.model_format import Rendered
-from gateway.generate_request import OutputForm, Writing
+from gateway.generate_request import OutputForm, OutputOptions
 from gateway.generation_events import ReplicaEvent
 from gateway.request_errors import BadField
 
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Of a conversation."""
 
 
-def check_token_ids(prompt: Writing, vocab_size: int) -> None:
+def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:
     """Raises BadField."""
     for param, ids in (
         ("logit_bias", prompt.logit_bias),
@@ -62,7 +62,9 @@ def check_token_ids(prompt: Writing, vocab_size: int) -> None:
             )
 
 
-def to_sampling(prompt: Writing, max_tokens: int, form: OutputForm | None = None) -> SamplingParams:
+def to_sampling(
+    prompt: OutputOptions, max_tokens: int, form: OutputForm | None = None
+) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=prompt.min_tokens,

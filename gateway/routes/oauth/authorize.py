@@ -16,9 +16,9 @@ from gateway.auth.errors import AuthUnavailable
 from gateway.auth.login.sessions import Session
 from gateway.auth.oauth.authorization import Authorization, authorize, was_allowed
 from gateway.auth.oauth.rfc6749_authorize import (
+    AuthorizationRefused,
     AuthorizationRequest,
     Parameters,
-    Refused,
     check_request,
     grantable,
     must_sign_in,
@@ -82,11 +82,11 @@ async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRe
         client = None if client_id is None else await desk.clients.find(client_id)
     except AuthUnavailable as error:
         log.info("a client cannot be known at the moment: %s", error)
-        raise Refused("temporarily_unavailable") from error
+        raise AuthorizationRefused("temporarily_unavailable") from error
     return check_request(parameters, client, desk.issuer), parameters
 
 
-def refuse(desk: Authorization, refused: Refused) -> Response[bytes]:
+def refuse(desk: Authorization, refused: AuthorizationRefused) -> Response[bytes]:
     """Tell the client, if it is known that it is the client; else the person."""
     if refused.redirect_uri is None:
         status = 503 if refused.error == "temporarily_unavailable" else 400
@@ -125,7 +125,7 @@ async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
         if "none" in asked.prompts:
             raise asked.refuse("consent_required")
         return consent_page(desk, asked, parameters, session, scopes, browser)
-    except Refused as refused:
+    except AuthorizationRefused as refused:
         return refuse(desk, refused)
 
 
@@ -158,7 +158,7 @@ async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:
         return await give(desk, asked, session, scopes, browser)
     except BadForm:
         return stale_form()
-    except Refused as refused:
+    except AuthorizationRefused as refused:
         return refuse(desk, refused)
 
 
@@ -166,7 +166,7 @@ def raw_query(request: Request[Any, Any, Any]) -> str:
     """Raises: Refused."""
     raw: bytes = request.scope["query_string"]
     if not raw.isascii():
-        raise Refused("invalid_request")
+        raise AuthorizationRefused("invalid_request")
     return raw.decode("ascii")
 
 

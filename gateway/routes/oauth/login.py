@@ -20,9 +20,9 @@ from redis.exceptions import RedisError
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.login.sessions import Session, end_session
-from gateway.auth.login.throttle import Waits
+from gateway.auth.login.throttle import TooManyAttempts
 from gateway.auth.oauth.authorization import Authorization
-from gateway.auth.oauth.rfc6749_authorize import Refused
+from gateway.auth.oauth.rfc6749_authorize import AuthorizationRefused
 from gateway.db import tenant
 from gateway.permissions import within
 from gateway.principal import SCOPE_ADMIN
@@ -150,7 +150,7 @@ async def show_login(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
     try:
         occasion = await read_occasion(desk, raw_query(request))
-    except Refused as refused:
+    except AuthorizationRefused as refused:
         return refuse(desk, refused)
     return login_page(desk, await open_browser(request), occasion)
 
@@ -163,7 +163,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         occasion = await read_occasion(desk, form.get("request", ""))
     except BadForm:
         return stale_form()
-    except Refused as refused:
+    except AuthorizationRefused as refused:
         return refuse(desk, refused)
     org, email = form.get("org", ""), form.get("email", "")
     shown: dict[str, Any] = {"org": org, "email": email}
@@ -176,7 +176,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         )
     except WrongCredentials:
         return login_page(desk, browser, occasion, status=403, problem=WRONG, **shown)
-    except Waits as waits:
+    except TooManyAttempts as waits:
         seconds = math.ceil(waits.delay_s)
         problem = f"Too many attempts. Try again in {seconds} seconds."
         headers = {"retry-after": str(seconds)}

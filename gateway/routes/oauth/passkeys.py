@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passkeys import InvalidPasskey
-from gateway.auth.oauth.rfc6749_authorize import Refused
+from gateway.auth.oauth.rfc6749_authorize import AuthorizationRefused
 from gateway.console.pages import guarded
 from gateway.routes.oauth.login import (
     ACCOUNT,
@@ -90,7 +90,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         done = await desk.passkeys.sign_in(
             browser.cookie, sent.credential, org_id=occasion.org_id, where=browser.where
         )
-    except (BadForm, Refused):
+    except (BadForm, AuthorizationRefused):
         return refusal("invalid_request", 403)
     except WrongCredentials:
         return refusal("access_denied", 403)

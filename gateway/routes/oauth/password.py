@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
-from gateway.auth.login.reset import RESET_PATH, Forgetful, find_reset
-from gateway.auth.login.throttle import Waits
+from gateway.auth.login.reset import RESET_PATH, ResetUser, find_reset
+from gateway.auth.login.throttle import TooManyAttempts
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.password_renewal import renew_password
 from gateway.routes.oauth.login import (
@@ -64,7 +64,7 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
         return await account_page(desk, browser, session, problem=str(weak))
     except WrongCredentials:
         return await account_page(desk, browser, session, problem=WRONG, status=403)
-    except Waits as waits:
+    except TooManyAttempts as waits:
         seconds = math.ceil(waits.delay_s)
         problem = f"Too many attempts. Try again in {seconds} seconds."
         headers = {"retry-after": str(seconds)}
@@ -88,7 +88,7 @@ def closed() -> Response[bytes]:
 def reset_page(
     desk: Authorization,
     browser: Browser,
-    user: Forgetful,
+    user: ResetUser,
     token: str,
     *,
     problem: str | None = None,
@@ -108,7 +108,7 @@ def reset_page(
     return remembering(response, desk, browser)
 
 
-async def read_link(desk: Authorization, token: str) -> Forgetful:
+async def read_link(desk: Authorization, token: str) -> ResetUser:
     """Raises: NotFound."""
     async with desk.system_db.connect() as conn:
         return await find_reset(conn, token, secret=desk.secret, now=desk.clock())

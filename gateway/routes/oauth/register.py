@@ -16,7 +16,7 @@ from litestar.params import FromPath
 from redis.exceptions import RedisError
 
 from gateway.auth.errors import MissingCredential
-from gateway.auth.login.throttle import Waits
+from gateway.auth.login.throttle import TooManyAttempts
 from gateway.auth.oauth.clients.metadata import ClientMetadata, InvalidMetadata
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
@@ -83,7 +83,7 @@ async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
     except InvalidMetadata as error:
         log.info("a registration was refused: %s", error)
         return refusal(error.error, 400, field=error.field)
-    except Waits as waits:
+    except TooManyAttempts as waits:
         headers = {"retry-after": str(math.ceil(waits.delay_s))}
         return refusal("temporarily_unavailable", 429, headers)
     except (RedisError, OSError):

@@ -42,7 +42,7 @@ from gateway.tenancy import projects
 from gateway.tenancy.keys import changes as key_changes
 from gateway.tenancy.keys import owned_keys
 from gateway.tenancy.keys.keys import KeyRow, create_key
-from gateway.tenancy.keys.owned_keys import OwnedKey, Owner
+from gateway.tenancy.keys.owned_keys import KeyOwner, OwnedKey
 from gateway.tenancy.pages import Cursor
 from gateway.wire.organization import organization as wire
 from gateway.wire.organization.organization import (
@@ -88,7 +88,7 @@ def show_key(key: OwnedKey) -> Response[bytes]:
     return tagged(to_key(key), tag_of(to_key(configured(key)), key.scopes))
 
 
-def to_owner(owner: Owner | None) -> wire.KeyOwner:
+def to_owner(owner: KeyOwner | None) -> wire.KeyOwner:
     if owner is None:
         return wire.KeyOwner()
     common: dict[str, Any] = {
@@ -234,7 +234,7 @@ def tag_of_admin_key(key: OwnedKey) -> str:
     return tag_of(to_admin_key(configured(key)), key.scopes)
 
 
-def to_admin_owner(owner: Owner | None) -> wire.AdminKeyOwner:
+def to_admin_owner(owner: KeyOwner | None) -> wire.AdminKeyOwner:
     if owner is None:
         return wire.AdminKeyOwner()
     return wire.AdminKeyOwner(

@@ -33,7 +33,7 @@ from gateway.routes.shared.pages import Listing
 from gateway.tenancy import projects
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys import rate_limits
-from gateway.tenancy.keys.rate_limits import NO_LIMITS, ModelLimits
+from gateway.tenancy.keys.rate_limits import NO_LIMITS, ProjectModelLimits
 from gateway.tenancy.money.plans import MAX_LIMIT
 from gateway.wire.organization import organization as wire
 from gateway.wire.organization.organization import read_query
@@ -46,7 +46,7 @@ WIRE_NAMES = {
 }
 
 
-def to_rate_limit(model: str, own: ModelLimits, plans: ModelLimits) -> wire.RateLimit:
+def to_rate_limit(model: str, own: ProjectModelLimits, plans: ProjectModelLimits) -> wire.RateLimit:
     """Return what binds: the tighter of its own limit and its plans'. No limit is MAX_LIMIT:
     OpenAI's field is a number."""
 

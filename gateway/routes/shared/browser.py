@@ -15,7 +15,7 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.datastructures import Cookie
 
-from gateway.auth.login.login import SignedIn, Where
+from gateway.auth.login.login import LoginOrigin, SignedIn
 from gateway.auth.login.sessions import (
     DEVICE_LIFETIME_S,
     MAX_COOKIE_LENGTH,
@@ -57,7 +57,7 @@ class Browser(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool
     """It has not been given its cookie yet."""
     session: Session | None
-    where: Where
+    where: LoginOrigin
 
 
 def desk_of(request: Request[Any, Any, Any]) -> Authorization:
@@ -78,9 +78,9 @@ async def open_browser(request: Request[Any, Any, Any]) -> Browser:
     )
 
 
-def where_of(request: Request[Any, Any, Any], desk: Authorization) -> Where:
+def where_of(request: Request[Any, Any, Any], desk: Authorization) -> LoginOrigin:
     address = address_of(request)
-    return Where(
+    return LoginOrigin(
         address=None if address is None else str(address),
         device_cookie=request.cookies.get(_name(desk, DEVICE)),
         request_id=request.scope.get("state", {}).get(REQUEST_ID),

@@ -24,7 +24,7 @@ from gateway.tenancy.tables import api_keys
 Access = Literal["active", "inactive", "any"]
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class KeyOwner(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["user", "service_account"]
     id: str
     name: str
@@ -49,7 +49,7 @@ class OwnedKey(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: datetime | None
     active: bool
     """Whose it is may use the project."""
-    owner: Owner | None
+    owner: KeyOwner | None
 
 
 async def list_project_keys(
@@ -199,10 +199,10 @@ def _to_key(row: sa.Row[Any]) -> OwnedKey:
     )
 
 
-def _to_owner(row: sa.Row[Any]) -> Owner | None:
+def _to_owner(row: sa.Row[Any]) -> KeyOwner | None:
     common = {"role": row.owner_role, "project_role": row.project_role or "member"}
     if row.user_id is not None:
-        return Owner(
+        return KeyOwner(
             kind="user",
             id=row.user_id,
             name=row.user_name,
@@ -211,7 +211,7 @@ def _to_owner(row: sa.Row[Any]) -> Owner | None:
             **common,
         )
     if row.account_id is not None:
-        return Owner(
+        return KeyOwner(
             kind="service_account",
             id=row.account_id,
             name=row.account_name,

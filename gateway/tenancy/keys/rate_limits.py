@@ -24,31 +24,33 @@ MAX_MODELS = 1000
 FIELDS = ("tokens_per_minute", "requests_per_minute")
 
 
-class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+class ProjectModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing of its own."""
 
     tokens_per_minute: int | None = None
     requests_per_minute: int | None = None
 
 
-NO_LIMITS = ModelLimits()
+NO_LIMITS = ProjectModelLimits()
 
 
 async def limits_of_models(
     conn: AsyncConnection, *, org_id: str, project_id: str
-) -> dict[str, ModelLimits]:
+) -> dict[str, ProjectModelLimits]:
     """By model, those that the project has."""
     found = sa.select(project_rate_limits).where(project_rate_limits.c.org_id == org_id)
     found = found.where(project_rate_limits.c.project_id == project_id).limit(MAX_MODELS)
     return {
-        row.model: ModelLimits(
+        row.model: ProjectModelLimits(
             tokens_per_minute=row.tokens_per_minute, requests_per_minute=row.requests_per_minute
         )
         for row in await conn.execute(found)
     }
 
 
-async def limits_of_plans(conn: AsyncConnection, *, org_id: str, project_id: str) -> ModelLimits:
+async def limits_of_plans(
+    conn: AsyncConnection, *, org_id: str, project_id: str
+) -> ProjectModelLimits:
     """The tighter one each of what the plans of the project and of its org allow. Raises:
     NotFound."""
     plan_of = {owner: plans.alias(f"{owner}_plan") for owner in ("project", "org")}
@@ -64,7 +66,7 @@ async def limits_of_plans(conn: AsyncConnection, *, org_id: str, project_id: str
     row = (await conn.execute(found.where(projects.c.id == project_id))).one_or_none()
     if row is None:
         raise NotFound("project", f"no project {project_id!r}")
-    return ModelLimits(**row._mapping)
+    return ProjectModelLimits(**row._mapping)
 
 
 async def set_limits(
@@ -75,7 +77,7 @@ async def set_limits(
     model: str,
     wanted: dict[str, int],
     actor: Actor,
-) -> ModelLimits:
+) -> ProjectModelLimits:
     """`wanted`: new values of FIELDS; what is not there stays. To be announced.
 
     Raises: NotFound (project), Archived, InvalidField: a number that a plan would make void.

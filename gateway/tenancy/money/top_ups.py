@@ -34,12 +34,12 @@ CheckWanted = Callable[[BalanceSettings], None]
 """The same of what is wanted."""
 
 
-class Ended(Conflict):
+class TopUpEnded(Conflict):
     code = "top_up_ended"
     constant = "what became of it was said before"
 
 
-class Superseded(Conflict):
+class TopUpSuperseded(Conflict):
     code = "top_up_superseded"
     constant = "another one was asked for in its place: that one can be granted"
 
@@ -98,9 +98,9 @@ async def grant_top_up(
         if found.state == "granted":
             return found
         if found.state not in GRANTABLE:
-            raise Ended("top_up_id", f"it is {found.state}")
+            raise TopUpEnded("top_up_id", f"it is {found.state}")
         if (other := await successor_of(conn, found)) is not None:
-            raise Superseded("top_up_id", f"{other!r} was asked for in its place")
+            raise TopUpSuperseded("top_up_id", f"{other!r} was asked for in its place")
         # It ends before its credit is watched, which may leave the balance below: then the next one
         # is asked for, where none is open.
         credit_id = credit_id_of(top_up_id)
@@ -137,7 +137,7 @@ async def fail_top_up(
         if found.state == "failed":
             return found
         if found.state == "granted":
-            raise Ended("top_up_id", "it is granted")
+            raise TopUpEnded("top_up_id", "it is granted")
         after = await end_top_up(conn, top_up_id, "failed", failure=reason)
         await record_for_both(
             conn,

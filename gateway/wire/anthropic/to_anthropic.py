@@ -16,7 +16,7 @@ import msgspec
 from billing.events import Tier
 from billing.pricing.rating import RatedUsage
 from foundation import sse
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.wire.anthropic.answer import (
@@ -88,13 +88,13 @@ class MessageHead(NamedTuple):
         )
 
 
-def to_anthropic(request: GenerateRequest, heading: Heading) -> MessageEncoder:
+def to_anthropic(request: GenerateRequest, heading: AnswerHeader) -> MessageEncoder:
     head = to_head(request, heading)
     return MessageStream(head) if request.stream else MessageBody(head)
 
 
 def to_opening(
-    request: GenerateRequest, heading: Heading
+    request: GenerateRequest, heading: AnswerHeader
 ) -> Callable[[MeteredUsage], bytes] | None:
     """Return the function that makes a stream's first bytes, once its prompt is counted."""
     if not request.stream:
@@ -108,7 +108,7 @@ def to_opening(
     return opening
 
 
-def to_head(request: GenerateRequest, heading: Heading) -> MessageHead:
+def to_head(request: GenerateRequest, heading: AnswerHeader) -> MessageHead:
     assert request.prompt is not None
     tier = SERVED_AS[heading.service_tier]
     return MessageHead(heading.id, request.model, tier, request.prompt.max_tokens)

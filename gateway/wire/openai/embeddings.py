@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import EmbeddingPrompt, GenerateRequest, Heading, ModelKind
+from gateway.generate_request import EmbeddingPrompt, GenerateRequest, AnswerHeader, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.forward_plain import forward_embedding
@@ -83,7 +83,7 @@ def from_embeddings(body: bytes, kind: ModelKind) -> GenerateRequest:
     )
 
 
-def to_embeddings(request: GenerateRequest, heading: Heading) -> EmbeddingBody | RawEmbeddings:
+def to_embeddings(request: GenerateRequest, heading: AnswerHeader) -> EmbeddingBody | RawEmbeddings:
     if request.embedding is None:
         return RawEmbeddings()
     return EmbeddingBody(request.model, request.embedding)

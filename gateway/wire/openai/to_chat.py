@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from billing.pricing.rating import RatedUsage
 from foundation import sse
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import (
     Item,
     MeteredUsage,
@@ -47,7 +47,7 @@ class ChatEncoder(Protocol):
         """The rest, once the attempt is billed. `cost`: of who asked what it is."""
 
 
-def to_openai(request: GenerateRequest, heading: Heading) -> ChatEncoder:
+def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
     head = ChatHead(
         id=heading.id,

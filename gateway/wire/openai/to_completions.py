@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from billing.pricing.rating import RatedUsage
 from foundation import sse
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import (
     FinishReason,
     Item,
@@ -61,7 +61,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
 
 
-def to_completions(request: GenerateRequest, heading: Heading) -> ChatEncoder:
+def to_completions(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     """An upstream's answer keeps its own id and time."""
     head = ChatHead(
         id=heading.id,

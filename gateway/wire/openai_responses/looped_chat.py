@@ -14,7 +14,7 @@ import msgspec
 
 from billing.pricing.rating import RatedUsage
 from foundation import sse
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import FinishReason, Item, MeteredUsage, TextDelta
 from gateway.ids import uuid7_hex
 from gateway.wire.openai.to_chat import ChatBody, ChatHead, ChatStream
@@ -36,7 +36,7 @@ ChatStep = McpListTools | McpCall | McpApprovalRequest | LoopIncomplete
 
 
 class ChatSteps:
-    def __init__(self, request: GenerateRequest, heading: Heading) -> None:
+    def __init__(self, request: GenerateRequest, heading: AnswerHeader) -> None:
         self._head = ChatHead(
             id=heading.id,
             created=heading.created,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.audit.chain import GENESIS, Entry, canonical, digest
+from gateway.audit.chain import GENESIS, AuditEntry, canonical, digest
 from gateway.audit.errors import SecretInAudit
 from gateway.audit.log import (
     COMMAND_LINE,
     Actor,
-    Event,
+    AuditRecord,
     record,
     record_all,
     record_for_both,
@@ -69,7 +69,7 @@ async def test_an_entry_says_who_what_when_from_where_before_and_after(db: Async
     assert started <= row.occurred_at <= datetime.now(tz=UTC)
     assert row.sequence == 1 and row.previous == GENESIS
     fields = dict(row._mapping)
-    assert fields.pop("hash") == digest(Entry(**fields))
+    assert fields.pop("hash") == digest(AuditEntry(**fields))
 
 
 async def test_the_project_is_taken_from_what_changed(db: AsyncEngine) -> None:
@@ -116,10 +116,10 @@ async def test_many_at_once_are_a_chain_as_one_by_one_is(
     """In their order; and if one may not be recorded, none is."""
     org_id = await an_org(db)
 
-    def events(*after: dict[str, Any]) -> list[Event]:
+    def events(*after: dict[str, Any]) -> list[AuditRecord]:
         named = enumerate(after)
         return [
-            Event(actor=ALICE, action="mcp.called", target=f"call_{n}", after=each)
+            AuditRecord(actor=ALICE, action="mcp.called", target=f"call_{n}", after=each)
             for n, each in named
         ]
 
@@ -139,8 +139,8 @@ async def test_many_at_once_are_a_chain_as_one_by_one_is(
     assert [row.sequence for row in rows] == list(range(1, 302))
     assert [row.previous for row in rows] == [GENESIS, *(row.hash for row in rows[:-1])]
     for row in rows:
-        fields = {name: getattr(row, name) for name in Entry.__struct_fields__}
-        assert row.hash == digest(Entry(**fields))
+        fields = {name: getattr(row, name) for name in AuditEntry.__struct_fields__}
+        assert row.hash == digest(AuditEntry(**fields))
     async with db.connect() as conn:
         head = (await conn.execute(sa.select(heads).where(heads.c.org_id == org_id))).one()
     assert (head.sequence, head.hash) == (301, rows[-1].hash)

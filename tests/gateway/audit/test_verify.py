@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit import verify as verification
-from gateway.audit.chain import Entry, digest
+from gateway.audit.chain import AuditEntry, digest
 from gateway.audit.log import Actor, record
 from gateway.audit.tables import entries, heads
-from gateway.audit.verify import Standing, Verdict, verify
+from gateway.audit.verify import ChainPosition, Verdict, verify
 from gateway.tenancy.tables import orgs
 from tests.budget import examples
 
@@ -40,7 +40,7 @@ async def a_log(db: AsyncEngine, name: str = "acme", count: int = COUNT) -> str:
 
 
 async def verdicts(
-    db: AsyncEngine, witness: Mapping[str, Standing] | None = None
+    db: AsyncEngine, witness: Mapping[str, ChainPosition] | None = None
 ) -> dict[str, Verdict]:
     return {each.org_id: each async for each in verify(db, witness or {})}
 
@@ -96,7 +96,7 @@ OTHER = {
 
 
 def test_every_column_is_tampered_with() -> None:
-    assert set(OTHER) == set(entries.c.keys()) == {*Entry.__struct_fields__, "hash"}
+    assert set(OTHER) == set(entries.c.keys()) == {*AuditEntry.__struct_fields__, "hash"}
 
 
 @pytest.mark.parametrize("sequence", [1, 4, COUNT])
@@ -159,7 +159,7 @@ async def rewrite(conn: AsyncConnection, org_id: str, count: int) -> None:
     for row in rows[:count]:
         fields = dict(row._mapping) | {"previous": previous, "target": "proj_forged"}
         del fields["hash"]
-        previous = digest(Entry(**fields))
+        previous = digest(AuditEntry(**fields))
         changed = sa.update(entries).where(entries.c.sequence == row.sequence)
         await conn.execute(changed.values(**fields, hash=previous))
     await conn.execute(sa.delete(entries).where(entries.c.sequence > count))

@@ -12,7 +12,7 @@ from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
-from gateway.net.egress import EgressFailed, Fetched
+from gateway.net.egress import EgressFailed, FetchResponse
 from gateway.net.egress_targets import Forbidden, parse_target
 
 ISSUER = "https://issuer.example.com"
@@ -44,7 +44,7 @@ class FarEnd:
     """Answers as `Egress` does, from a table of URLs; counts what was asked."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Fetched | Exception] = {}
+        self.answers: dict[str, FetchResponse | Exception] = {}
         self.asked: list[str] = []
         self.shown: list[str] = []
         """The bearer tokens that came along."""
@@ -54,23 +54,23 @@ class FarEnd:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"content-type": "application/json"}
         named |= {name.replace("_", "-"): value for name, value in headers.items()}
-        self.answers[url] = Fetched(url=url, status=status, headers=named, body=content)
+        self.answers[url] = FetchResponse(url=url, status=status, headers=named, body=content)
 
     def fails(self, url: str, error: Exception | None = None) -> None:
         self.answers[url] = error or EgressFailed("gone")
 
-    async def get(self, url: str, *, bearer: str | None = None, **_options: Any) -> Fetched:
+    async def get(self, url: str, *, bearer: str | None = None, **_options: Any) -> FetchResponse:
         self.asked.append(url)
         self.shown += [] if bearer is None else [bearer]
         return self._answer(url)
 
     async def post_form(
         self, url: str, form: dict[str, str], *, headers: dict[str, str] | None = None
-    ) -> Fetched:
+    ) -> FetchResponse:
         self.posted.append((url, dict(form), dict(headers or {})))
         return self._answer(url)
 
-    def _answer(self, url: str) -> Fetched:
+    def _answer(self, url: str) -> FetchResponse:
         try:
             parse_target(url)
         except Forbidden as error:

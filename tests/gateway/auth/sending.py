@@ -50,7 +50,9 @@ def proof(key: Any, **changes: Any) -> str:
     }
     claims = {name: value for name, value in claims.items() if value is not None}
     header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
-    return jwt.encode(header, claims, key, registry=rfc9449_dpop.Registry(algorithms=["ES256"]))
+    return jwt.encode(
+        header, claims, key, registry=rfc9449_dpop.ProofJwsRegistry(algorithms=["ES256"])
+    )
 
 
 async def code_form(world: World, client: Any, **more: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.net.egress import Fetched
+from gateway.net.egress import FetchResponse
 from tests.gateway.auth.federating import world
 from tests.gateway.auth.federation.test_external_login import EMAIL, Desk, desk
 from tests.gateway.auth.issuing import ISSUER
@@ -65,7 +65,7 @@ async def test_an_issuer_that_does_not_say_who_it_is_signs_nobody_in(desk: Desk)
     await desk.refused(asked, "userinfo: EgressFailed")
     # A token that could write a header of its own is shown to nobody.
     bad = desk.world.far_end.answers[f"{ISSUER}/token"]
-    assert isinstance(bad, Fetched)
+    assert isinstance(bad, FetchResponse)
     desk.world.far_end.says(
         f"{ISSUER}/token", bad.json_object() | {"access_token": "x\r\nhost: evil"}
     )

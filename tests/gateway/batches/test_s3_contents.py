@@ -17,7 +17,7 @@ from gateway.files.contents import PostgresContents
 from gateway.files.errors import ContentLost, FileStoreAway, FileStoreUnknown
 from gateway.files.s3_contents import S3Contents
 from gateway.files.store import FileStore
-from gateway.files.strays import Found, Strays
+from gateway.files.strays import Strays, SweepResult
 from gateway.files.tables import files
 from gateway.http_errors.table import to_http_error
 from gateway.secret import Secret, SecretKey
@@ -203,9 +203,9 @@ async def test_strays_are_found(world: World, db: AsyncEngine) -> None:
             content = await world.object(name)
             await world.put(name, content.replace(b"\x03old", b"\x03xyz", 1))
     strays = Strays(world.pools[1], world.contents)
-    assert await strays.look() == Found(0, [])
+    assert await strays.look() == SweepResult(0, [])
     assert len(await world.names()) == 9, "they are young"
-    assert await strays.look(stray_age_s=-10) == Found(1, [lost.id])
+    assert await strays.look(stray_age_s=-10) == SweepResult(1, [lost.id])
     left = {name.split("/")[3] for name in await world.names()}
     assert left == {there.id, theirs.id}
     assert await whole(world.store, there) == CONTENT
@@ -226,4 +226,4 @@ async def test_an_upload_that_was_swept_leaves_nothing(world: World, db: AsyncEn
     await upload.close()
     assert len(await world.names()) == 3
     found = await Strays(world.pools[1], world.contents).look(stray_age_s=-10)
-    assert (found, await world.names()) == (Found(1, []), [])
+    assert (found, await world.names()) == (SweepResult(1, []), [])

@@ -19,7 +19,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import MeteredUsage
 from gateway.request_errors import BadField
 from gateway.wire.surfaces import ApiSurface
@@ -81,7 +81,7 @@ async def answered(
     surface: ApiSurface, replica: EngineReplica, request: GenerateRequest
 ) -> tuple[bytes, MeteredUsage]:
     """Raises: BadField."""
-    heading = Heading(id=surface.id_prefix + "1", created=1)
+    heading = AnswerHeader(id=surface.id_prefix + "1", created=1)
     encoder = surface.encoder(request, heading)
     opening = surface.opening and surface.opening(request, heading)
     prepared = await replica.prepare(request)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
-from gateway.pauses import Rests
+from gateway.pauses import PauseReasons
 from tests.pace import within
 
 STALLED_S = 60.0
@@ -113,7 +113,7 @@ async def test_abandoning_frees_a_waiting_writer_and_calls_back_once(rest: Reste
 @given(wishes=st.lists(st.tuples(st.booleans(), st.booleans())))
 async def test_it_rests_while_either_wants_it_to(wishes: list[tuple[bool, bool]]) -> None:
     halt = Rested()
-    rests = Rests(halt)
+    rests = PauseReasons(halt)
     wants = {True: False, False: False}
     for by_limits, resting in wishes:
         before = any(wants.values())

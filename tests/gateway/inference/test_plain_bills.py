@@ -21,7 +21,12 @@ from foundation.tasks import TaskSet
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
-from gateway.generate_request import CompletionPrompt, EmbeddingPrompt, GenerateRequest, Heading
+from gateway.generate_request import (
+    AnswerHeader,
+    CompletionPrompt,
+    EmbeddingPrompt,
+    GenerateRequest,
+)
 from gateway.inference.generate import Desk
 from gateway.principal import Plan
 from gateway.wire.openai.embeddings import to_embeddings
@@ -30,7 +35,7 @@ from tests.gateway.office import Office, WatchedLimiter, read
 
 WIDE = Plan(name="wide", tokens_per_minute=100_000_000, max_concurrent_streams=100)
 PROMPTS = ("one", "two and three", "four")
-HEADING = Heading(id="cmpl-1", created=1)
+HEADING = AnswerHeader(id="cmpl-1", created=1)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from gateway.vault.credentials import put_credential
 from gateway.vault.envelope import Vault
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import UpstreamTokens, tokens_to_values
-from gateway.vault.token_endpoint import TokenEndpoint, Tokens, UpstreamClient
+from gateway.vault.token_endpoint import TokenEndpoint, TokenResponse, UpstreamClient
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.transport import NotSent
 from tests.gateway.a_secret import a_secret
@@ -70,7 +70,9 @@ class Desk:
         client = UpstreamClient(
             token_endpoint=f"{self.server.url}/token", client_id="us", scope="read"
         )
-        tokens = Tokens(access_token="first", token_type="Bearer", refresh_token=refresh_token)
+        tokens = TokenResponse(
+            access_token="first", token_type="Bearer", refresh_token=refresh_token
+        )
         await self.put(client.to_values() | tokens_to_values(tokens), "oauth")
 
     async def of(self, refused: Refusal | None = None) -> CredentialSet:

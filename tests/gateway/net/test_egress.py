@@ -27,7 +27,7 @@ from gateway.net.egress import (
     EgressBusy,
     EgressFailed,
     EgressTimeout,
-    Fetched,
+    FetchResponse,
     ForbiddenTarget,
 )
 from gateway.net.egress_targets import Near
@@ -415,8 +415,8 @@ async def test_what_is_no_http_is_a_failure(egress: Egress) -> None:
 
 
 def test_json_is_taken_where_it_says_that_it_is() -> None:
-    def fetched(body: bytes, media: str) -> Fetched:
-        return Fetched(url="", status=200, headers={"content-type": media}, body=body)
+    def fetched(body: bytes, media: str) -> FetchResponse:
+        return FetchResponse(url="", status=200, headers={"content-type": media}, body=body)
 
     assert fetched(b'{"a":2}', "application/json; charset=utf-8").json_object() == {"a": 2}
     assert fetched(b"{}", "application/jwk-set+json").json_object() == {}

@@ -15,7 +15,7 @@ from billing.credits.top_ups import TopUp
 from billing.money import PICO_PER_USD
 from billing.tables import top_ups
 from gateway.audit.log import Actor
-from gateway.tenancy.money.top_ups import Ended, Superseded, fail_top_up, grant_top_up
+from gateway.tenancy.money.top_ups import TopUpEnded, TopUpSuperseded, fail_top_up, grant_top_up
 
 ORG = "org_a"
 CENT, USD = PICO_PER_USD // 100, PICO_PER_USD
@@ -78,7 +78,7 @@ async def test_in_whose_place_another_was_asked_for_that_one_is_granted(
     db: AsyncEngine, first: str, second: str
 ) -> None:
     for _ in range(2):  # before the other is paid, and after
-        with pytest.raises(Superseded, match=second) as refused:
+        with pytest.raises(TopUpSuperseded, match=second) as refused:
             await grant(db, first)
         assert refused.value.field == "top_up_id" and second not in refused.value.detail
         assert (await grant(db, second)).state == "granted"
@@ -90,6 +90,6 @@ async def test_where_the_other_has_failed_the_one_before_can_be_paid(
 ) -> None:
     await fail_top_up(db, second, "card declined", **BY)  # type: ignore[arg-type]
     assert (await grant(db, first)).state == "granted"
-    with pytest.raises(Ended):
+    with pytest.raises(TopUpEnded):
         await grant(db, second)
     assert await left(db) == CENT + 5 * USD

@@ -24,7 +24,7 @@ from gateway.vault.envelope import Vault
 from gateway.vault.errors import IssuerUnavailable, SignInRefused
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents
-from gateway.vault.registration import KnownClient, Ourselves, Registration
+from gateway.vault.registration import KnownClient, OwnMetadata, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from tests.gateway.a_secret import a_secret
@@ -165,7 +165,7 @@ class Desk:
             states=Cipher(a_secret("one"), STATE_PURPOSE),
             redirect_uri="https://gateway.example/callback",
         )
-        ourselves = Ourselves(
+        ourselves = OwnMetadata(
             redirect_uri="https://gateway.example/callback", document_url=DOCUMENT
         )
         discovery = Discovery(IssuerEgress(egress))

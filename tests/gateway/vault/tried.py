@@ -22,7 +22,7 @@ from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, ConsentNeeded, IssuerUnavailable, NoCredential
 from gateway.vault.issuer_egress import IssuerEgress
 from gateway.vault.oauth import STATE_PURPOSE, Consents, UpstreamTokens
-from gateway.vault.registration import Ourselves, Registration
+from gateway.vault.registration import OwnMetadata, Registration
 from gateway.vault.sign_in import SignIn
 from gateway.vault.token_endpoint import TokenEndpoint, UpstreamClient
 from mcp_bridge.upstream.audience import EVERYBODY
@@ -80,7 +80,10 @@ async def find_shown(stage: Stage) -> Any:
 
 
 def sign_ins(stage: Stage, egress: Egress, servers: Sequence[SignedInAt]) -> SignIns:
-    vault, ours = Vault(a_secret("one")), Ourselves(redirect_uri="https://gateway.example/callback")
+    vault, ours = (
+        Vault(a_secret("one")),
+        OwnMetadata(redirect_uri="https://gateway.example/callback"),
+    )
     consents = Consents(
         db=stage.pool,
         vault=vault,

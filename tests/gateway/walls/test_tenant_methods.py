@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import gateway
 from gateway.audit.log import Actor
 from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
-from gateway.auth.login.login import Login, Where, WrongCredentials
+from gateway.auth.login.login import Login, LoginOrigin, WrongCredentials
 from gateway.auth.login.passkeys import Passkeys
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import Seals, Session
@@ -65,7 +65,7 @@ from tests.gateway.walls.two_tenants import ALICE, MALLORY, id_of, populate, row
 CONNECTIONS = ("AsyncConnection", "AsyncEngine")
 NOW = datetime.now(tz=UTC)
 ME = Actor(kind="user", id=id_of("users", org=MALLORY))
-HERE = Where(address=None, device_cookie=None, request_id=None)
+HERE = LoginOrigin(address=None, device_cookie=None, request_id=None)
 
 
 @cache

@@ -31,7 +31,7 @@ from gateway.audit.verify import NOWHERE
 from gateway.auth.bearer.revocations import Announcement
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.errors import InvalidKey
-from gateway.auth.federation.external_login import Begun
+from gateway.auth.federation.external_login import LoginState
 from gateway.auth.federation.issuers import Rules
 from gateway.auth.oauth.clients.metadata import ClientMetadata
 from gateway.auth.peppers import Peppers
@@ -128,7 +128,7 @@ SYSTEM = {
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
 VALUES: dict[str, object] = {
     "AuditFilter": AuditLogsQuery(),
-    "Begun": Begun(
+    "Begun": LoginState(
         issuer_id=id_of("issuers"),
         nonce="",
         code_verifier="",

@@ -27,7 +27,7 @@ from gateway.auth.oauth.clients.metadata import (
     from_document,
 )
 from gateway.lru import Lru
-from gateway.net.egress import BodyTooLarge, Egress, EgressError, Fetched, ForbiddenTarget
+from gateway.net.egress import BodyTooLarge, Egress, EgressError, FetchResponse, ForbiddenTarget
 from gateway.net.egress_targets import Forbidden, parse_target
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ClientDocumentUnavailable(ClientDocumentError):
     """It cannot be had at the moment. Clients read `temporarily_unavailable`."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class CachedDocument(msgspec.Struct, frozen=True, kw_only=True):
     client: ClientMetadata
     until: float
     stale_until: float
@@ -78,7 +78,7 @@ class ClientDocuments:
         self._egress = egress
         self._allow_loopback = allow_loopback
         self._clock = clock
-        self._kept: Lru[str, Kept] = Lru(MAX_CACHED)
+        self._kept: Lru[str, CachedDocument] = Lru(MAX_CACHED)
         self._counted: Lru[str, tuple[int, int]] = Lru(MAX_COUNTED_HOSTS)
         """By host: the minute, and how often in it."""
         self._fetches: dict[str, asyncio.Task[ClientMetadata]] = {}
@@ -120,7 +120,7 @@ class ClientDocuments:
             raise ClientDocumentUnavailable("its host was asked too often")
         self._counted.put(host, (minute, times))
 
-    async def _fetch(self, url: str, kept: Kept | None) -> ClientMetadata:
+    async def _fetch(self, url: str, kept: CachedDocument | None) -> ClientMetadata:
         try:
             client, age_s = await self._read(url)
         except ClientDocumentUnavailable as error:
@@ -137,7 +137,7 @@ class ClientDocuments:
         self._kept.drop(url)
         if age_s > 0:
             until = now + age_s
-            known = Kept(client=client, until=until, stale_until=until + MAX_STALE_S)
+            known = CachedDocument(client=client, until=until, stale_until=until + MAX_STALE_S)
             self._kept.put(url, known)
         return client
 
@@ -179,7 +179,7 @@ def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
     return target.host
 
 
-def max_age_s(found: Fetched) -> float:
+def max_age_s(found: FetchResponse) -> float:
     """How long an answer is kept: what RFC 9111 allows, within our bounds; 0: not at all."""
     control = found.headers.get("cache-control", "").lower()
     if "no-store" in control or "no-cache" in control:

@@ -69,7 +69,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     redeemed_at: datetime | None
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class CodeReplayed(msgspec.Struct, frozen=True):
     """The code was redeemed before: whoever sees this revokes the grant, and commits that."""
 
     org_id: str
@@ -149,7 +149,7 @@ async def issue_code(
 
 async def redeem_code(
     conn: AsyncConnection, peppers: Peppers, *, code: str, client_id: str, now: datetime
-) -> Code | Replayed | None:
+) -> Code | CodeReplayed | None:
     """Redeem `code` once and return what it stands for; None for one that is unknown, expired, or
     another client's.
 
@@ -171,7 +171,7 @@ async def redeem_code(
     known = sa.select(oauth_codes.c.org_id, oauth_codes.c.grant_id)
     known = known.where(mine, oauth_codes.c.redeemed_at.is_not(None))
     replay = (await conn.execute(known)).one_or_none()
-    return None if replay is None else Replayed(replay.org_id, replay.grant_id)
+    return None if replay is None else CodeReplayed(replay.org_id, replay.grant_id)
 
 
 async def find_grant(

@@ -33,11 +33,11 @@ MAX_ACTORS = 4
 """In the chain of `act`."""
 
 
-class Actor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActorClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """RFC 8693, section 4.1: who acts for the subject, for whom that one acts, ..."""
 
     sub: str
-    act: Actor | None = None
+    act: ActorClaim | None = None
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The `jti` of each token this one was exchanged from: revoked with any of them."""
     passed_through: list[str] = []
     """The clients that those were issued to: refused with any of them, too."""
-    act: Actor | None = None
+    act: ActorClaim | None = None
     cnf: Confirmation | None = None
 
     @property

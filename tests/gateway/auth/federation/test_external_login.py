@@ -17,8 +17,8 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_login import (
     LOGIN_S,
     STATE_PURPOSE,
+    CompletedLogin,
     ExternalLogin,
-    Finished,
     LoginRefused,
 )
 from gateway.auth.federation.issuers import CIPHER_PURPOSE, Issuer, create_issuer
@@ -107,7 +107,7 @@ class Desk:
         browser: str = BROWSER,
         issuer_id: str | None = None,
         answer: list[tuple[str, str]] | None = None,
-    ) -> Finished:
+    ) -> CompletedLogin:
         async def sign_in(_conn: AsyncConnection, _org_id: str, user_id: str) -> str:
             return f"session of {user_id}"
 

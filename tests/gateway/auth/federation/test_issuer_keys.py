@@ -14,7 +14,7 @@ from gateway.auth.federation.issuer_keys import (
     MIN_REFETCH_S,
     REFRESH_S,
     IssuerKeys,
-    IssuerUnavailable,
+    LoginIssuerUnavailable,
     to_key,
 )
 from tests.gateway.auth.issuing import ISSUER, Clock, FakeIssuer, FarEnd, ec_key, okp_key, rsa_key
@@ -81,7 +81,7 @@ async def test_an_issuer_that_is_away_is_believed_for_a_bounded_time(
     clock.now += MAX_AGE_S - 1
     assert await keys.find(ISSUER, "k1", "RS256") is not None
     clock.now += 2
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(LoginIssuerUnavailable):
         await keys.find(ISSUER, "k1", "RS256")
 
 
@@ -89,11 +89,11 @@ async def test_an_issuer_that_never_answered_is_not_asked_again_at_once(
     keys: IssuerKeys, far_end: FarEnd, clock: Clock
 ) -> None:
     for _ in range(5):
-        with pytest.raises(IssuerUnavailable):
+        with pytest.raises(LoginIssuerUnavailable):
             await keys.discover(ISSUER)
     assert len(far_end.asked) == 1
     clock.now += MIN_REFETCH_S
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(LoginIssuerUnavailable):
         await keys.discover(ISSUER)
     assert len(far_end.asked) == 2
 
@@ -112,7 +112,7 @@ async def test_a_document_that_is_not_the_issuers_own_is_not_believed(
     keys: IssuerKeys, issuer: FakeIssuer, far_end: FarEnd, document: dict[str, Any]
 ) -> None:
     far_end.says(issuer.discovery_url, document)
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(LoginIssuerUnavailable):
         await keys.discover(ISSUER)
 
 
@@ -121,7 +121,7 @@ async def test_a_key_set_that_is_none_is_not_believed(
     keys: IssuerKeys, issuer: FakeIssuer, far_end: FarEnd, content: dict[str, Any]
 ) -> None:
     far_end.says(issuer.jwks_url, content)
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(LoginIssuerUnavailable):
         await keys.discover(ISSUER)
 
 
@@ -129,7 +129,7 @@ async def test_an_error_for_an_answer_is_none(
     keys: IssuerKeys, issuer: FakeIssuer, far_end: FarEnd
 ) -> None:
     far_end.says(issuer.discovery_url, {}, status=404)
-    with pytest.raises(IssuerUnavailable):
+    with pytest.raises(LoginIssuerUnavailable):
         await keys.discover(ISSUER)
 
 

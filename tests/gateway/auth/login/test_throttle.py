@@ -6,7 +6,14 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from gateway.auth.login.throttle import ACCOUNT, ADDRESS, PAIR, Throttle, Waits, network_of
+from gateway.auth.login.throttle import (
+    ACCOUNT,
+    ADDRESS,
+    PAIR,
+    Throttle,
+    TooManyAttempts,
+    network_of,
+)
 
 HERE, THERE = "192.0.2.1", "198.51.100.1"
 
@@ -19,7 +26,7 @@ async def tries(
     for _ in range(times):
         try:
             await throttle.begin("t", account=account, address=address, device=device or None)
-        except Waits as waits:
+        except TooManyAttempts as waits:
             assert 0 < waits.delay_s <= 900
         else:
             passed += 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.auth.oauth.clients.keys import KEPT_S, RETRY_S, ClientKeys
-from gateway.net.egress import EgressFailed, Fetched
+from gateway.net.egress import EgressFailed, FetchResponse
 from tests.gateway.auth.parts import Clock
 from tests.pace import within
 
@@ -21,7 +21,7 @@ class FarEnd:
         self.body: bytes | None = b'{"keys": []}'
         self.slow = asyncio.Event()
 
-    async def get(self, url: str) -> Fetched:
+    async def get(self, url: str) -> FetchResponse:
         self.asked += 1
         await asyncio.sleep(0)
         if "slow" in url:
@@ -29,7 +29,7 @@ class FarEnd:
         if self.body is None:
             raise EgressFailed("refused")
         headers = {"content-type": "application/json"}
-        return Fetched(url=url, status=200, headers=headers, body=self.body)
+        return FetchResponse(url=url, status=200, headers=headers, body=self.body)
 
 
 async def test_keys_are_kept_for_a_while() -> None:

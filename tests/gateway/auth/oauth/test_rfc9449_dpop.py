@@ -107,7 +107,7 @@ def test_a_server_that_does_not_say_what_was_sent_is_made_up_for(raw: bytes | No
 def signed(key: ECKey, payload: bytes) -> str:
     """What no encoder of claims would write."""
     header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
-    registry = rfc9449_dpop.Registry(algorithms=["ES256"])
+    registry = rfc9449_dpop.ProofJwsRegistry(algorithms=["ES256"])
     return jws.serialize_compact(header, payload, key, registry=registry)
 
 
@@ -118,7 +118,7 @@ async def test_bad_proofs_are_refused(world: World, http: httpx.AsyncClient) -> 
     private = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=True)}
     secret = OctKey.generate_key(256)
     claims = {"jti": "j", "htm": "POST", "htu": f"{ISSUER}/oauth/token", "iat": int(NOW)}
-    registry = rfc9449_dpop.Registry(algorithms=["ES256", "HS256"])
+    registry = rfc9449_dpop.ProofJwsRegistry(algorithms=["ES256", "HS256"])
     symmetric = {"alg": "HS256", "typ": "dpop+jwt", "jwk": secret.as_dict(private=True)}
     bad = [
         "",

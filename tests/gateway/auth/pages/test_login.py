@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.tables import entries
 from gateway.auth.login import passwords
-from gateway.auth.login.login import Where, WrongCredentials
+from gateway.auth.login.login import LoginOrigin, WrongCredentials
 from gateway.auth.login.passwords import Passwords, PasswordsBusy, WeakPassword, check_strength
 from gateway.auth.login.sessions import (
     SESSION_LIFETIME_S,
@@ -154,7 +154,7 @@ async def test_a_password_that_changes_while_it_is_checked_is_wrong(
     app: Litestar, ada: Tenant, db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = desk_of(app)
-    where = Where(address=None, request_id=None, device_cookie=None)
+    where = LoginOrigin(address=None, request_id=None, device_cookie=None)
     asked = {"org": "acme", "email": ada.email, "password": PASSWORD}
     done = await desk.login.by_password(**asked, where=where)
     assert repr(done) == f"SignedIn({ada.user_id})", "its cookies reach no log"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foundation.sse import EventParser
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.replica import read_all
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import RawRun
 from gateway.wire.openai.to_chat import to_openai
 
@@ -63,7 +63,7 @@ def of_text(text: str) -> Any:
 def passed_on(meter: UpstreamMeter, pieces: list[bytes], include_usage: bool) -> Any:
     """What a client gets, the usage after each piece, and what went wrong."""
     request = GenerateRequest(model="m", stream=True, include_usage=include_usage, forward={})
-    encoder = to_openai(request, Heading(id="chatcmpl-2", created=1))
+    encoder = to_openai(request, AnswerHeader(id="chatcmpl-2", created=1))
     parser, sent, usages = EventParser(), b"", []
     for piece in [*pieces, b""]:
         items, fault = read_all(meter, parser, piece)

@@ -14,7 +14,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_INFERENCE
 from gateway.tenancy import projects
 from gateway.tenancy.errors import (
-    Archived,
+    ArchivedError,
     InvalidField,
     LastOwner,
     NameTaken,
@@ -229,7 +229,7 @@ async def test_an_archived_project_is_shown_and_takes_nothing(acme: Tenant) -> N
         lambda conn: service_accounts.create_service_account(conn, **acme.here, name="ci", **ME),
     ]
     for use in uses:
-        with pytest.raises(Archived):
+        with pytest.raises(ArchivedError):
             async with acme() as conn:
                 await use(conn)
     async with acme() as conn:  # its name is free again

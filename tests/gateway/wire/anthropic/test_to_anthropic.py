@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from billing.events import Price, Quantities, Tier
 from billing.pricing.rating import rate
-from gateway.generate_request import GenerateRequest, Heading
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import CallDelta, MeteredUsage, TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.partial_json import to_object
@@ -35,7 +35,10 @@ def asked(**fields: Any) -> GenerateRequest:
 def answer(
     items: list[TextDelta], *, stream: bool, served: Tier = "default", cost: Any = None
 ) -> bytes:
-    request, heading = asked(stream=stream), Heading(id="msg_1", created=1, service_tier=served)
+    request, heading = (
+        asked(stream=stream),
+        AnswerHeader(id="msg_1", created=1, service_tier=served),
+    )
     encoder, opening = to_anthropic(request, heading), to_opening(request, heading)
     begun = b"" if opening is None else opening(USAGE)
     said = b"".join(encoder.encode([item]) for item in items)
@@ -160,7 +163,7 @@ def test_whole_and_streamed_are_the_same_message() -> None:
 )
 def test_why_it_stopped(last: Any, output: int, reason: str, stop: str | None) -> None:
     for stream in (True, False):
-        encoder = to_anthropic(asked(stream=stream), Heading(id="msg_1", created=1))
+        encoder = to_anthropic(asked(stream=stream), AnswerHeader(id="msg_1", created=1))
         said = encoder.encode([TextDelta(index=0, text="a", **last)])
         said += encoder.finish(MeteredUsage(uncached_input=1, output=output))
         end = json.dumps({"stop_reason": reason, "stop_sequence": stop}, separators=(",", ":"))

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from billing.events import Price, Quantities, Tier
 from billing.pricing.rating import RatedUsage, rate
-from gateway.generate_request import Heading
+from gateway.generate_request import AnswerHeader
 from gateway.generation_events import (
     CallDelta,
     MeteredUsage,
@@ -39,7 +39,7 @@ HEAD = {"created": 1_700_000_000, "model": "penny", "service_tier": "default"}
 def encoder(*, upstream: bool = False, served: Tier = "default", **fields: Any) -> ChatEncoder:
     body = {"model": "penny", "messages": [{"role": "user", "content": "x"}], **fields}
     request = from_openai(json.dumps(body).encode(), "upstream" if upstream else "engine")
-    heading = Heading(id="chatcmpl-1", created=1_700_000_000, service_tier=served)
+    heading = AnswerHeader(id="chatcmpl-1", created=1_700_000_000, service_tier=served)
     return to_openai(request, heading)
 
 

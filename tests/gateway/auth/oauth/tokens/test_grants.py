@@ -12,8 +12,8 @@ from gateway.auth.oauth.tokens.grants import (
     CODE_KEPT_S,
     CODE_LIFETIME_S,
     Code,
+    CodeReplayed,
     Grant,
-    Replayed,
     create_grant,
     find_grant,
     issue_code,
@@ -66,7 +66,7 @@ async def listed(conn: AsyncConnection, org_id: str, **narrowed: str) -> list[Gr
 
 async def redeem(
     db: AsyncEngine, code: str, clock: Clock, client_id: str = "client_a"
-) -> Code | Replayed | None:
+) -> Code | CodeReplayed | None:
     async with db.begin() as conn:
         return await redeem_code(conn, PEPPERS, code=code, client_id=client_id, now=clock.now)
 
@@ -82,7 +82,7 @@ async def test_a_code_stands_for_its_grant_once(
     assert found.scopes == ["inference", "openid"] and found.amr == ["pwd"]
     assert found.code_challenge == "c" * 43 and found.nonce == "n"
     assert found.auth_time == clock.now and found.redeemed_at == clock.now
-    assert await redeem(system_db, code, clock) == Replayed(acme.org_id, grant.id)
+    assert await redeem(system_db, code, clock) == CodeReplayed(acme.org_id, grant.id)
 
 
 async def test_of_twenty_at_once_one_wins_and_the_others_know_the_grant(
@@ -91,7 +91,7 @@ async def test_of_twenty_at_once_one_wins_and_the_others_know_the_grant(
     grant, code = await make_code(tenant_db, acme, clock)
     found = await asyncio.gather(*(redeem(system_db, code, clock) for _ in range(20)))
     assert sum(isinstance(each, Code) for each in found) == 1
-    assert found.count(Replayed(acme.org_id, grant.id)) == 19
+    assert found.count(CodeReplayed(acme.org_id, grant.id)) == 19
 
 
 async def test_a_code_is_its_clients_and_lasts_a_minute(

@@ -19,7 +19,7 @@ from gateway.auth.oauth.tokens.rfc9068_access_token import (
     MAX_LIFETIME_S,
     MAX_TOKEN_BYTES,
     AccessClaims,
-    Actor,
+    ActorClaim,
     as_audience,
     encode,
     read,
@@ -55,7 +55,7 @@ def segment(value: Any) -> str:
 
 
 async def test_what_is_issued_can_be_read(ring: KeyRing) -> None:
-    actor = Actor(sub="client_b", act=Actor(sub="client_a"))
+    actor = ActorClaim(sub="client_b", act=ActorClaim(sub="client_a"))
     claims = claims_of(act=actor, aud=["a", "b"], grant_id="grant_1", derived_from=["j"])
     token = sign(ring.ring, claims)
     assert await read(ring, token, issuer=ISSUER, now=NOW) == claims
