@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 
 def text(name: str, *, nullable: bool = False, key: bool = False) -> sa.Column[Any]:
-    """key: of the primary key."""
+    """Return a text column; key: of the primary key."""
     return sa.Column(name, sa.Text, nullable=nullable, primary_key=key)
 
 

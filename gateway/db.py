@@ -35,7 +35,7 @@ DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceErro
 
 
 def normalise(database_url: str) -> str:
-    """`postgres://` and `postgresql://` as people write them, for the driver that we use.
+    """Rewrite `postgres://` and `postgresql://`, as people write them, for the driver that we use.
 
     Raises: ValueError if it is not the URL of a Postgres database.
     """

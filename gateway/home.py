@@ -98,7 +98,8 @@ class HomeLock:
 
 
 def socket_folder(folder: Path, socket_name: str) -> Path:
-    """`folder`, or where its path is too long for a socket a short stand-in derived from it."""
+    """Return `folder`, or where its path is too long for a socket a short stand-in derived from
+    it."""
     if len(os.fsencode(folder / socket_name)) <= MAX_SOCKET_PATH_BYTES:
         return folder
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]

@@ -20,7 +20,7 @@ def uuid7() -> UUID:
 
 
 def uuid7_hex() -> str:
-    """Its 32 digits. An object of it takes longer to make than to draw."""
+    """Return the 32 digits of a UUIDv7. An object of it takes longer to make than to draw."""
     return f"{_draw():032x}"
 
 
@@ -31,7 +31,7 @@ def uuid7_text() -> str:
 
 
 def _draw() -> int:
-    """48 bits of Unix milliseconds, 74 random bits, version 7, variant 10."""
+    """Draw an id: 48 bits of Unix milliseconds, 74 random bits, version 7, variant 10."""
     milliseconds = time.time_ns() // 1_000_000
     bits = int.from_bytes(_random())
     random_a, random_b = bits >> 68, bits & (2**62 - 1)
@@ -39,7 +39,10 @@ def _draw() -> int:
 
 
 def _random() -> bytes:
-    """Each is given out once. A forked process begins anew: it must not repeat its parent's."""
+    """Return random bits, each given out once.
+
+    A forked process begins anew: it must not repeat its parent's.
+    """
     try:
         return _drawn.popleft()
     except IndexError:

@@ -37,7 +37,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, *, json_lines: bool) -> None:
-    """Once per process, before anything logs. `level`: debug, info, warning or error."""
+    """Configure logging once per process, before anything logs.
+
+    `level`: debug, info, warning or error.
+    """
     handler = logging.StreamHandler(sys.stderr)
     if json_lines:
         handler.setFormatter(JsonFormatter())

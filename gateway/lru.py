@@ -19,7 +19,7 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
     def __contains__(self, key: K) -> bool:
-        """Not a use."""
+        """True if it is there; asking is not a use."""
         return key in self._items
 
     def get(self, key: K) -> V | None:
@@ -35,7 +35,7 @@ class Lru(Generic[K, V]):
             self._items.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Idempotent."""
+        """Drop an entry; idempotent."""
         self._items.pop(key, None)
 
     def drop_where(self, condition: Callable[[V], bool]) -> None:

@@ -34,7 +34,10 @@ MAPPED = IPv6Network("::ffff:0:0/96")
 
 
 def read_address(text: str) -> Address | None:
-    """None for what is no address. A zone (`fe80::1%eth0`) means nothing on another host."""
+    """Read an address; None for what is no address.
+
+    A zone (`fe80::1%eth0`) means nothing on another host.
+    """
     return None if len(text) > MAX_ADDRESS_LENGTH or "%" in text else _read(text)
 
 
@@ -48,7 +51,7 @@ def _read(text: str) -> Address | None:
 
 
 def read_network(text: str) -> Network:
-    """`192.0.2.0/24`, `2001:db8::/32`, or one address. Raises: ValueError, saying why."""
+    """Read `192.0.2.0/24`, `2001:db8::/32`, or one address. Raises: ValueError, saying why."""
     if "%" in text:
         raise ValueError(f"{text!r} names a zone")
     try:
@@ -77,7 +80,7 @@ class Networks(msgspec.Struct, frozen=True, kw_only=True):
         return _within(number, number, self.v4 if isinstance(address, IPv4Address) else self.v6)
 
     def covers(self, other: Networks) -> bool:
-        """Whether all of `other` lies in these: each of its ranges in one of ours, for ranges that
+        """True if all of `other` lies in these: each of its ranges in one of ours, for ranges that
         could be one are."""
         return all(
             _within(first, last, mine)

@@ -59,8 +59,8 @@ SCOPES_OF: Mapping[Role, frozenset[str]] = MappingProxyType(
 
 
 def may(principal: Principal, scope: str, *, project_id: str | None = None) -> bool:
-    """Whether its credential confers `scope` and, where it acts for somebody, their role does, or
-    their owning the project that it is all about; None: it is about the org."""
+    """True if the principal's credential confers `scope` and, where it acts for somebody, their
+    role does, or their owning the project that it is all about; None: it is about the org."""
     if not _confers(principal.scopes, scope, principal.is_operator):
         return False
     role = principal.role
@@ -70,8 +70,8 @@ def may(principal: Principal, scope: str, *, project_id: str | None = None) -> b
 
 
 def _confers(held: frozenset[str], scope: str, is_operator: bool) -> bool:
-    """`admin:*` is every `admin:...`, `usage:read` and, in an operator org, every `operator:...`;
-    elsewhere those are conferred by nothing."""
+    """True if `held` confers `scope`: `admin:*` is every `admin:...`, `usage:read` and, in an
+    operator org, every `operator:...`; elsewhere those are conferred by nothing."""
     if scope not in SCOPES or (scope in OPERATOR_SCOPES and not is_operator):
         return False
     if scope in held:
@@ -80,27 +80,29 @@ def _confers(held: frozenset[str], scope: str, is_operator: bool) -> bool:
 
 
 def may_give(principal: Principal, scopes: Iterable[str]) -> bool:
-    """Whether a credential that it makes may hold `scopes`: no more than it has itself, but for the
-    use of models and tools, which who administers need not have."""
+    """True if a credential that the principal makes may hold `scopes`: no more than it has itself,
+    but for the use of models and tools, which who administers need not have."""
     freely = SERVICE_SCOPES | IDENTITY_SCOPES
     return all(scope in freely or may(principal, scope) for scope in scopes)
 
 
 def is_bound(principal: Principal) -> bool:
-    """Whether it is a key that is good for some networks, for some models or for a time alone."""
+    """True for a key that is good for some networks, for some models or for a time alone."""
     bounds = (principal.allowed_networks, principal.key_models, principal.expires_at)
     return principal.kind == "key" and any(each is not None for each in bounds)
 
 
 def may_appoint(principal: Principal, role: Role) -> bool:
-    """Whether it may give somebody `role`, or take it from them: somebody who is not bound to what
-    a key is bound to."""
+    """True if the principal may give somebody `role`, or take it from them: somebody who is not
+    bound to what a key is bound to."""
     return not is_bound(principal) and may_give(principal, SCOPES_OF[role])
 
 
 def expanded(scopes: Iterable[str]) -> frozenset[str]:
-    """With what `admin:*` stands for in every org, so that a part of it can be asked for. What is
-    the operator's is asked for by whom it was named for."""
+    """Add what `admin:*` stands for in every org, so that a part of it can be asked for.
+
+    What is the operator's is asked for by whom it was named for.
+    """
     held = frozenset(scopes)
     return held | ADMIN_SCOPES | {SCOPE_USAGE_READ} if SCOPE_ADMIN in held else held
 

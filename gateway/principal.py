@@ -135,7 +135,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.org_plan.price_list or DEFAULT_LIST
 
     def check_served(self) -> None:
-        """Raises: Suspended."""
+        """Raises: OrgSuspended."""
         if self.suspended_by is not None:
             raise OrgSuspended(self.suspended_by)
 

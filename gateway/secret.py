@@ -36,7 +36,7 @@ class SecretKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return f"SecretKey(id={self.id!r})"
 
     def derive(self, purpose: str) -> bytes:
-        """32 bytes for `purpose`: HKDF-SHA256 (RFC 5869), one block."""
+        """Return 32 bytes for `purpose`: HKDF-SHA256 (RFC 5869), one block."""
         extracted = hmac.digest(SALT, base64.b64decode(self.secret), hashlib.sha256)
         return hmac.digest(extracted, purpose.encode() + b"\x01", hashlib.sha256)
 
@@ -96,7 +96,7 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def _create(path: Path) -> None:
-    """Written beside and linked into place: the name never stands for half a file."""
+    """Write the secret beside and link it into place: the name never stands for half a file."""
     fresh_key = base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
     fresh = Secret(version=1, keys=(SecretKey(id=secrets.token_hex(4), secret=fresh_key),))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

@@ -41,7 +41,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical(value: Any) -> bytes:
-    """Sorted keys, no space, nothing escaped that need not be."""
+    """Return the fields as JSON with sorted keys, no space, and nothing escaped that need not
+    be."""
     return msgspec.json.encode(value, order="sorted")
 
 

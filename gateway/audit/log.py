@@ -102,7 +102,7 @@ async def record(
     after: Mapping[str, Any] | None = None,
     project_id: str | None = None,
 ) -> None:
-    """Stands when the transaction commits, at the head of the chain.
+    """Record one change; it stands when the transaction commits, at the head of the chain.
 
     Raises: SecretInAudit, ValueError (too large); LookupError (no such org is visible); what
     `actor.still_may` raises.
@@ -119,8 +119,11 @@ async def record(
 
 
 async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[AuditRecord]) -> None:
-    """Up to MAX_AT_ONCE, in their order, at one moment: in three trips to Postgres, however many
-    they are. Raises: as `record`, for any of them."""
+    """Record up to MAX_AT_ONCE changes, in their order, at one moment: in three trips to Postgres,
+    however many they are.
+
+    Raises: as `record`, for any of them.
+    """
     assert len(events) <= MAX_AT_ONCE, f"{len(events)} at once"
     if not events:
         return
@@ -175,9 +178,12 @@ async def record_for_both(
     project_id: str | None = None,
     **entry: Any,
 ) -> None:
-    """In the org's log and in that of the operator whose credential asks, if it is another org's.
+    """Record a change in the org's log and in that of the operator whose credential asks, if it is
+    another org's.
+
     The smaller id first: of all who do it nobody waits in a circle, be both of them operators.
-    `project_id` stands in the org's own alone; `entry` and what it raises: as `record`."""
+    `project_id` stands in the org's own alone; `entry` and what it raises: as `record`.
+    """
     for whose in sorted({org_id, operator_org or org_id}):
         own = project_id if whose == org_id else None
         await record(conn, org_id=whose, project_id=own, **entry)

@@ -134,7 +134,7 @@ def _judge_end(
 
 
 async def _entries(conn: AsyncConnection, org_id: str) -> AsyncIterator[Any]:
-    """In order, a batch at a time."""
+    """Yield the entries in order, a batch at a time."""
     after: int | None = None
     while True:
         batch = sa.select(entries).where(entries.c.org_id == org_id)

@@ -43,7 +43,7 @@ class CorsOrigins:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def orgs_of(self, origin: str) -> frozenset[str]:
-        """Ids of the organizations whose pages come from there; never raises."""
+        """Return the ids of the organizations whose pages come from there; never raises."""
         now = self._clock()
         if now - max(self._as_of, self._asked_at) > REFRESH_S and self._reading is None:
             self._asked_at = now

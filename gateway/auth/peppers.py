@@ -16,7 +16,7 @@ SECRET_BYTES = 32
 
 
 def random_secret(prefix: str = "") -> str:
-    """256 random bits, URL-safe."""
+    """Return 256 random bits, URL-safe."""
     return prefix + secrets.token_urlsafe(SECRET_BYTES)
 
 
@@ -36,6 +36,6 @@ class Peppers:
         return [f"{key_id}:{hmac.digest(key, data, 'sha256').hex()}" for key_id, key in self._keys]
 
     def matches(self, value: str, stored: str) -> bool:
-        """In a time that does not tell where two hashes differ."""
+        """Compare in a time that does not tell where two hashes differ."""
         found = [hmac.compare_digest(each, stored) for each in self.hashes(value)]
         return any(found)

@@ -45,7 +45,10 @@ def find_resource(value: str, public_url: str) -> Resource:
 
 
 def find_resources(values: list[str], public_url: str) -> list[Resource]:
-    """Each once, sorted. Raises: InvalidTarget; also for those of more than one org."""
+    """Return each resource once, sorted.
+
+    Raises: InvalidTarget; also for those of more than one org.
+    """
     if len(values) > MAX_RESOURCES:
         raise InvalidTarget("too many")
     found = {each.uri: each for each in (find_resource(value, public_url) for value in values)}

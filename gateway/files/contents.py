@@ -29,7 +29,7 @@ class Writer(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """All of it is kept when this returns."""
+        """Finish writing: all of it is kept when this returns."""
         ...
 
 

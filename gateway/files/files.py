@@ -60,8 +60,10 @@ _IS_THERE = sa.and_(
 def select_files(
     org_id: str, project_id: str, *, purpose: str | None = None, is_inner: bool = False
 ) -> sa.Select[Any]:
-    """Those of a project, for a page of them; None: for whatever they are. `is_inner`: those that
-    nobody is shown as files."""
+    """Select the files of a project, for a page of them; None: for whatever they are.
+
+    `is_inner`: those that nobody is shown as files.
+    """
     own = sa.and_(files.c.org_id == org_id, files.c.project_id == project_id, _IS_THERE)
     listed = sa.select(*COLUMNS).where(own, files.c.purpose.in_(_INNER) == is_inner)
     return listed if purpose is None else listed.where(files.c.purpose == purpose)
@@ -80,7 +82,7 @@ async def get_file(
     field: str = "file_id",
     is_inner: bool = False,
 ) -> File:
-    """`field`: what names it. Raises: NotFound."""
+    """Return a file; `field`: what names it. Raises: NotFound."""
     found = select_files(org_id, project_id, is_inner=is_inner).where(files.c.id == file_id)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
@@ -91,7 +93,7 @@ async def get_file(
 async def delete_file(
     conn: AsyncConnection, *, org_id: str, project_id: str, file_id: str, actor: Actor
 ) -> None:
-    """It is gone for everybody; its content is swept. Raises: NotFound."""
+    """Delete a file: it is gone for everybody; its content is swept. Raises: NotFound."""
     mine = sa.and_(
         files.c.org_id == org_id, files.c.project_id == project_id, files.c.id == file_id
     )
@@ -134,13 +136,13 @@ _FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT N
 
 
 async def end_files(conn: AsyncConnection, place: str, *, after: str = "") -> list[ExpiredFile]:
-    """Some of that place that are nobody's any more, and that nobody can finish from now on, in the
-    order of their ids, behind `after`."""
+    """End some files of that place that are nobody's any more, and that nobody can finish from now
+    on, in the order of their ids, behind `after`."""
     found = await conn.execute(_END, {"place": place, "after": after})
     ended = (ExpiredFile(row.org_id, row.id) for row in found)
     return sorted(ended, key=lambda each: each.file_id)
 
 
 async def forget_file(conn: AsyncConnection, ended: ExpiredFile) -> None:
-    """After its content."""
+    """Delete the row of a file, after its content."""
     await conn.execute(_FORGET, {"file_id": ended.file_id})

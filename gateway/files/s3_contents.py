@@ -89,18 +89,21 @@ class S3Contents:
         await self._call(file_id, self._delete, org_id, file_id)
 
     async def has(self, org_id: str, file_id: str) -> bool:
-        """Whether there is something of it. Raises: FileStoreAway."""
+        """True if there is something of it. Raises: FileStoreAway."""
         found = await self._call(file_id, self._secret_id, org_id, file_id)
         return found is not None
 
     async def is_ours(self, org_id: str, file_id: str) -> bool:
-        """Whether what is there was sealed by this installation. Raises: FileStoreAway."""
+        """True if what is there was sealed by this installation. Raises: FileStoreAway."""
         found = await self._call(file_id, self._secret_id, org_id, file_id)
         return found is not None and self._cipher.knows(found)
 
     async def listed(self, *, older_than_s: float) -> AsyncIterator[list[Place]]:
-        """Files of which something was there for so long already, in order, some at a time; one may
-        be named twice. Raises: FileStoreAway."""
+        """Yield the files of which something was there for so long already, in order, some at a
+        time; one may be named twice.
+
+        Raises: FileStoreAway.
+        """
         import obstore
 
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
@@ -142,7 +145,8 @@ class S3Contents:
             raise ContentLost(file_id, text) from None
 
     def _secret_id(self, org_id: str, file_id: str) -> str | None:
-        """That its first part names; None: it has none, or not one of Tollgate's."""
+        """Return the secret that its first part names; None: it has none, or not one of
+        Tollgate's."""
         import obstore
 
         path = self._path(org_id, file_id, 0)
@@ -240,7 +244,10 @@ def to_object(sealed: Ciphertext, end: bytes) -> bytes:
 
 
 def from_object(content: bytes) -> tuple[Ciphertext, bytes]:
-    """And whether it is the last. Raises: ValueError, where it is none of Tollgate's."""
+    """Split an object into its ciphertext and its end mark, which tells whether it is the last.
+
+    Raises: ValueError, where it is none of Tollgate's.
+    """
     start = len(MAGIC) + 2
     end = content[len(MAGIC) : len(MAGIC) + 1]
     if len(content) < start or not content.startswith(MAGIC) or end not in (LAST, MORE):

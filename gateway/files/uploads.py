@@ -52,7 +52,7 @@ class Upload:
         await self._writer.write(data)
 
     async def close(self) -> None:
-        """All that was written is kept when this returns."""
+        """Close the writing: all that was written is kept when this returns."""
         await self._writer.finish()
 
     async def finish(
@@ -63,8 +63,10 @@ class Upload:
         filename: str,
         expires_after_s: int | None = None,
     ) -> File:
-        """After `close`: it is there. Raises: InvalidField; NotFound, where it took so long that it
-        was swept."""
+        """Finish the file after `close`: it is there.
+
+        Raises: InvalidField; NotFound, where it took so long that it was swept.
+        """
         expires_at = None
         if expires_after_s is not None:
             if not MIN_EXPIRY_S <= expires_after_s <= MAX_EXPIRY_S:

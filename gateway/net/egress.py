@@ -216,7 +216,10 @@ class Egress:
         headers: Mapping[str, str] | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> FetchResponse:
-        """Never redirected: what was posted is meant for this one host. Raises: EgressError."""
+        """Post a form, never redirected: what was posted is meant for this one host.
+
+        Raises: EgressError.
+        """
         sent = {
             "accept": "application/json",
             "content-type": "application/x-www-form-urlencoded",
@@ -228,7 +231,11 @@ class Egress:
     async def post_json_for_json(
         self, url: str, body: bytes, *, max_body_bytes: int = MAX_BODY_BYTES
     ) -> FetchResponse:
-        """Never redirected. With the answer's body. Raises: EgressError."""
+        """Post JSON, never redirected, and return the answer's body too.
+
+        With the answer's body.
+        Raises: EgressError.
+        """
         sent = {"accept": "application/json", "content-type": "application/json"}
         async with self._bounded(url):
             return await self._ask("POST", url, sent, body, max_body_bytes)
@@ -236,7 +243,7 @@ class Egress:
     async def post_json(
         self, url: str, body: bytes, *, headers: Mapping[str, str]
     ) -> FetchResponse:
-        """Never redirected. Only the head of the answer is read, its body is empty here.
+        """Post JSON, never redirected. Only the head of the answer is read, its body is empty here.
 
         Raises: EgressError.
         """
@@ -321,7 +328,7 @@ def to_url(target: Target) -> httpcore.URL:
 
 
 async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> FetchResponse:
-    """Streamed: a body without end costs `max_bytes` and no more."""
+    """Read the body as a stream: a body without end costs `max_bytes` and no more."""
     headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in response.headers}
     if max_bytes is None:
         return FetchResponse(url=url, status=response.status, headers=headers, body=b"")

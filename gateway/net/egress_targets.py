@@ -161,7 +161,7 @@ def parse_target(
 
 
 def split_host(netloc: str) -> tuple[str, str | None]:
-    """Host without brackets, and the port's text where there is one."""
+    """Return the host without brackets, and the port's text where there is one."""
     if netloc.startswith("["):
         host, _, rest = netloc[1:].partition("]")
         if rest and not rest.startswith(":"):

@@ -47,7 +47,7 @@ def bound_unread(listener: socket.socket, timeout_s: float) -> None:
 
 
 def local_address(listener: socket.socket) -> tuple[str, int]:
-    """(host, port) that reach it from this machine."""
+    """Return (host, port) that reach it from this machine."""
     host, port = listener.getsockname()[:2]
     return WILDCARDS.get(host, host), port
 
@@ -64,7 +64,7 @@ def origin(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """`host`: as in a URL, without brackets."""
+    """True for a host of this machine; `host`: as in a URL, without brackets."""
     if host == "localhost":
         return True
     try:

@@ -26,7 +26,7 @@ ANY_TABLE = re.compile(r"\s*\[")
 
 
 def with_server(content: str, written: Mapping[str, Any]) -> str:
-    """`written`: its keys; those of None are left out."""
+    """Add a server's table; `written`: its keys; those of None are left out."""
     lines = [
         f"{key} = {to_toml(value)}" for key, value in written.items() if value not in (None, [])
     ]
@@ -44,8 +44,10 @@ def to_toml(value: Any) -> str:
 
 
 def without_server(content: str, name: str) -> str:
-    """Less a server's table and what is of it. Raises: click.ClickException, where that cannot be
-    cut out."""
+    """Cut out a server's table and what is of it.
+
+    Raises: click.ClickException, where that cannot be cut out.
+    """
     lines = content.splitlines(keepends=True)
     wanted, servers, position, heads = _read(content, lines, name)
     del servers[position]
@@ -64,8 +66,10 @@ def without_server(content: str, name: str) -> str:
 
 
 def with_key(content: str, name: str, key: str, value: Any) -> str:
-    """With another value of one key of a server's table. Raises: click.ClickException, where it
-    cannot be told apart."""
+    """Set another value of one key of a server's table.
+
+    Raises: click.ClickException, where it cannot be told apart.
+    """
     lines = content.splitlines(keepends=True)
     wanted, servers, position, heads = _read(content, lines, name)
     servers[position][key] = value

@@ -67,9 +67,11 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return any(getattr(self, name) is not None for name in KV_CACHE_SIZES)
 
     def over(self, others: EngineOptions) -> EngineOptions:
-        """`others`, and what is said here in the place of what they say. A size of the KV cache
-        takes the place of any other: the engine would heed the one that is not meant. Another way
-        to guess takes that of a draft model."""
+        """Return `others`, and what is said here in the place of what they say.
+
+        A size of the KV cache takes the place of any other: the engine would heed the one that is
+        not meant. Another way to guess takes that of a draft model.
+        """
         fields = msgspec.structs.asdict(self).items()
         said = {name: value for name, value in fields if value is not None}
         unsaid = dict.fromkeys(KV_CACHE_SIZES) if self.sizes_kv_cache else {}
@@ -78,15 +80,15 @@ class EngineOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return msgspec.structs.replace(others, **(unsaid | said))
 
     def shared_by(self, num_engines: int) -> EngineOptions:
-        """For each of several engines that start side by side: all see the same free memory, so
-        each takes its part of what one alone would."""
+        """Return the options for each of several engines that start side by side: all see the same
+        free memory, so each takes its part of what one alone would."""
         if self.kv_cache_bytes is not None or self.num_blocks is not None:
             return self
         fraction = KV_CACHE_FRACTION if self.kv_cache_fraction is None else self.kv_cache_fraction
         return msgspec.structs.replace(self, kv_cache_fraction=fraction / num_engines)
 
     def to_flags(self) -> list[str]:
-        """Command-line arguments for the engine's process."""
+        """Return the command-line arguments for the engine's process."""
         flags = []
         for name in self.__struct_fields__:
             value, flag = getattr(self, name), name.replace("_", "-")

@@ -316,14 +316,17 @@ class SettingsFile(Scalars, frozen=True, kw_only=True):
 
 
 def decode_path(kind: type, value: Any) -> Path:
-    """msgspec's hook: settings hold no other foreign type. Raises: TypeError (a wrong type)."""
+    """Decode a path, for msgspec: settings hold no other foreign type.
+
+    Raises: TypeError (a wrong type).
+    """
     if kind is Path and isinstance(value, str) and value:
         return Path(value)
     raise TypeError("Expected a path")
 
 
 def explain(error: msgspec.ValidationError, inside: str = "") -> str:
-    """msgspec's message with the key first: `model[0].nme: unknown key`."""
+    """Return msgspec's message with the key first: `model[0].nme: unknown key`."""
     message, _, where = str(error).partition(" - at `")
     path = f"{inside}{where.removesuffix('`').removeprefix('$')}".removeprefix(".")
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", message):

@@ -209,7 +209,7 @@ def read_secret(variable: str, field: str = "api_key_env") -> str:
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """This process's environment for a child that reads its settings elsewhere."""
+    """Return this process's environment for a child that reads its settings elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLGATE_")}
     return {**kept, **extra}
 
@@ -340,7 +340,7 @@ def _database_url(url: str) -> str:
 
 
 def _check_public_url(url: str) -> None:
-    """Tokens and sessions never cross a network in the clear (RFC 8414, section 2)."""
+    """Check that tokens and sessions never cross a network in the clear (RFC 8414, section 2)."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

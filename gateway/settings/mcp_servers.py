@@ -53,8 +53,11 @@ def priced_as(server: str) -> str:
 def check_mcp_servers(
     servers: Sequence[WrittenMcpServer], models: Collection[str], *, near: bool, drift: bool = True
 ) -> None:
-    """near: this machine may be dialled, whatever a server says. `models`: names that are taken.
-    `drift`: a process may fetch what is not pinned. Raises: SettingsError."""
+    """Check all servers; near: this machine may be dialled, whatever a server says.
+
+    `models`: names that are taken. `drift`: a process may fetch what is not pinned.
+    Raises: SettingsError.
+    """
     for taken in (MCP_CALLS, *(priced_as(each.name) for each in servers)) if servers else ():
         if taken in models:
             raise SettingsError(f"model: {taken!r} is the name of calls of MCP servers")

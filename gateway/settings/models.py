@@ -121,8 +121,11 @@ def alone(model: str, revision: Any = None) -> WrittenModel:
 def to_models(
     written: Sequence[WrittenModel], engine: EngineOptions, home: Home
 ) -> tuple[ModelConfig, ...]:
-    """`engine`: what every engine that is started here is started with, where its model says
-    nothing else. Raises: SettingsError."""
+    """Return the models; `engine`: what every engine that is started here is started with, where
+    its model says nothing else.
+
+    Raises: SettingsError.
+    """
     started = [each for each in written if each.path is not None and each.engine is None]
     # All of them see the same free memory; who names a size takes no part in sharing it.
     sharing = sum(not each.engine_options.sizes_kv_cache for each in started)
@@ -164,7 +167,10 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
 
 
 def check_parts(models: Sequence[ModelConfig], workers: int) -> None:
-    """Every gateway process has at least one of what they share. Raises: SettingsError."""
+    """Check that every gateway process has at least one of what they share.
+
+    Raises: SettingsError.
+    """
     for position, model in enumerate(models):
         for each in model.replicas:
             if each.max_concurrency is not None and each.max_concurrency < workers:
@@ -175,7 +181,7 @@ def check_parts(models: Sequence[ModelConfig], workers: int) -> None:
 
 
 def _options(own: EngineOptions, shared: EngineOptions) -> EngineOptions:
-    """`own` over `shared`; the draft model's folder is found as a model's is."""
+    """Put `own` over `shared`; the draft model's folder is found as a model's is."""
     options = own.over(shared)
     if options.draft_model is None:
         return options
@@ -249,7 +255,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
 
 
 def _repository(path: Path) -> str | None:
-    """`path` if it names a repository on a hub, and no folder here or of Tollgate's."""
+    """Return `path` if it names a repository on a hub, and no folder here or of Tollgate's."""
     return str(path) if names_a_repository(path) and not _find(path).exists() else None
 
 
@@ -260,7 +266,8 @@ def _find(path: Path) -> Path:
 
 
 def _refuse_duplicates(models: Sequence[ModelConfig]) -> None:
-    """Customers tell models and adapters apart by nothing but their names."""
+    """Refuse a name that occurs twice: customers tell models and adapters apart by nothing but
+    their names."""
     seen: set[str] = set()
     for position, model in enumerate(models):
         named = {f"model[{position}]": model.name}

@@ -148,7 +148,7 @@ def _second(unix_time: int) -> datetime:
 
 
 async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[AuditEvent]:
-    """With the emails and project names as they are now."""
+    """Return the entries with the emails and project names as they are now."""
     actors = {row.actor_id for row in rows} | {row.on_behalf_of for row in rows}
     people = sa.select(users.c.id, users.c.email).where(users.c.org_id == org_id)
     found = await conn.execute(people.where(users.c.id.in_(actors - {None})))

@@ -92,7 +92,10 @@ def owner_of_new(maker: Principal, scopes: Iterable[str], asked: Owner) -> Owner
 
 
 def check_secret(maker: Principal, power: Power) -> None:
-    """`maker` will read the secret of a key, new or rotated, of that power. Raises: NotAllowed."""
+    """Check that `maker` may read the secret of a key, new or rotated, of that power.
+
+    Raises: NotAllowed.
+    """
     _check_bounds(maker, power.bounds)
     if administers(power.scopes):
         check_owner(maker, power.owner)

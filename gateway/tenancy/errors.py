@@ -6,7 +6,7 @@ TenancyError
 ├── NotFound             no such live row
 ├── Conflict             what is there forbids it
 │   ├── NameTaken        a live sibling has this name
-│   ├── Archived         an archived project cannot be used or changed
+│   ├── ArchivedError    an archived project cannot be used or changed
 │   ├── LastOwner        an organization keeps an owner
 │   ├── InviteClosed     it was accepted already
 │   ├── ReadOnly         it is kept elsewhere, or for good

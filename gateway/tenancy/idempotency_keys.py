@@ -80,13 +80,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_mine(self) -> sa.ColumnElement[bool]:
-        """And not taken over."""
+        """Select the row of this claim, if it was not taken over."""
         return sa.and_(self.where, table.c.request_id == self.request_id)
 
     async def check(self, conn: AsyncConnection) -> None:
-        """Whether this request may still change something; for `audit.log.Actor.still_may`.
+        """Check that this request may still change something; for `audit.log.Actor.still_may`.
 
-        Raises: RequestInFlight, where another request has taken the claim over."""
+        Raises: RequestInFlight, where another request has taken the claim over.
+        """
         holder = await conn.scalar(sa.select(table.c.request_id).where(self.where))
         if holder != self.request_id:
             raise RequestInFlight
@@ -117,7 +118,7 @@ class IdempotencyKeys:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys}
 
     async def claim(self, claim: Claim) -> Answer | None:
-        """None: carry it out, then `settle`. Else what it was answered.
+        """Claim the key and return None: carry it out, then `settle`. Else what it was answered.
 
         Raises: RequestInFlight, OtherRequest, AnswerLost.
         """
@@ -191,27 +192,31 @@ class IdempotencyKeys:
             await self._keep(conn, claim, kept)
 
     async def keep_within(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> None:
-        """In the transaction that makes what is answered: neither is there without the other.
+        """Keep the answer in the transaction that makes what is answered: neither is there without
+        the other.
 
-        Raises: RequestInFlight, where another request has taken the claim over."""
+        Raises: RequestInFlight, where another request has taken the claim over.
+        """
         if not await self._keep(conn, claim, answer):
             raise RequestInFlight
 
     async def let_go(self, claim: Claim) -> None:
-        """It has failed, and nobody was billed: it can be repeated. What was kept stays, by a
-        commit whose answer was lost."""
+        """Release a claim that has failed, and nobody was billed: it can be repeated.
+
+        What was kept stays, by a commit whose answer was lost.
+        """
         unanswered = table.c.status.is_(None)
         async with tenant(self._db, claim.org_id) as conn:
             await conn.execute(sa.delete(table).where(claim.is_mine, unanswered))
 
     async def renew(self, claim: Claim) -> None:
-        """It still runs."""
+        """Renew a claim that still runs."""
         renewed = sa.update(table).where(claim.is_mine, table.c.status.is_(None))
         async with tenant(self._db, claim.org_id) as conn:
             await conn.execute(renewed.values(claimed_at=sa.func.now()))
 
     async def _keep(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> bool:
-        """Whether the claim is still this request's."""
+        """Keep the answer; True if the claim is still this request's."""
         kept = {"status": answer.status, "response": self._seal(claim, answer)}
         stored = sa.update(table).where(claim.is_mine).values(**kept, secret_id=self._current)
         if (await conn.execute(stored)).rowcount == 1:
@@ -264,7 +269,7 @@ class IdempotencyKeys:
 
 
 def answer_keys(secret: Secret) -> list[tuple[str, bytes]]:
-    """(id, key) of each version, the current one first."""
+    """Return (id, key) of each version, the current one first."""
     return [(each.id, each.derive(PURPOSE)) for each in secret.keys]
 
 

@@ -125,7 +125,7 @@ project_rate_limits = sa.Table(
 
 
 def check_email(email: str) -> str:
-    """`email` as it is stored: lower case, so that a person is found however they write it.
+    """Return `email` as it is stored: lower case, so that a person is found however they write it.
 
     Raises: InvalidField.
     """

@@ -53,8 +53,8 @@ async def create_org(
     actor: Actor,
     operator_org: str | None = None,
 ) -> Org:
-    """is_operator: it runs the installation. `operator_org`: whose credential asks; it is told in
-    that org's audit log, too.
+    """Create an organization; is_operator: it runs the installation. `operator_org`: whose
+    credential asks; it is told in that org's audit log, too.
 
     Raises: InvalidField, NameTaken, NotFound (plan).
     """
@@ -95,8 +95,8 @@ async def find_org(conn: AsyncConnection, *, name: str) -> Org:
 
 
 async def list_orgs(conn: AsyncConnection, *, after: str = "", archived: bool = False) -> list[Org]:
-    """Up to MAX_PAGE organizations with ids above `after`, oldest first: the live ones, or with
-    `archived` all."""
+    """Return up to MAX_PAGE organizations with ids above `after`, oldest first: the live ones, or
+    with `archived` all."""
     listed = sa.select(orgs).where(orgs.c.id > after)
     if not archived:
         listed = listed.where(orgs.c.archived_at.is_(None))
@@ -121,8 +121,8 @@ async def update_org(
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:
-    """`values`: name, plan, prepaid, shows_cost, and cors_origins that were checked. Every worker
-    goes by it within a second.
+    """Update an organization; `values`: name, plan, prepaid, shows_cost, and cors_origins that were
+    checked. Every worker goes by it within a second.
 
     Raises: InvalidField, NameTaken, NotFound (a live org, plan), ChangeNotAnnounced, and what
     `check` raises.
@@ -167,8 +167,11 @@ async def archive_org(
     operator_org: str | None = None,
     check: Check = unchecked,
 ) -> Org:
-    """Its keys stop working. Idempotent. Raises: NotFound, ChangeNotAnnounced, and what `check`
-    raises."""
+    """Archive an organization: its keys stop working.
+
+    Idempotent.
+    Raises: NotFound, ChangeNotAnnounced, and what `check` raises.
+    """
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         before = await _hold_org(conn, org_id)
         check(before)
@@ -224,7 +227,7 @@ async def lift_suspension(
 
 
 async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:
-    """Nobody else changes it before this commits. Raises: NotFound."""
+    """Lock an organization: nobody else changes it before this commits. Raises: NotFound."""
     held = sa.select(orgs).where(orgs.c.id == org_id).with_for_update(key_share=True)
     row = (await conn.execute(held)).one_or_none()
     if row is None:

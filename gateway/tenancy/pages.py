@@ -52,7 +52,8 @@ async def read_page(
     key: sa.ColumnElement[str],
     cursor: Cursor,
 ) -> tuple[list[sa.Row[Any]], bool]:
-    """Its rows, and whether there are more behind them. `key` is unique in `listed`.
+    """Return the rows of a page, and whether there are more behind them. `key` is unique in
+    `listed`.
 
     Raises: InvalidField (limit).
     """

@@ -88,13 +88,13 @@ async def get_project(conn: AsyncConnection, *, org_id: str, project_id: str) ->
 
 
 async def lock_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
-    """A live one that cannot be archived before this commits. Raises: NotFound, Archived."""
+    """A live one that cannot be archived before this commits. Raises: NotFound, ArchivedError."""
     return await _live(conn, _one(org_id, project_id).with_for_update(read=True), project_id)
 
 
 async def hold_project(conn: AsyncConnection, *, org_id: str, project_id: str) -> Project:
     """A live one that nobody else changes, or adds to, before this commits. Raises: NotFound,
-    Archived."""
+    ArchivedError."""
     return await _live(conn, _one(org_id, project_id).with_for_update(key_share=True), project_id)
 
 
@@ -116,7 +116,7 @@ async def page_of_projects(
 async def rename_project(
     conn: AsyncConnection, *, org_id: str, project_id: str, name: str, actor: Actor
 ) -> Project:
-    """Raises: InvalidField, NameTaken, NotFound, Archived."""
+    """Raises: InvalidField, NameTaken, NotFound, ArchivedError."""
     before = await hold_project(conn, org_id=org_id, project_id=project_id)
     return await _change(conn, before, {"name": name}, actor)
 
@@ -131,7 +131,7 @@ async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Proj
 
 
 async def list_projects(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Project]:
-    """Up to MAX_PAGE live projects with ids above `after`, oldest first."""
+    """Return up to MAX_PAGE live projects with ids above `after`, oldest first."""
     live = sa.select(projects).where(projects.c.org_id == org_id, projects.c.id > after)
     live = live.where(projects.c.archived_at.is_(None))
     rows = await conn.execute(live.order_by(projects.c.id).limit(MAX_PAGE))
@@ -147,7 +147,7 @@ async def update_project_plan(
     org_id: str,
     actor: Actor,
 ) -> None:
-    """Raises: NotFound, Archived, ChangeNotAnnounced."""
+    """Raises: NotFound, ArchivedError, ChangeNotAnnounced."""
     await update_project(db, redis, project_id, {"plan": plan}, org_id=org_id, actor=actor)
 
 
@@ -161,9 +161,10 @@ async def update_project(
     actor: Actor,
     check: Check = unchecked,
 ) -> Project:
-    """`values`: name, plan, zero_retention. Every worker goes by it within a second.
+    """Update a project; `values`: name, plan, zero_retention. Every worker goes by it within a
+    second.
 
-    Raises: InvalidField, NameTaken, NotFound (project, plan), Archived, ChangeNotAnnounced, and
+    Raises: InvalidField, NameTaken, NotFound (project, plan), ArchivedError, ChangeNotAnnounced, and
     what `check` raises.
     """
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
@@ -217,7 +218,7 @@ async def archive_project(
 
 
 async def archive(conn: AsyncConnection, *, org_id: str, project_id: str, actor: Actor) -> Project:
-    """Its keys stop working. Idempotent. To be announced. Raises: NotFound."""
+    """Archive a project: its keys stop working. Idempotent. To be announced. Raises: NotFound."""
     found = _one(org_id, project_id).with_for_update(key_share=True)
     row = (await conn.execute(found)).one_or_none()
     if row is None:

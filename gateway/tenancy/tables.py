@@ -189,7 +189,7 @@ idempotency_keys = sa.Table(
 
 
 def check_name(name: str) -> str:
-    """`name` as it is stored: 1 to 100 printable characters without space around them.
+    """Return `name` as it is stored: 1 to 100 printable characters without space around them.
 
     Raises: InvalidField.
     """

@@ -49,6 +49,6 @@ def read_challenge(header: str) -> Challenge:
 
 
 def split_scopes(text: str) -> tuple[str, ...]:
-    """Each once, in their order; what is none is left out."""
+    """Return each scope once, in their order; what is none is left out."""
     found = dict.fromkeys(each for each in text.split() if SCOPE.fullmatch(each))
     return tuple(found)[:MAX_SCOPES]

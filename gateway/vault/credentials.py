@@ -97,8 +97,10 @@ async def put_credential(
     kind: Kind = "static",
     expires_at: datetime | None = None,
 ) -> UpstreamCredential:
-    """In the place of what was there. Raises: InvalidField; NameTaken where another one did it at
-    the same time."""
+    """Store a credential in the place of what was there.
+
+    Raises: InvalidField; NameTaken where another one did it at the same time.
+    """
     check_upstream(upstream)
     check_values(values)
     before = await _find_exactly(conn, org_id, upstream, user_id)
@@ -179,7 +181,10 @@ async def open_credential(
 async def delete_credential(
     conn: AsyncConnection, *, org_id: str, credential_id: str, actor: Actor
 ) -> UpstreamCredential:
-    """With its key: nothing of it can be read any more, by nobody. Raises: NotFound."""
+    """Delete a credential with its key: nothing of it can be read any more, by nobody.
+
+    Raises: NotFound.
+    """
     deleted = sa.delete(credentials).where(*_is(org_id, credential_id)).returning(*COLUMNS)
     row = (await conn.execute(deleted)).one_or_none()
     if row is None:
@@ -206,8 +211,11 @@ async def refresh_credential(
     values: Mapping[str, str],
     expires_at: datetime | None,
 ) -> bool:
-    """Newer tokens of the same consent: its version stays, and no entry is made. False: it has
-    other values now. Raises: InvalidField."""
+    """Store newer tokens of the same consent: its version stays, and no entry is made.
+
+    False: it has other values now.
+    Raises: InvalidField.
+    """
     check_values(values)
     context = context_of(org_id, credential_id, version)
     envelope = vault.seal(msgspec.json.encode(dict(values)), context)
@@ -222,7 +230,10 @@ async def refresh_credential(
 async def mark_refused(
     conn: AsyncConnection, *, org_id: str, credential_id: str, version: int
 ) -> bool:
-    """Its authorization server wants its owner's consent again. False: it has other values now."""
+    """Mark a credential whose authorization server wants its owner's consent again.
+
+    False: it has other values now.
+    """
     marked = sa.update(credentials).values(refused_at=sa.func.now(), updated_at=sa.func.now())
     marked = marked.where(*_is(org_id, credential_id), credentials.c.version == version)
     return (await conn.execute(marked)).rowcount == 1
@@ -231,9 +242,12 @@ async def mark_refused(
 async def rewrap_credentials(
     conn: AsyncConnection, vault: Vault, *, after: str = "", most: int = REWRAP_BATCH
 ) -> RewrapResult:
-    """Up to `most` keys, of all tenants, that are wrapped under an older secret: under the current
-    one. after: the id that the last call ended with. Where a whole walk has done all of them the
-    older secrets can leave the file. Workers that do it at once take other rows."""
+    """Wrap up to `most` keys, of all tenants, that are wrapped under an older secret, under the
+    current one.
+
+    after: the id that the last call ended with. Where a whole walk has done all of them the older
+    secrets can leave the file. Workers that do it at once take other rows.
+    """
     older = credentials.c.secret_id != vault.current_secret_id
     asked = sa.select(credentials.c.id, credentials.c.org_id, credentials.c.version, *SEALED)
     asked = asked.where(older, credentials.c.id > after).order_by(credentials.c.id).limit(most)
@@ -260,7 +274,7 @@ def context_of(org_id: str, credential_id: str, version: int) -> bytes:
 
 
 def described(credential: UpstreamCredential) -> dict[str, Any]:
-    """For the audit log."""
+    """Describe a credential for the audit log."""
     return {
         "upstream": credential.upstream,
         "user_id": credential.user_id,

@@ -64,7 +64,8 @@ class Discovery:
     async def find(
         self, upstream: str, url: str, challenge: Challenge, *, issuer: str | None = None
     ) -> DiscoveredServer:
-        """url: the upstream's. issuer: the only one that will do, if it is named.
+        """Find the authorization server of an upstream; url: the upstream's. issuer: the only one
+        that will do, if it is named.
 
         Raises: IssuerUnavailable.
         """
@@ -126,7 +127,8 @@ def read(found: FetchResponse, kind: type[T]) -> T:
 
 
 def resource_places(url: str) -> tuple[str, ...]:
-    """RFC 9728, 3.1: first for this path, then for all of the host."""
+    """Return where the metadata may be (RFC 9728, 3.1): first for this path, then for all of the
+    host."""
     parts = urlsplit(url)
     host = f"{parts.scheme}://{parts.netloc}{RESOURCE_WELL_KNOWN}"
     path = parts.path.rstrip("/")
@@ -134,7 +136,8 @@ def resource_places(url: str) -> tuple[str, ...]:
 
 
 def server_places(issuer: str) -> tuple[str, ...]:
-    """RFC 8414, 3.1; then as OpenID Connect has it, by that rule and by its own."""
+    """Return where a server's metadata may be: RFC 8414, 3.1; then as OpenID Connect has it, by
+    that rule and by its own."""
     parts = urlsplit(issuer)
     host, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     own = (f"{host}{path}{OPENID_WELL_KNOWN}",) if path else ()
@@ -142,7 +145,7 @@ def server_places(issuer: str) -> tuple[str, ...]:
 
 
 def covers(resource: str, url: str) -> bool:
-    """Whether a URL is this resource, or lies below it."""
+    """True if a URL is this resource, or lies below it."""
     wider, narrower = urlsplit(resource), urlsplit(url)
     if wider.fragment or origin_of(resource) != origin_of(url):
         return False

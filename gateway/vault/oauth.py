@@ -365,7 +365,10 @@ class UpstreamTokens:
     def _usable(
         self, upstream: str, found: OpenCredential | None, refused: str | None
     ) -> UpstreamToken | None:
-        """None: it is to be refreshed, and can be. Raises: NoCredential, ConsentNeeded."""
+        """Return a token that is still good; None: it is to be refreshed, and can be.
+
+        Raises: NoCredential, ConsentNeeded.
+        """
         if found is None or found.credential.kind != "oauth":
             raise NoCredential(upstream, "nobody has signed in there")
         credential, values = found.credential, found.values

@@ -60,7 +60,7 @@ class OwnMetadata(msgspec.Struct, frozen=True, kw_only=True):
     document_url: str | None = None
 
     def metadata(self, method: AuthMethod) -> dict[str, Any]:
-        """RFC 7591, section 2."""
+        """Return our client metadata (RFC 7591, section 2)."""
         near = self.redirect_uri.startswith("http:")
         return {
             "client_name": self.name,
@@ -92,7 +92,10 @@ class Registration:
         known: KnownClient | None = None,
         before: UpstreamClient | None = None,
     ) -> UpstreamClient:
-        """`before`: the one of the last consent. Raises: IssuerUnavailable."""
+        """Return the client that we are there; `before`: the one of the last consent.
+
+        Raises: IssuerUnavailable.
+        """
         if known is not None:
             return self._client(server, known.client_id, known.client_secret, None)
         if before is not None and before.issuer == server.issuer:

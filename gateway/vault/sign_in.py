@@ -70,7 +70,7 @@ class SignIn:
 def scopes(
     found: DiscoveredServer, challenge: Challenge, before: UpstreamClient | None
 ) -> tuple[str, ...]:
-    """Each once. What was granted elsewhere is not asked for here."""
+    """Return each scope once. What was granted elsewhere is not asked for here."""
     is_same = before is not None and before.issuer == found.server.issuer
     granted = split_scopes(before.scope or "") if before is not None and is_same else ()
     wanted = challenge.scopes or split_scopes(" ".join(found.resource.scopes_supported))

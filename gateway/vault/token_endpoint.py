@@ -53,7 +53,7 @@ class UpstreamClient(msgspec.Struct, frozen=True, kw_only=True):
         return f"UpstreamClient({self.client_id!r})"
 
     def to_values(self) -> dict[str, str]:
-        """For the vault, beside the tokens."""
+        """Return the client's values for the vault, beside the tokens."""
         return {k: v for k, v in msgspec.structs.asdict(self).items() if v is not None}
 
     @classmethod
@@ -96,7 +96,7 @@ class TokenEndpoint:
     async def refresh(
         self, upstream: str, client: UpstreamClient, refresh_token: str
     ) -> TokenResponse | TokenRefusal:
-        """RFC 6749, 6. Raises: IssuerUnavailable."""
+        """Refresh a token (RFC 6749, 6). Raises: IssuerUnavailable."""
         form = {"grant_type": "refresh_token", "refresh_token": refresh_token}
         form |= _named(resource=client.resource)
         return await self._ask(upstream, client, form)
@@ -104,7 +104,8 @@ class TokenEndpoint:
     async def exchange(
         self, upstream: str, client: UpstreamClient, assertion: str
     ) -> TokenResponse | TokenRefusal:
-        """assertion: a JWT that we have signed about the user for this one server (RFC 8693, 2.1).
+        """Exchange a token; assertion: a JWT that we have signed about the user for this one server
+        (RFC 8693, 2.1).
 
         Raises: IssuerUnavailable.
         """

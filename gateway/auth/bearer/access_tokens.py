@@ -125,7 +125,7 @@ class AccessTokens:
             raise AuthUnavailable(type(error).__name__) from error
 
     def changed(self, subject: str) -> None:
-        """Something about `subject`, an id or EVERYTHING, was announced."""
+        """Drop what was announced to have changed: `subject` is an id or EVERYTHING."""
         self._changes += 1
         if subject == EVERYTHING:
             self._forget()

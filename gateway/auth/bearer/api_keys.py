@@ -122,7 +122,8 @@ class Authenticator:
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def start(self) -> None:
-        """Works without Redis too, if slower: it does not fail, it goes on trying to reach it."""
+        """Start listening; works without Redis too, if slower: it does not fail, it goes on trying
+        to reach it."""
         await self._listener.start()
 
     async def close(self) -> None:
@@ -163,11 +164,11 @@ class Authenticator:
 
     @property
     def pepper(self) -> tuple[str, bytes]:
-        """(pepper id, pepper): what new keys are made under."""
+        """Return (pepper id, pepper) for new keys."""
         return self._peppers[0]
 
     def hashes(self, key: str) -> Hashes:
-        """Under which Postgres may know it."""
+        """Return all hashes under which Postgres may know the key."""
         return tuple((each, hash_key(pepper, key)) for each, pepper in self._peppers)
 
     def _handle(self, key: str) -> bytes:

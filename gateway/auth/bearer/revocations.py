@@ -100,7 +100,8 @@ class Announcement:
         """That something comes is known: whoever misses the announcement polls."""
 
     async def revoke(self, conn: AsyncConnection, *, org_id: str, kind: Kind, subject: str) -> None:
-        """In the caller's transaction, as the last thing that it locks, behind the audit log.
+        """Revoke in the caller's transaction, as the last thing that it locks, behind the audit
+        log.
 
         A grant, a token, a client and a key never come back; of a user, what was issued until now
         is refused (hold the lock of their row, so that nobody issues meanwhile).
@@ -142,7 +143,7 @@ async def end_grant(
 async def announcing(
     redis: Redis, *, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Announcement]:
-    """Around the transaction that revokes; what it committed is announced behind it.
+    """Announce, behind the transaction that revokes, what it committed.
 
     Raises: ChangeNotAnnounced when the change is committed and nobody could be told. All processes
     see it in Postgres within HEALTHY_POLL_S; one that cannot reach that either, but Redis, does
@@ -207,7 +208,8 @@ class Denylist:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Works without Redis or Postgres too, as far as it can: it does not fail."""
+        """Start following revocations; works without Redis or Postgres too, as far as it can: it
+        does not fail."""
         await self._listener.start()
         self._task = asyncio.create_task(self._run(), name="revocations")
 
@@ -295,7 +297,7 @@ class Denylist:
 
     @property
     def _next_poll_s(self) -> float:
-        """How long until the next read, if the feed stays healthy."""
+        """Return the seconds until the next read, if the feed stays healthy."""
         return self._polled_at + HEALTHY_POLL_S - self._clock()
 
     async def _run(self) -> None:

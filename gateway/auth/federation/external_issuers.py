@@ -65,7 +65,7 @@ class ExternalIssuers:
         self._verified: Lru[bytes, VerifiedToken] = Lru(MAX_VERIFIED)
 
     def is_foreign(self, token: str) -> bool:
-        """Whether it says that somebody else has issued it. Proves nothing."""
+        """True if the token says that somebody else has issued it. Proves nothing."""
         return issuer_of(token) not in (None, self._public_url)
 
     async def authenticate(self, token: str, *, jkt: str | None = None) -> Principal:
@@ -151,7 +151,7 @@ class ExternalIssuers:
 
 
 def holds(known: VerifiedToken, snapshot: Snapshot) -> bool:
-    """Whether the tenant's rules still are what they were; read anew they are equal, not the same
+    """True if the tenant's rules still are what they were; read anew they are equal, not the same
     object."""
     current = snapshot.by_id.get(known.listed.issuer.id)
     return current is known.listed or current == known.listed

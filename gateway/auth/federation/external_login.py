@@ -125,7 +125,10 @@ class ExternalLogin:
         self._wall_clock = wall_clock
 
     async def logins_of(self, org_id: str) -> list[Issuer]:
-        """Through which a user of the org can sign in, oldest first. Raises: AuthUnavailable."""
+        """Return the issuers through which a user of the org can sign in, oldest first.
+
+        Raises: AuthUnavailable.
+        """
         listed = (await self._directory.snapshot()).by_id.values()
         mine = (each.issuer for each in listed if each.issuer.org_id == org_id)
         return [issuer for issuer in mine if issuer.client_id is not None]
@@ -291,7 +294,7 @@ class ExternalLogin:
         return plain.decode()
 
     async def _verify(self, issuer: Issuer, id_token: str, begun: LoginState) -> dict[str, Any]:
-        """OpenID Connect Core, 3.1.3.7."""
+        """Verify the ID token (OpenID Connect Core, 3.1.3.7)."""
         assert issuer.client_id is not None
         try:
             unverified = read(id_token)
@@ -356,7 +359,11 @@ def redirect_uri_of(public_url: str, issuer_id: str) -> str:
 async def use_up(
     conn: AsyncConnection, org_id: str, state: str, begun: LoginState, now: datetime
 ) -> None:
-    """Once. Sweeps away some of the org's that nobody could bring back. Raises: LoginRefused."""
+    """Use up the state: it is good once.
+
+    Sweeps away some of the org's that nobody could bring back.
+    Raises: LoginRefused.
+    """
     c = external_login_states.c
     expires_at = datetime.fromtimestamp(begun.expires_at, tz=UTC)
     used = insert(external_login_states).values(
@@ -436,6 +443,6 @@ def digest(value: str) -> str:
 
 
 def basic(client_id: str, client_secret: str) -> str:
-    """RFC 6749, 2.3.1: each form-encoded first."""
+    """Return the Basic credentials of RFC 6749, 2.3.1: each part form-encoded first."""
     pair = f"{quote(client_id, safe='')}:{quote(client_secret, safe='')}"
     return "Basic " + base64.b64encode(pair.encode()).decode()

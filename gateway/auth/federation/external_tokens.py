@@ -65,7 +65,8 @@ def issuer_of(token: str) -> str | None:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON's objects without a name that stands there twice: who takes which differs."""
+    """Build an object of JSON, and refuse a name that stands there twice: which one counts differs
+    between parsers."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands there twice")
@@ -131,8 +132,8 @@ def check_claims(
     now: float,
     max_lifetime_s: float = MAX_LIFETIME_S,
 ) -> float:
-    """RFC 7519, section 4.1: whose, for whom, and when. The moment (Unix seconds) at which the
-    token ends, leeway included.
+    """Check issuer, audience and times (RFC 7519, section 4.1). The moment (Unix seconds) at which
+    the token ends, leeway included.
 
     Raises: InvalidToken.
     """
@@ -162,12 +163,12 @@ def check_claims(
 
 
 def is_moment(value: Any) -> TypeGuard[float]:
-    """No infinity, no NaN, nothing too large for a float."""
+    """True for a number that is no infinity, no NaN, and not too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def audiences(claims: Mapping[str, Any]) -> list[str]:
-    """`aud`, which is a text or a list of them."""
+    """Return `aud`, which is a text or a list of them, as a list."""
     found = claims.get("aud")
     listed = found if isinstance(found, list) else [found]
     return [each for each in listed if isinstance(each, str)]

@@ -115,7 +115,7 @@ class IssuerKeys:
         await asyncio.gather(*fetches, return_exceptions=True)
 
     async def find(self, issuer: str, kid: str | None, alg: str) -> PublicKey | None:
-        """None: it has no such key. Raises: IssuerUnavailable."""
+        """Return the issuer's key; None: it has no such key. Raises: IssuerUnavailable."""
         found = (await self._current(issuer)).find(kid, alg)
         if found is None and self._may_ask(issuer):
             await self._fetch(issuer)
@@ -181,7 +181,7 @@ def to_discovered(issuer: str, content: dict[str, Any]) -> IssuerMetadata:
 
 
 def to_keys(content: dict[str, Any]) -> tuple[IssuerKey, ...]:
-    """Those that can be used; others do not spoil the set (RFC 7517, section 5).
+    """Return the keys that can be used; others do not spoil the set (RFC 7517, section 5).
 
     Raises: IssuerUnavailable.
     """
@@ -193,7 +193,7 @@ def to_keys(content: dict[str, Any]) -> tuple[IssuerKey, ...]:
 
 
 def to_key(written: Any) -> IssuerKey | None:
-    """None for what is no public key for signatures, or a weak one."""
+    """Return the key; None for what is no public key for signatures, or a weak one."""
     if not isinstance(written, dict) or written.get("use", "sig") != "sig":
         return None
     family = FAMILIES.get(str(written.get("kty")))

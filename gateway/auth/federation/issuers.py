@@ -150,7 +150,10 @@ async def create_issuer(
     client_secret: str | None = None,
     allow_loopback: bool = False,
 ) -> Issuer:
-    """To be announced. Raises: InvalidField, NameTaken (audience), NotFound (project_id)."""
+    """Create an issuer; to be announced.
+
+    Raises: InvalidField, NameTaken (audience), NotFound (project_id).
+    """
     check_rules(rules, allow_loopback=allow_loopback)
     await _check_project(conn, org_id=org_id, project_id=rules.project_id)
     live = sa.select(sa.func.count()).select_from(issuers)
@@ -183,8 +186,9 @@ async def update_issuer(
     allow_loopback: bool = False,
     check: Callable[[Issuer], None] = lambda _current: None,
 ) -> Issuer:
-    """To be announced. client_secret: None keeps the one that is there. `issuer` stays: who logged
-    in from there is known by it. check: sees the row under its lock, and may raise.
+    """Update an issuer; to be announced. client_secret: None keeps the one that is there. `issuer`
+    stays: who logged in from there is known by it. check: sees the row under its lock, and may
+    raise.
 
     Raises: InvalidField, NameTaken (audience), NotFound.
     """
@@ -226,7 +230,8 @@ async def archive_issuer(
     actor: Actor,
     check: Callable[[Issuer], None] = lambda _current: None,
 ) -> Issuer:
-    """Nobody gets in from there any more, and its client secret is forgotten. To be announced.
+    """Archive an issuer: nobody gets in from there any more, and its client secret is forgotten. To
+    be announced.
 
     Raises: NotFound.
     """
@@ -260,7 +265,7 @@ async def find_issuer(
 async def list_issuers(
     conn: AsyncConnection, *, org_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[Issuer], bool]:
-    """Live ones, and whether there are more. Raises: InvalidField."""
+    """Return a page of live issuers, and whether there are more. Raises: InvalidField."""
     rows, more = await read_page(conn, _live(org_id), issuers.c.id, cursor)
     return [Issuer(**row._mapping) for row in rows], more
 
@@ -291,5 +296,5 @@ def seal(
 
 
 def describe(issuer: Issuer) -> Mapping[str, Any]:
-    """For the audit log."""
+    """Describe an issuer for the audit log."""
     return {name: getattr(issuer, name) for name in Rules.__struct_fields__}

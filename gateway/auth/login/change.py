@@ -31,7 +31,8 @@ async def change_password(
     actor: Actor,
     replacing: str | AnyPassword | None = ANY,
 ) -> None:
-    """Their sessions, what they allowed to applications, and its tokens end.
+    """Change a password: the user's sessions, what they allowed to applications, and its tokens
+    end.
 
     Raises: NotFound, also where their password is no longer the one to replace.
     """

@@ -80,9 +80,9 @@ class Login:
     async def by_password(
         self, *, org: str, email: str, password: str, where: LoginOrigin
     ) -> SignedIn:
-        """`org`: an id or a name.
+        """Check a password; `org`: an id or a name.
 
-        Raises: WrongCredentials, Waits, PasswordsBusy, redis.exceptions.RedisError.
+        Raises: WrongCredentials, TooManyAttempts, PasswordsBusy, redis.exceptions.RedisError.
         """
         if max(len(org), len(email)) > MAX_FIELD_LENGTH or "\0" in org + email:
             raise WrongCredentials
@@ -110,7 +110,7 @@ class Login:
         """Check the current password of a signed-in user who wants another one, and return its
         hash. A browser left open lets nobody guess more often than the login page would.
 
-        Raises: WrongCredentials, Waits, PasswordsBusy, redis.exceptions.RedisError.
+        Raises: WrongCredentials, TooManyAttempts, PasswordsBusy, redis.exceptions.RedisError.
         """
         attempt = await self._begin(user_id, where)
         async with tenant(self._db, org_id) as conn:
@@ -138,7 +138,8 @@ class Login:
         amr: tuple[str, ...],
         where: LoginOrigin,
     ) -> SignedIn:
-        """For somebody who has proven who they are, in a transaction of their org."""
+        """Start a session for somebody who has proven who they are, in a transaction of their
+        org."""
         now = self._clock()
         session = await start_session(
             conn,

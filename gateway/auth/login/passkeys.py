@@ -83,7 +83,7 @@ class Passkeys:
 
     @cached_property
     def _ceremonies(self) -> Ceremonies:
-        """Loaded with the first one: the library is large, and many a gateway holds none."""
+        """Load the library with the first passkey: it is large, and many a gateway holds none."""
         from gateway.auth.login.passkey_ceremonies import Ceremonies
 
         return Ceremonies(self._public_url)
@@ -169,7 +169,10 @@ class Passkeys:
     async def sign_in(
         self, cookie: str, credential: Any, *, org_id: str | None, where: LoginOrigin
     ) -> SignedIn:
-        """`org_id`: whose users alone may; None: anybody's. Raises: WrongCredentials."""
+        """Sign in by passkey; `org_id`: whose users alone may; None: anybody's.
+
+        Raises: WrongCredentials.
+        """
         try:
             challenge = self._challenge_in(credential, cookie, SIGN_IN)
             async with self._system_db.connect() as conn:

@@ -36,7 +36,10 @@ class WeakPassword(Exception):
 
 
 def check_strength(password: str, *others: str) -> None:
-    """`others`: what it may not be, such as the address of its user. Raises: WeakPassword."""
+    """Check a new password; `others`: what it may not be, such as the address of its user.
+
+    Raises: WeakPassword.
+    """
     if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
         raise WeakPassword(f"A password has {MIN_LENGTH} to {MAX_LENGTH} characters.")
     plain = password.casefold()
@@ -67,7 +70,10 @@ class Passwords:
         return await self._run(lambda: self._hasher.hash(prepare(password)))
 
     async def verify(self, password: str, stored: str | None) -> bool:
-        """stored None: nobody's; it takes as long, and is wrong. Raises: PasswordsBusy."""
+        """True if the password is right; stored None: nobody's; it takes as long, and is wrong.
+
+        Raises: PasswordsBusy.
+        """
         if len(password) > MAX_LENGTH:
             password, stored = password[:MAX_LENGTH], None
         against = self._of_nobody if stored is None else stored

@@ -62,7 +62,7 @@ async def make_reset(
     actor: Actor,
     now: datetime,
 ) -> ResetLink:
-    """For a user whom the caller has locked. Raises: NotFound."""
+    """Make a reset link for a user whom the caller has locked. Raises: NotFound."""
     user = await _find(conn, user_id, org_id)
     expires_at = (now + LIFETIME).replace(microsecond=0)
     seconds = str(int(expires_at.timestamp()))
@@ -115,6 +115,6 @@ async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) 
 
 
 def _seals(secret: Secret, user: ResetUser, seconds: str) -> list[str]:
-    """Under each of the installation's secrets, the current one first."""
+    """Return the seal under each of the installation's secrets, the current one first."""
     said = msgspec.msgpack.encode([user.id, seconds, user.role, user.password_hash])
     return [hmac.new(key.derive(PURPOSE), said, "sha256").hexdigest() for key in secret.keys]

@@ -97,7 +97,7 @@ async def start_session(
 async def find_session(
     conn: AsyncConnection, peppers: Peppers, token: str, *, now: datetime
 ) -> Session | None:
-    """None where it is over, or its user or org is archived."""
+    """Return the session; None where it is over, or its user or org is archived."""
     c = oauth_sessions.c
     joined = oauth_sessions.join(users, c.user_id == users.c.id).join(orgs, c.org_id == orgs.c.id)
     columns: list[sa.ColumnElement[Any]] = [
@@ -138,7 +138,7 @@ async def end_session(conn: AsyncConnection, session: Session, *, actor: Actor) 
 
 
 async def holds_session(conn: AsyncConnection, session: Session) -> bool:
-    """Whether it still goes on; then it does until this transaction ends."""
+    """True if the session still goes on; then it does until this transaction ends."""
     c = oauth_sessions.c
     live = sa.select(c.id).where(c.id == session.id, c.org_id == session.org_id)
     live = live.where(c.ended_at.is_(None)).with_for_update(read=True)
@@ -146,7 +146,7 @@ async def holds_session(conn: AsyncConnection, session: Session) -> bool:
 
 
 async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -> None:
-    """All of a user's: their password was changed."""
+    """End all sessions of a user: their password was changed."""
     c = oauth_sessions.c
     theirs = sa.update(oauth_sessions).where(c.org_id == org_id, c.user_id == user_id)
     await conn.execute(theirs.where(c.ended_at.is_(None)).values(ended_at=sa.func.now()))
@@ -160,7 +160,8 @@ class Seals:
         self._keys = tuple(key.derive("oauth-browser-seal") for key in secret.keys)
 
     def form_token(self, cookie: str, purpose: str) -> str:
-        """For the hidden field of a form: of this browser, and of this form alone."""
+        """Make the token for the hidden field of a form: of this browser, and of this form
+        alone."""
         return self._seal("form", cookie, purpose)
 
     def is_form_token(self, token: str, cookie: str, purpose: str) -> bool:
@@ -172,7 +173,7 @@ class Seals:
         return f"{moment}~{self._seal('mark', moment)}"
 
     def read_mark(self, mark: str, *, now: datetime) -> datetime | None:
-        """None where it is none of ours, or old."""
+        """Return the mark's content; None where it is none of ours, or old."""
         moment, _, seal = mark.partition("~")
         if not self._is(seal, "mark", moment):
             return None
@@ -180,12 +181,12 @@ class Seals:
         return asked_at if now - asked_at < timedelta(seconds=MARK_LIFETIME_S) else None
 
     def device(self, account: str, now: datetime) -> str:
-        """For the browser from which the account's owner got in."""
+        """Make a seal for the browser from which the account's owner got in."""
         name = f"{int(now.timestamp())}.{random_secret()}"
         return f"{name}.{self._seal('device', account, name)}"
 
     def read_device(self, cookie: str, account: str, *, now: datetime) -> str | None:
-        """Its name, where it is this account's."""
+        """Return the device's name, where it is this account's."""
         name, _, seal = cookie.rpartition(".")
         if len(cookie) > MAX_COOKIE_LENGTH or not self._is(seal, "device", account, name):
             return None
@@ -193,7 +194,8 @@ class Seals:
         return name if now.timestamp() - made < DEVICE_LIFETIME_S else None
 
     def challenge(self, cookie: str, purpose: str, now: datetime) -> bytes:
-        """For a passkey to sign (WebAuthn, 13.4.3): random, of this browser, good for a while."""
+        """Make a challenge for a passkey to sign (WebAuthn, 13.4.3): random, of this browser, good
+        for a while."""
         name = f"{int(now.timestamp())}.{random_secret()}"
         return f"{name}.{self._seal('challenge', cookie, purpose, name)}".encode()
 
@@ -216,6 +218,6 @@ class Seals:
 
 
 def _hmac(key: bytes, parts: Sequence[str]) -> str:
-    """Lengths stand before the parts: no two lists of parts read alike."""
+    """Return the HMAC of the parts, each behind its length: no two lists of parts read alike."""
     data = msgspec.msgpack.encode([part.encode("utf-8", "surrogatepass") for part in parts])
     return hmac.digest(key, data, "sha256").hex()

@@ -16,7 +16,8 @@ A counter is charged before the secret is looked at. A success forgets what stan
 account at that address or browser, and against nobody else's.
 
 What machines show, many at once and mostly right, is not charged beforehand: of that failures count
-(`FailureCount`), by whose and from where; what was right before is known (`know`), and stopped by none.
+(`FailureCount`), by whose and from where; what was right before is known (`know`), and stopped by
+none.
 """
 
 from __future__ import annotations
@@ -112,9 +113,10 @@ class Throttle:
     async def begin(
         self, kind: str, *, account: str, address: str | None, device: str | None = None
     ) -> LoginAttempt:
-        """Before the secret is looked at. `account`: as it was typed, existing or not.
+        """Charge an attempt before the secret is looked at. `account`: as it was typed, existing or
+        not.
 
-        Raises: Waits, redis.exceptions.RedisError.
+        Raises: TooManyAttempts, redis.exceptions.RedisError.
         """
         attempt = LoginAttempt(
             kind=kind, account=account, address=network_of(address), device=device
@@ -130,9 +132,9 @@ class Throttle:
     async def count(
         self, kind: str, *, address: str | None, each: AttemptLimit, all_: AttemptLimit
     ) -> None:
-        """Something that anybody may do, so often an address and so often altogether.
+        """Count something that anybody may do, so often an address and so often altogether.
 
-        Raises: Waits, redis.exceptions.RedisError.
+        Raises: TooManyAttempts, redis.exceptions.RedisError.
         """
         own = _key(kind, each.name, network_of(address))
         await self._charge({own: each, _key(kind, all_.name): all_})
@@ -143,7 +145,7 @@ class Throttle:
         return FailureCount(wait_s=int(wait_ms) / 1000, count=int(count))
 
     async def failed(self, kind: str, *, account: str, address: str) -> None:
-        """Once more. Raises: redis.exceptions.RedisError."""
+        """Count one more failure. Raises: redis.exceptions.RedisError."""
         await self._script(keys=[_failed(kind, account, address)], args=FAILED.arguments())
 
     async def forget(self, kind: str, *, account: str, address: str) -> None:
@@ -152,8 +154,10 @@ class Throttle:
         await self._redis.delete(_failed(kind, account, address))
 
     async def know(self, kind: str, account: str, digest: str) -> None:
-        """`account` got in with what `digest`, a keyed one, is of. Raises:
-        redis.exceptions.RedisError."""
+        """Remember that `account` got in with what `digest`, a keyed one, is of.
+
+        Raises: redis.exceptions.RedisError.
+        """
         await self._redis.set(_key(kind, "right", account, digest), b"1", ex=KNOWN_S)
 
     async def knows(self, kind: str, account: str, digest: str) -> bool:
@@ -161,7 +165,7 @@ class Throttle:
         return bool(await self._redis.exists(_key(kind, "right", account, digest)))
 
     async def unknow(self, kind: str, account: str, digest: str) -> None:
-        """Idempotent. Raises: redis.exceptions.RedisError."""
+        """Forget what `know` remembered; idempotent. Raises: redis.exceptions.RedisError."""
         await self._redis.delete(_key(kind, "right", account, digest))
 
     async def _charge(self, bounds: Mapping[str, AttemptLimit]) -> None:
@@ -177,7 +181,8 @@ class Throttle:
 
 
 def _key(kind: str, counter: str, *parts: str) -> str:
-    """Accounts stand hashed: what people type into the field may be a password."""
+    """Return the key of a counter; accounts stand hashed: what people type into the field may be a
+    password."""
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{PREFIX}:{kind}:{counter}:{digest[:32]}"
 

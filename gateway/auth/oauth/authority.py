@@ -80,8 +80,11 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def narrowed_scopes(asked: str | None, granted: Collection[str]) -> list[str]:
-    """Sorted. Raises: OAuthError where `asked` is malformed or more than was granted, or where
-    nothing is left."""
+    """Return the scopes of a token, sorted.
+
+    Raises: OAuthError where `asked` is malformed or more than was granted, or where nothing is
+    left.
+    """
     if asked is None:
         wanted = set(granted)
     else:
@@ -112,5 +115,6 @@ def token_type(jkt: str | None) -> str:
 
 
 def expiry(now: float, *bounds: int) -> int:
-    """Unix seconds: ten minutes from now, and not after any of `bounds`."""
+    """Return the end of a token in Unix seconds: ten minutes from now, and not after any of
+    `bounds`."""
     return min(int(now) + MAX_LIFETIME_S, *bounds) if bounds else int(now) + MAX_LIFETIME_S

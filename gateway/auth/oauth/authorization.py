@@ -61,14 +61,14 @@ class Authorization(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def secure(self) -> bool:
-        """False on this machine alone, where cookies may travel in the clear."""
+        """True but on this machine alone, where cookies may travel in the clear."""
         return self.issuer.startswith("https://")
 
 
 async def was_allowed(
     desk: Authorization, asked: AuthorizationRequest, session: Session, scopes: Collection[str]
 ) -> bool:
-    """Whether the user need not be asked."""
+    """True if the user need not be asked."""
     if not asked.remembers or "consent" in asked.prompts:
         return False
     async with tenant(desk.db, session.org_id) as conn:
@@ -92,7 +92,7 @@ async def authorize(
 ) -> str:
     """A grant with what the user allowed, and the code for it.
 
-    Raises: Refused, where it costs something and there is nobody to bill, and where the session
+    Raises: AuthorizationRefused, where it costs something and there is nobody to bill, and where the session
     ended meanwhile: a grant that its end does not see would outlive it.
     """
     now = desk.clock()

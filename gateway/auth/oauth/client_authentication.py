@@ -72,7 +72,7 @@ class ClientFailures:
         self._counts: Lru[tuple[str, str], tuple[float, int]] = Lru(MAX_COUNTED)
 
     def wait_s(self, client_id: str, address: str) -> int:
-        """How long no guess is heard."""
+        """Return for how many seconds no guess is heard."""
         started, count = self._current(client_id, address)
         if count < MAX_FAILURES:
             return 0
@@ -161,7 +161,7 @@ class ClientAuthentication:
             await self._shared(forgotten)
 
     async def _was_right(self, client_id: str, digest: str) -> bool:
-        """Here, or in another process."""
+        """True if the secret was right before, here or in another process."""
         if self._known.get((client_id, digest)) is not None:
             return True
         found = await self._shared(self._throttle.knows(KIND, client_id, digest))
@@ -226,7 +226,7 @@ def read(form: Form, authorization: str | None) -> PresentedCredentials:
 
 
 def _basic(authorization: str) -> PresentedCredentials:
-    """RFC 6749, 2.3.1: both parts are form-encoded, then RFC 7617."""
+    """Read Basic credentials (RFC 6749, 2.3.1: both parts are form-encoded, then RFC 7617)."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic" or len(authorization) > MAX_HEADER_BYTES:
         raise invalid_client("another scheme")

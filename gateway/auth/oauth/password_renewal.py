@@ -26,7 +26,8 @@ async def renew_password(
     password: str,
     where: LoginOrigin,
 ) -> SignedIn:
-    """`replacing`: the hash of the password that was shown, or that the link is for.
+    """Set another password and start a session; `replacing`: the hash of the password that was
+    shown, or that the link is for.
 
     Raises: WrongCredentials (there is another one by now), PasswordsBusy.
     """

@@ -138,7 +138,7 @@ class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_parameters(query: str) -> Parameters:
-    """Raises: Refused, which stays here: nothing is trusted yet."""
+    """Raises: AuthorizationRefused, which stays here: nothing is trusted yet."""
     if len(query) > MAX_QUERY_LENGTH:
         raise AuthorizationRefused("invalid_request")
     try:
@@ -227,7 +227,7 @@ def default_scopes(client: Client) -> set[str]:
 def check_request(
     parameters: Parameters, client: Client | None, public_url: str
 ) -> AuthorizationRequest:
-    """Raises: Refused."""
+    """Raises: AuthorizationRefused."""
     if client is None:
         raise AuthorizationRefused("invalid_client")
     if parameters.repeated & {"client_id", "redirect_uri"}:
@@ -257,7 +257,7 @@ def check_request(
 def _check_rest(
     parameters: Parameters, client: Client, redirect_uri: str, scopes: list[str], public_url: str
 ) -> AuthorizationRequest:
-    """Check what goes beyond RFC 6749. Raises: Refused."""
+    """Check what goes beyond RFC 6749. Raises: AuthorizationRefused."""
     if parameters.repeated:
         raise AuthorizationRefused("invalid_request")
     for name in ("request", "request_uri"):
@@ -316,10 +316,10 @@ def must_sign_in(
     asked_at: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether a user has to prove, or to prove again, who they are. `asked_at`: when this very
+    """True if a user has to prove, or to prove again, who they are. `asked_at`: when this very
     request sent them to do so.
 
-    Raises: Refused, where nobody may be asked.
+    Raises: AuthorizationRefused, where nobody may be asked.
     """
     good = session is not None and request.org_id in (None, session.org_id)
     if good and session is not None:
@@ -338,7 +338,7 @@ def must_sign_in(
 def grantable(request: AuthorizationRequest, session: Session) -> frozenset[str]:
     """The scopes that the user's role confers, of those that are asked for.
 
-    Raises: Refused, where nothing is left of what opens anything.
+    Raises: AuthorizationRefused, where nothing is left of what opens anything.
     """
     held = policy.within(
         session.role,

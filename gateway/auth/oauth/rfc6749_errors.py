@@ -52,7 +52,7 @@ def invalid_client(detail: str) -> OAuthError:
 
 
 def too_often(detail: str, *, retry_after_s: int) -> OAuthError:
-    """429 (RFC 6585, section 4), with the only code of these RFCs that says: later."""
+    """Return a 429 (RFC 6585, section 4), with the only code of these RFCs that says: later."""
     return OAuthError("temporarily_unavailable", detail, status=429, retry_after_s=retry_after_s)
 
 

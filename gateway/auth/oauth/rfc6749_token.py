@@ -312,8 +312,11 @@ async def _ending(
     work: Callable[[AsyncConnection], Awaitable[tuple[str, str] | None]],
     because: str,
 ) -> None:
-    """`work` in a transaction. It returns the (org, grant) that has to end, where one has to: that
-    is committed and announced before this returns."""
+    """Run `work` in a transaction.
+
+    It returns the (org, grant) that has to end, where one has to: that is committed and announced
+    before this returns.
+    """
     try:
         async with announcing(authority.redis, clock=authority.clock) as announcement:
             async with authority.db.begin() as conn:
@@ -334,9 +337,12 @@ async def _ending(
 
 
 async def _hold_client(conn: AsyncConnection, client: Client) -> None:
-    """It is not archived before this transaction commits; so whoever archives it, and what that
-    revokes, sees what was issued here. One that a document describes has no row. Raises:
-    OAuthError."""
+    """Lock a client, so that it is not archived before this transaction commits; so whoever
+    archives it, and what that revokes, sees what was issued here.
+
+    One that a document describes has no row.
+    Raises: OAuthError.
+    """
     if client.source == "document":
         return
     live = sa.select(oauth_clients.c.id).where(oauth_clients.c.id == client.id)
@@ -346,8 +352,11 @@ async def _hold_client(conn: AsyncConnection, client: Client) -> None:
 
 
 async def _locked_grant(conn: AsyncConnection, client: Client, grant_id: str) -> Grant:
-    """Until the transaction ends: of all that want something of a grant one goes first; its client
-    before it, as where a client is archived. Raises: OAuthError where it has ended."""
+    """Lock a grant until the transaction ends: of all that want something of a grant one goes
+    first; its client before it, as where a client is archived.
+
+    Raises: OAuthError where it has ended.
+    """
     await _hold_client(conn, client)
     found = sa.select(oauth_grants).where(oauth_grants.c.id == grant_id).with_for_update()
     grant = Grant(**(await conn.execute(found)).one()._mapping)
@@ -385,8 +394,10 @@ def _claims(
 
 
 async def _checked(conn: AsyncConnection, claims: AccessClaims) -> AccessClaims:
-    """With the scopes that are conferred now. Raises: OAuthError where someone they name is gone,
-    or where nothing is left."""
+    """Return the claims with the scopes that are conferred now.
+
+    Raises: OAuthError where someone they name is gone, or where nothing is left.
+    """
     try:
         conferred = within_role(claims, await find_principal(conn, claims))
     except RevokedToken as error:

@@ -46,7 +46,7 @@ def read_body(body: bytes) -> Any:
 
 
 async def register(desk: Authorization, document: Any, where: LoginOrigin) -> CreatedClient:
-    """Raises: InvalidMetadata, Waits, redis.exceptions.RedisError."""
+    """Raises: InvalidMetadata, TooManyAttempts, redis.exceptions.RedisError."""
     metadata = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
     await desk.throttle.count(KIND, address=where.address, each=EACH, all_=ALL)
     async with desk.system_db.begin() as conn:
@@ -79,7 +79,8 @@ def to_information(
     client_secret: str | None = None,
     registration_access_token: str | None = None,
 ) -> dict[str, Any]:
-    """RFC 7591, 3.2.1 and RFC 7592, 3: what is registered, which may be less than was asked for."""
+    """Return what is registered, which may be less than was asked for (RFC 7591, 3.2.1 and RFC
+    7592, 3)."""
     assert client.created_at is not None
     optional = {
         "client_secret": client_secret,

@@ -110,8 +110,11 @@ def _open(proof: str) -> tuple[Key, ProofClaims]:
 
 
 def _without_query(url: str) -> str:
-    """Section 4.3: query and fragment are left out; scheme and host in lower case (RFC 3986,
-    6.2.2.1). Raises: InvalidProof."""
+    """Return the URI as section 4.3 compares it: query and fragment are left out; scheme and host
+    in lower case (RFC 3986, 6.2.2.1).
+
+    Raises: InvalidProof.
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -120,8 +123,8 @@ def _without_query(url: str) -> str:
 
 
 def _normal(url: str) -> str:
-    """Percent-encoded alike (RFC 3986, 6.2.2.1 and 6.2.2.2): what needs none has none, and digits
-    are upper case."""
+    """Normalize percent-encoding (RFC 3986, 6.2.2.1 and 6.2.2.2): what needs none has none, and
+    digits are upper case."""
     return ENCODED.sub(lambda found: _as_needed(chr(int(found[1], 16)), found[0]), url)
 
 
@@ -130,7 +133,7 @@ def _as_needed(character: str, encoded: str) -> str:
 
 
 def _encode(text: str) -> bytes:
-    """JSON can hold halves of characters, which UTF-8 cannot."""
+    """Encode as UTF-8, which cannot hold the halves of characters that JSON can."""
     return text.encode("utf-8", "surrogatepass")
 
 

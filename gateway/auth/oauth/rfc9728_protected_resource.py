@@ -53,7 +53,8 @@ def find_metadata(path: str, public_url: str) -> ProtectedResource | None:
 
 
 def metadata_url(path: str, public_url: str) -> str:
-    """Section 3.1: the well-known part stands between host and path."""
+    """Return the URL of the metadata (section 3.1): the well-known part stands between host and
+    path."""
     return public_url + WELL_KNOWN + path
 
 

@@ -75,7 +75,7 @@ MEANINGS: Mapping[str, str] = {
 
 
 async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRequest, Parameters]:
-    """Raises: Refused."""
+    """Raises: AuthorizationRefused."""
     parameters = read_parameters(query)
     client_id = parameters.get("client_id")
     try:
@@ -163,7 +163,7 @@ async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 def raw_query(request: Request[Any, Any, Any]) -> str:
-    """Raises: Refused."""
+    """Raises: AuthorizationRefused."""
     raw: bytes = request.scope["query_string"]
     if not raw.isascii():
         raise AuthorizationRefused("invalid_request")
@@ -180,7 +180,7 @@ def signed_in_for(
 ) -> tuple[Session | None, str]:
     """Return the session, if it is good enough for this request; else None and where to sign in.
 
-    Raises: Refused, where nobody may be asked.
+    Raises: AuthorizationRefused, where nobody may be asked.
     """
     now = desk.clock()
     mark = parameters.mark

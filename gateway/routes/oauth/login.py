@@ -81,7 +81,7 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_occasion(desk: Authorization, query: str) -> Occasion:
-    """Raises: Refused."""
+    """Raises: AuthorizationRefused."""
     if not query:
         return Occasion()
     elsewhere = UPSTREAM.fullmatch(query)

@@ -62,8 +62,8 @@ async def update_key(
     check: Check = unchecked,
     by: Principal | None = None,
 ) -> KeyRow:
-    """`changes`: some of CHANGEABLE; every worker goes by them within a second. `by`: who asks, as
-    `create_key` has it.
+    """Update a key; `changes`: some of CHANGEABLE; every worker goes by them within a second. `by`:
+    who asks, as `create_key` has it.
 
     Raises: InvalidField, NotFound (key, plan), NotAllowed, ChangeNotAnnounced.
     """

@@ -114,12 +114,12 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_key(pepper: bytes, key: str) -> str:
-    """HMAC-SHA256 (RFC 2104), lower-case hex."""
+    """Return the HMAC-SHA256 (RFC 2104) of a key, lower-case hex."""
     return hmac.new(pepper, key.encode(), hashlib.sha256).hexdigest()
 
 
 def check_scopes(scopes: Iterable[str]) -> list[str]:
-    """Sorted, without doubles. Raises: InvalidField."""
+    """Return the scopes sorted, without doubles. Raises: InvalidField."""
     wanted = sorted(set(scopes))
     if not 1 <= len(wanted) <= MAX_SCOPES:
         raise InvalidField("scopes", f"must be 1 to {MAX_SCOPES} scopes")
@@ -225,7 +225,7 @@ def _bound(
 
 
 def prefix_of(scopes: Iterable[str]) -> str:
-    """Keys of administration are told apart at a glance."""
+    """Return the prefix of a key, which tells keys of administration apart at a glance."""
     return ADMIN_PREFIX if administers(scopes) else PREFIX
 
 
@@ -241,7 +241,7 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
 
 
 def shown(row: KeyRow) -> dict[str, Any]:
-    """For the audit log: what is configured."""
+    """Describe for the audit log what is configured."""
     unsaid = ("id", "org_id", "prefix", "last_four", "created_at", "last_used_at", "previous_hint")
     fields = {name: getattr(row, name) for name in KeyRow.__struct_fields__ if name not in unsaid}
     said = {name: value for name, value in fields.items() if value is not None}
@@ -251,7 +251,7 @@ def shown(row: KeyRow) -> dict[str, Any]:
 async def _lock_owner(
     conn: AsyncConnection, *, org_id: str, user_id: str | None, service_account_id: str | None
 ) -> None:
-    """Nor whose it will be. Raises: InvalidField, NotFound."""
+    """Lock the owner of a new key until this commits. Raises: InvalidField, NotFound."""
     if user_id is not None and service_account_id is not None:
         raise InvalidField("user_id", "a key is of one user or of one service account")
     for field, table, owner_id in (
@@ -284,8 +284,8 @@ def public_columns() -> list[sa.ColumnElement[Any]]:
 async def list_keys(
     conn: AsyncConnection, *, org_id: str, project_id: str | None = None, after: str = ""
 ) -> list[KeyRow]:
-    """Up to MAX_PAGE keys of the org with ids above `after`, oldest first; revoked and expired ones
-    too."""
+    """Return up to MAX_PAGE keys of the org with ids above `after`, oldest first; revoked and
+    expired ones too."""
     listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id, api_keys.c.id > after)
     if project_id is not None:
         listed = listed.where(api_keys.c.project_id == project_id)
@@ -302,7 +302,7 @@ async def page_of_keys(
     after: str | None = None,
     descending: bool = False,
 ) -> list[KeyRow]:
-    """Up to `limit` keys behind `after`, revoked and expired ones too."""
+    """Return up to `limit` keys behind `after`, revoked and expired ones too."""
     assert 0 < limit <= MAX_PAGE
     listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id)
     if project_id is not None:
@@ -326,7 +326,7 @@ async def owner_of_key(conn: AsyncConnection, key_id: str) -> str:
 async def retrieve_key(
     conn: AsyncConnection, key_id: str, *, org_id: str, lock: bool = False
 ) -> KeyRow:
-    """lock: nobody changes it before this commits. Raises: NotFound."""
+    """Return a key; lock: nobody changes it before this commits. Raises: NotFound."""
     if ID_FORM.fullmatch(key_id) is None:
         raise NotFound("key", "no such key")
     found = sa.select(*public_columns())
@@ -346,7 +346,7 @@ async def revoke_key(
     actor: Actor,
     check: Callable[[KeyRow], None] = unchecked,
 ) -> KeyRow:
-    """Every worker refuses the key within a second of the return. Idempotent; a repetition
+    """Revoke a key: every worker refuses it within a second of the return. Idempotent; a repetition
     announces it again. `check` is called with the key, under its lock; what it raises ends this.
 
     Raises: NotFound; ChangeNotAnnounced: revoked, but repeat it (see `changes.changing`).

@@ -15,7 +15,7 @@ from gateway.tenancy.member_tables import project_rate_limits
 
 
 def limits_by_model(project_id: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """For `to_plans`; NULL where the project has none."""
+    """Select the limits for `to_plans`; NULL where the project has none."""
     own = project_rate_limits.c
     values = sa.func.jsonb_build_array(own.tokens_per_minute, own.requests_per_minute)
     found = sa.select(sa.func.jsonb_object_agg(own.model, values))
@@ -23,7 +23,7 @@ def limits_by_model(project_id: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def to_plans(found: Mapping[str, list[int | None]] | None) -> dict[str, Plan]:
-    """By model; a plan of one model is named for it."""
+    """Return the plans by model; a plan of one model is named for it."""
     return {
         model: Plan(name=model, tokens_per_minute=tokens, requests_per_minute=requests)
         for model, (tokens, requests) in (found or {}).items()

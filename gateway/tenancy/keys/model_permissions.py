@@ -45,7 +45,7 @@ async def update_model_permissions(
     models: Iterable[str] = (),
     actor: Actor,
 ) -> ModelPermissions:
-    """Every worker goes by them within a second. Mode None forgets the list.
+    """Replace the list; every worker goes by it within a second. Mode None forgets the list.
 
     Raises: InvalidField, NotFound, ChangeNotAnnounced.
     """

@@ -39,8 +39,8 @@ async def update_origins(
     actor: Actor,
     check: Check = unchecked,
 ) -> Org:
-    """`origins` None: as they are. Every worker goes by them within `auth.cors_origins.REFRESH_S`
-    of the next question.
+    """Replace the origins; `origins` None: as they are. Every worker goes by them within
+    `auth.cors_origins.REFRESH_S` of the next question.
 
     Raises: InvalidField, NotFound, and what `check` raises.
     """

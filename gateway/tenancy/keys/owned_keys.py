@@ -72,7 +72,7 @@ async def list_project_keys(
 async def list_admin_keys(
     conn: AsyncConnection, *, org_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[OwnedKey], bool]:
-    """Keys of administration, of whatever project. Raises: InvalidField (limit)."""
+    """Return the keys of administration, of whatever project. Raises: InvalidField (limit)."""
     rows, more = await read_page(conn, _keys(org_id, None), api_keys.c.id, cursor)
     return [_to_key(row) for row in rows], more
 
@@ -101,7 +101,11 @@ async def lock_key(
 async def delete_key(
     conn: AsyncConnection, *, org_id: str, key_id: str, project_id: str | None, actor: Actor
 ) -> None:
-    """Revoked for ever; its row stays, for bills to name. To be announced. Raises: NotFound."""
+    """Revoke a key for ever; its row stays, for bills to name.
+
+    To be announced.
+    Raises: NotFound.
+    """
     before = await lock_key(conn, org_id=org_id, key_id=key_id, project_id=project_id)
     gone = sa.update(api_keys).where(api_keys.c.org_id == org_id, api_keys.c.id == key_id)
     await conn.execute(gone.values(revoked_at=sa.func.now()))
@@ -111,14 +115,14 @@ async def delete_key(
 async def revoke_keys_of_user(
     conn: AsyncConnection, *, org_id: str, user_id: str, actor: Actor
 ) -> None:
-    """All keys of one who leaves."""
+    """Revoke all keys of one who leaves."""
     await _revoke_where(conn, org_id, api_keys.c.user_id == user_id, actor)
 
 
 async def revoke_keys_of_service_account(
     conn: AsyncConnection, *, org_id: str, service_account_id: str, actor: Actor
 ) -> None:
-    """All keys of one that is removed."""
+    """Revoke all keys of a service account that is removed."""
     whose = api_keys.c.service_account_id == service_account_id
     await _revoke_where(conn, org_id, whose, actor)
 

@@ -19,7 +19,10 @@ EVERYWHERE = ("owner", "admin")
 
 
 def owner_is_active() -> sa.ColumnElement[bool]:
-    """In a statement over `with_owners`. An owner or admin of the org needs no membership."""
+    """Select whether the owner is active, in a statement over `with_owners`.
+
+    An owner or admin of the org needs no membership.
+    """
     no_user = api_keys.c.user_id.is_(None)
     everywhere = sa.or_(users.c.role.in_(EVERYWHERE), api_keys.c.project_id.is_(None))
     member = sa.and_(project_members.c.user_id.is_not(None), project_members.c.removed_at.is_(None))
@@ -32,8 +35,8 @@ def owner_is_active() -> sa.ColumnElement[bool]:
 
 
 def owned_projects() -> sa.ColumnElement[list[str] | None]:
-    """In a statement over `users` and `service_accounts`: ids of the projects that the one or the
-    other is an owner of, MAX_OWNED at most; NULL: none."""
+    """Select, in a statement over `users` and `service_accounts`, ids of the projects that the one
+    or the other is an owner of, MAX_OWNED at most; NULL: none."""
     theirs = project_members.alias("theirs")
     owned = sa.select(theirs.c.project_id).where(theirs.c.user_id == users.c.id)
     owned = owned.where(theirs.c.role == "owner", theirs.c.removed_at.is_(None)).correlate(users)
@@ -44,12 +47,12 @@ def owned_projects() -> sa.ColumnElement[list[str] | None]:
 
 
 def role_of_owner() -> sa.ColumnElement[str | None]:
-    """In a statement over `with_owners`; NULL: nobody's."""
+    """Select the owner's role, in a statement over `with_owners`; NULL: nobody's."""
     return sa.func.coalesce(users.c.role, service_accounts.c.role)
 
 
 def with_owners(keys: sa.Table | sa.Join) -> sa.Join:
-    """`keys`, which holds `api_keys`, joined with whose each is."""
+    """Join `keys`, which holds `api_keys`, with whose each is."""
     joined = keys.outerjoin(users, api_keys.c.user_id == users.c.id)
     joined = joined.outerjoin(
         service_accounts, api_keys.c.service_account_id == service_accounts.c.id

@@ -37,7 +37,7 @@ NO_LIMITS = ProjectModelLimits()
 async def limits_of_models(
     conn: AsyncConnection, *, org_id: str, project_id: str
 ) -> dict[str, ProjectModelLimits]:
-    """By model, those that the project has."""
+    """Return the limits that the project has, by model."""
     found = sa.select(project_rate_limits).where(project_rate_limits.c.org_id == org_id)
     found = found.where(project_rate_limits.c.project_id == project_id).limit(MAX_MODELS)
     return {
@@ -78,9 +78,9 @@ async def set_limits(
     wanted: dict[str, int],
     actor: Actor,
 ) -> ProjectModelLimits:
-    """`wanted`: new values of FIELDS; what is not there stays. To be announced.
+    """Set limits; `wanted`: new values of FIELDS; what is not there stays. To be announced.
 
-    Raises: NotFound (project), Archived, InvalidField: a number that a plan would make void.
+    Raises: NotFound (project), ArchivedError, InvalidField: a number that a plan would make void.
     """
     await lock_project(conn, org_id=org_id, project_id=project_id)
     allowed = await limits_of_plans(conn, org_id=org_id, project_id=project_id)

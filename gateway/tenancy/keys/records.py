@@ -57,7 +57,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _records() -> sa.Select[Any]:
-    """Keys, revoked or not, with their plans."""
+    """Select keys, revoked or not, with their plans."""
     owners = {"key": api_keys, "project": projects, "org": orgs}
     limits = {owner: plans.alias(f"{owner}_plan") for owner in owners}
     joined = api_keys.outerjoin(projects, api_keys.c.project_id == projects.c.id)
@@ -109,7 +109,7 @@ async def read_key(conn: AsyncConnection, *, org_id: str, key_id: str) -> KeyRec
 
 
 def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
-    """`key_hash`: the one that was looked up."""
+    """Build the record; `key_hash`: the one that was looked up."""
 
     key = KeyRow(**{field: values[field] for field in KeyRow.__struct_fields__})
     rotated_away = values["previous_hash"] == key_hash

@@ -64,7 +64,7 @@ class ModelPermissions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def allowed(self) -> frozenset[str] | None:
-        """None: all that are not denied."""
+        """The models that are allowed; None: all that are not denied."""
         return frozenset(self.models) if self.mode == "allow_list" else None
 
     @property
@@ -85,7 +85,10 @@ def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
 
 
 def check_models(models: Iterable[str], *, minimum: int = 0) -> list[str]:
-    """Sorted, without doubles; they need not be served yet. Raises: InvalidField."""
+    """Return the models sorted, without doubles; they need not be served yet.
+
+    Raises: InvalidField.
+    """
     wanted = sorted(set(models))
     if not minimum <= len(wanted) <= MAX_MODELS:
         raise InvalidField("models", f"must be {minimum} to {MAX_MODELS} models")
@@ -108,7 +111,7 @@ def check_lane(lane: str | None) -> str | None:
 
 
 def merged_limits(known: ModelLimits | None, patch: ModelLimitsPatch | None) -> ModelLimits | None:
-    """`known` after a merge patch (RFC 7396); None: no limit is left."""
+    """Return `known` after a merge patch (RFC 7396); None: no limit is left."""
     if patch is None:
         return None
     merged: dict[str, Mapping[str, int | None]] = dict(known or {})
@@ -143,7 +146,10 @@ def plans_by_model(limits: ModelLimits | None) -> dict[str, Plan]:
 
 
 def check_ip_ranges(ranges: Iterable[str]) -> list[str]:
-    """In the order they came, without doubles, as networks. Raises: InvalidField."""
+    """Return the ranges in the order they came, without doubles, as networks.
+
+    Raises: InvalidField.
+    """
     wanted = list(dict.fromkeys(ranges))
     if not 1 <= len(wanted) <= MAX_IP_RANGES:
         raise InvalidField("ip_ranges", f"must be 1 to {MAX_IP_RANGES} ranges")
@@ -162,8 +168,8 @@ def check_limit(name: str, value: int | None) -> int | None:
 
 
 def check_origins(origins: Iterable[str]) -> list[str]:
-    """Exact origins as browsers write them (RFC 6454, section 6.2): no path, no wildcard, no
-    default port, and never `null`, which is everybody's.
+    """Check that origins are exact, as browsers write them (RFC 6454, section 6.2): no path, no
+    wildcard, no default port, and never `null`, which is everybody's.
 
     Raises: InvalidField.
     """

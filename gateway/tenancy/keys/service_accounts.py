@@ -46,7 +46,7 @@ async def create_service_account(
     actor: Actor,
     project_role: Literal["member", "none"] = "member",
 ) -> ServiceAccount:
-    """Raises: InvalidField, NotFound (project), Archived."""
+    """Raises: InvalidField, NotFound (project), ArchivedError."""
     await lock_project(conn, org_id=org_id, project_id=project_id)
     row = {
         "id": f"svc_acct_{uuid7().hex}",
@@ -83,7 +83,7 @@ async def get_service_account(
 async def list_service_accounts(
     conn: AsyncConnection, *, org_id: str, project_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[ServiceAccount], bool]:
-    """Live ones. Raises: InvalidField (limit)."""
+    """Return live service accounts. Raises: InvalidField (limit)."""
     listed = _live(org_id, project_id)
     rows, more = await read_page(conn, listed, service_accounts.c.id, cursor)
     return [ServiceAccount(**row._mapping) for row in rows], more
@@ -101,7 +101,7 @@ async def update_service_account(
 ) -> ServiceAccount:
     """Change what is not None. To be announced: with its first role its keys begin to work.
 
-    Raises: InvalidField, NotFound, Archived.
+    Raises: InvalidField, NotFound, ArchivedError.
     """
     wanted: dict[str, str] = {}
     if name is not None:
@@ -132,7 +132,11 @@ async def update_service_account(
 async def archive_service_account(
     conn: AsyncConnection, *, org_id: str, project_id: str, service_account_id: str, actor: Actor
 ) -> None:
-    """With its keys, which are revoked. To be announced. Raises: NotFound, Archived."""
+    """Archive a service account with its keys, which are revoked.
+
+    To be announced.
+    Raises: NotFound, ArchivedError.
+    """
     before = await lock_service_account(
         conn, org_id=org_id, project_id=project_id, service_account_id=service_account_id
     )
@@ -155,7 +159,7 @@ async def archive_service_account(
 async def lock_service_account(
     conn: AsyncConnection, *, org_id: str, project_id: str, service_account_id: str
 ) -> ServiceAccount:
-    """A live one that nobody changes before this commits. Raises: NotFound, Archived."""
+    """A live one that nobody changes before this commits. Raises: NotFound, ArchivedError."""
     await lock_project(conn, org_id=org_id, project_id=project_id)
     found = _live(org_id, project_id).where(service_accounts.c.id == service_account_id)
     row = (await conn.execute(found.with_for_update(key_share=True))).one_or_none()

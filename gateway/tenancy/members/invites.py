@@ -108,7 +108,7 @@ async def create_invite(
 ) -> CreatedInvite:
     """One open invite an address: an expired one makes room.
 
-    Raises: InvalidField, NotFound (project), Archived, NameTaken (a user or an open invite has the
+    Raises: InvalidField, NotFound (project), ArchivedError, NameTaken (a user or an open invite has the
     address).
     """
     moment = now or datetime.now(tz=UTC)
@@ -178,7 +178,7 @@ async def get_invite(conn: AsyncConnection, *, org_id: str, invite_id: str) -> I
 async def list_invites(
     conn: AsyncConnection, *, org_id: str, cursor: Cursor = FIRST
 ) -> tuple[list[Invite], bool]:
-    """Accepted and expired ones too. Raises: InvalidField (limit)."""
+    """Return invites, accepted and expired ones too. Raises: InvalidField (limit)."""
     rows, more = await read_page(conn, _kept(org_id), invites.c.id, cursor)
     return [_to_invite(row) for row in rows], more
 
@@ -186,7 +186,7 @@ async def list_invites(
 async def delete_invite(
     conn: AsyncConnection, *, org_id: str, invite_id: str, actor: Actor
 ) -> None:
-    """Its link stops working. Raises: NotFound, InviteClosed."""
+    """Delete an invite: its link stops working. Raises: NotFound, InviteClosed."""
     found = _kept(org_id).where(invites.c.id == invite_id).with_for_update(key_share=True)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
@@ -262,7 +262,7 @@ async def accept_invite(
 
 
 async def _lock_live(conn: AsyncConnection, invite: Invite) -> list[ProjectGrant]:
-    """Those of its projects that are live, and stay so until the commit."""
+    """Lock those of its projects that are live, so that they stay so until the commit."""
     wanted = [grant.id for grant in invite.projects]
     live = sa.select(projects.c.id).where(projects.c.org_id == invite.org_id)
     live = live.where(projects.c.id.in_(wanted), projects.c.archived_at.is_(None))

@@ -46,9 +46,9 @@ COLUMNS = [
 async def add_member(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str, actor: Actor
 ) -> Member:
-    """To be announced: keys that the user has there work again.
+    """Add a member; to be announced: keys that the user has there work again.
 
-    Raises: InvalidField, NotFound (project, user), Archived, NameTaken (is a member).
+    Raises: InvalidField, NotFound (project, user), ArchivedError, NameTaken (is a member).
     """
     wanted = check_role(role, PROJECT_ROLES)
     await lock_project(conn, org_id=org_id, project_id=project_id)
@@ -69,7 +69,8 @@ async def add_member(
 async def join(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str
 ) -> bool:
-    """False if the user is a member already; whoever was one comes back to the same row."""
+    """Join the project; False if the user is a member already; whoever was one comes back to the
+    same row."""
     row = {"org_id": org_id, "project_id": project_id, "user_id": user_id, "role": role}
     added = insert(project_members).values(**row)
     again = {"role": role, "added_at": sa.func.now(), "removed_at": None}
@@ -96,7 +97,7 @@ async def get_member(
 async def hold_member(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str
 ) -> Member:
-    """One that nobody changes before this commits. Raises: NotFound, Archived."""
+    """One that nobody changes before this commits. Raises: NotFound, ArchivedError."""
     await lock_project(conn, org_id=org_id, project_id=project_id)
     held = sa.select(project_members.c.user_id).where(project_members.c.org_id == org_id)
     held = held.where(project_members.c.project_id == project_id)
@@ -117,7 +118,7 @@ async def list_members(
 async def change_member(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, role: str, actor: Actor
 ) -> Member:
-    """Raises: InvalidField, NotFound, Archived."""
+    """Raises: InvalidField, NotFound, ArchivedError."""
     wanted = check_role(role, PROJECT_ROLES)
     before = await hold_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
     if before.role == wanted:
@@ -139,7 +140,10 @@ async def change_member(
 async def remove_member(
     conn: AsyncConnection, *, org_id: str, project_id: str, user_id: str, actor: Actor
 ) -> None:
-    """To be announced: keys that the user has there stop working. Raises: NotFound, Archived."""
+    """Remove a member; to be announced: keys that the user has there stop working.
+
+    Raises: NotFound, ArchivedError.
+    """
     before = await hold_member(conn, org_id=org_id, project_id=project_id, user_id=user_id)
     removed = _one(org_id, project_id, user_id).values(removed_at=sa.func.now())
     await conn.execute(removed)

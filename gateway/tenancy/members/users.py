@@ -116,7 +116,7 @@ async def find_user(conn: AsyncConnection, *, org_id: str, email: str) -> User:
 async def list_users(
     conn: AsyncConnection, *, org_id: str, emails: Sequence[str] = (), cursor: Cursor = FIRST
 ) -> tuple[list[User], bool]:
-    """Live ones, of these addresses where any are given. Raises: InvalidField."""
+    """Return live users, of these addresses where any are given. Raises: InvalidField."""
     listed = _live(org_id)
     if emails:
         listed = listed.where(users.c.email.in_([check_email(email) for email in emails]))
@@ -149,7 +149,7 @@ async def memberships(
 async def change_role(
     conn: AsyncConnection, *, org_id: str, user_id: str, role: str, actor: Actor
 ) -> User:
-    """To be announced: the user's credentials lose, or gain, what the role has.
+    """Change a role; to be announced: the user's credentials lose, or gain, what the role has.
 
     Raises: InvalidField, NotFound, LastOwner.
     """
@@ -182,7 +182,10 @@ async def set_password(
     actor: Actor,
     replacing: str | AnyPassword | None = ANY,
 ) -> None:
-    """`replacing`: the hash that they have now. Raises: NotFound, also where it is another one."""
+    """Set a password; `replacing`: the hash that they have now.
+
+    Raises: NotFound, also where it is another one.
+    """
     changed = sa.update(users).where(users.c.org_id == org_id, users.c.id == user_id)
     changed = changed.where(users.c.archived_at.is_(None)).values(password_hash=password_hash)
     if not isinstance(replacing, AnyPassword):
@@ -200,7 +203,8 @@ async def set_password(
 
 
 async def archive_user(conn: AsyncConnection, *, org_id: str, user_id: str, actor: Actor) -> User:
-    """Out of the org and of all its projects, with every key of theirs revoked. To be announced.
+    """Take a user out of the org and of all its projects, with every key of theirs revoked. To be
+    announced.
 
     Raises: NotFound, LastOwner.
     """

@@ -48,7 +48,7 @@ async def create_credit(
     operator_org: str,
     actor: Actor,
 ) -> Credit:
-    """`db` sees the house's books. Raises: InvalidField, NotFound (a live org)."""
+    """Create a credit; `db` sees the house's books. Raises: InvalidField, NotFound (a live org)."""
     if amount_pico <= 0 or amount_pico % PICO_PER_NANO:
         raise InvalidField("amount_usd", "must be more than nothing")
     async with tenant(db, org_id) as conn:
@@ -80,8 +80,11 @@ async def add_credit(
     actor: Actor,
     **terms: Any,
 ) -> Credit:
-    """In the transaction of a verb that holds the org. `terms`: as `grant_credit` has them. Raises:
-    InvalidField."""
+    """Add a credit in the transaction of a verb that holds the org.
+
+    `terms`: as `grant_credit` has them.
+    Raises: InvalidField.
+    """
     before = await balance_of(conn, org_id)
     if before.credited_pico + amount_pico > MAX_AMOUNT_PICO:
         most = MAX_AMOUNT_PICO // PICO_PER_USD

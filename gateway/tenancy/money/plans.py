@@ -120,7 +120,7 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> list[Plan
 async def record_changes(
     conn: AsyncConnection, changes: Sequence[PlanChange], *, operator_org: str
 ) -> None:
-    """In the transaction that made them."""
+    """Record the changes in the transaction that made them."""
     for each in changes:
         await record(
             conn,
@@ -134,7 +134,7 @@ async def record_changes(
 
 
 async def check_price_lists(conn: AsyncConnection, known: Collection[str]) -> None:
-    """That every plan names one of those that are `known`. Raises: InvalidField."""
+    """Check that every plan names one of those that are `known`. Raises: InvalidField."""
     named = sa.select(plans.c.name, plans.c.price_list).where(plans.c.price_list.is_not(None))
     for name, price_list in await conn.execute(named.order_by(plans.c.name)):
         check_price_list(price_list, known, param=f"plan.{name}.price_list")
@@ -156,7 +156,7 @@ async def create_plan(
     operator_org: str,
     actor: Actor,
 ) -> PlanRow:
-    """`values`: limits, lane, price_list. Raises: InvalidField, NameTaken."""
+    """Create a plan; `values`: limits, lane, price_list. Raises: InvalidField, NameTaken."""
     row = {"name": check_name(name), "in_settings": False, **values}
     added = insert(plans).values(**row).on_conflict_do_nothing().returning(plans)
     made = (await conn.execute(added)).one_or_none()
@@ -188,7 +188,7 @@ async def update_plan(
     actor: Actor,
     check: Check = unchecked,
 ) -> PlanRow:
-    """Every worker goes by it within a second.
+    """Update a plan; every worker goes by it within a second.
 
     Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
     """
@@ -211,7 +211,8 @@ async def archive_plan(
     actor: Actor,
     check: Check = unchecked,
 ) -> PlanRow:
-    """It can no longer be given; whom it was given to, it goes on to bind. Idempotent.
+    """Archive a plan: it can no longer be given; whom it was given to, it goes on to bind.
+    Idempotent.
 
     Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
     """

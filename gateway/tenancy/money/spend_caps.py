@@ -83,7 +83,7 @@ def to_spend_caps(
     org_id: str,
     is_prepaid: bool,
 ) -> tuple[SpendCap, ...]:
-    """In an order that does not change."""
+    """Return the caps in an order that does not change."""
     caps = [
         SpendCap(scope, owner_id, period, int(amount_pico) // PICO_PER_NANO)
         for scope, owner_id, period, amount_pico in found or ()
@@ -179,7 +179,7 @@ async def update_spend_cap(
     actor: Actor,
     check: Check = unchecked,
 ) -> SpendCapRow:
-    """`values`: amount_pico, hard. Every worker goes by it within a second.
+    """Update a cap; `values`: amount_pico, hard. Every worker goes by it within a second.
 
     Raises: InvalidField, NotFound, ReadOnly, Conflict, ChangeNotAnnounced, and what `check`
     raises.
@@ -213,7 +213,7 @@ async def archive_spend_cap(
     actor: Actor,
     check: Check = unchecked,
 ) -> SpendCapRow:
-    """It binds nobody any more. Idempotent.
+    """Archive a cap: it binds nobody any more. Idempotent.
 
     Raises: NotFound, ReadOnly, ChangeNotAnnounced, and what `check` raises.
     """
@@ -226,7 +226,7 @@ async def archive_spend_cap(
 
 
 def said(cap: SpendCapRow) -> dict[str, Any]:
-    """For the audit log."""
+    """Describe a cap for the audit log."""
     fields = (
         *("project_id", "key_id", "model", "tag"),
         *("period", "amount_pico", "hard", "by_operator"),
@@ -255,7 +255,10 @@ def _check_hardness(told_of: str | None, hard: bool) -> None:
 async def _lock_owner(
     conn: AsyncConnection, *, org_id: str, project_id: str | None, key_id: str | None
 ) -> None:
-    """It cannot be archived before this commits. Raises: NotFound."""
+    """Lock what a cap is of, so that it cannot be archived before this commits.
+
+    Raises: NotFound.
+    """
     live: sa.Select[Any]
     if key_id is not None:
         live = sa.select(api_keys.c.id).where(api_keys.c.org_id == org_id)

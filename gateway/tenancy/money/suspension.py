@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 async def tell_workers(redis: Redis) -> None:
-    """That somebody may be suspended, or is no longer. Never raises: it is said again."""
+    """Announce that somebody may be suspended, or is no longer. Never raises: it is said again."""
     try:
         await announce(redis, EVERYTHING)
     except ChangeNotAnnounced as error:

@@ -91,7 +91,7 @@ async def grant_top_up(
     """Credit its amount. Idempotent; of one that has expired, too: who paid late has paid. But not
     of one in whose place another was asked for, or both might be paid.
 
-    Raises: InvalidField, NotFound, Ended (it failed), Superseded, and what `check` raises.
+    Raises: InvalidField, NotFound, TopUpEnded (it failed), TopUpSuperseded, and what `check` raises.
     """
     async with tenant(db, org_id) as conn:
         found = await _hold(conn, org_id, top_up_id, check)
@@ -127,10 +127,10 @@ async def fail_top_up(
     actor: Actor,
     check: Check,
 ) -> TopUp:
-    """Nobody pays it; the balance asks for no other one before it has been above its threshold, or
-    its auto top-up was switched off. Idempotent.
+    """Fail a top-up that nobody pays; the balance asks for no other one before it has been above
+    its threshold, or its auto top-up was switched off. Idempotent.
 
-    Raises: NotFound, Ended (it was granted), and what `check` raises.
+    Raises: NotFound, TopUpEnded (it was granted), and what `check` raises.
     """
     async with tenant(db, org_id) as conn:
         found = await _hold(conn, org_id, top_up_id, check)

@@ -156,7 +156,7 @@ def _check_redirects(metadata: ClientMetadata, needs_user: bool) -> None:
 
 
 def _check_keys(metadata: ClientMetadata) -> None:
-    """Keys are public ones, given once, and there where they are needed."""
+    """Check that keys are public ones, given once, and there where they are needed."""
     if metadata.jwks is not None and metadata.jwks_uri is not None:
         raise InvalidMetadata("jwks", "cannot be given with jwks_uri")
     if metadata.token_endpoint_auth_method == "private_key_jwt":

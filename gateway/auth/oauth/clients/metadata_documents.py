@@ -142,8 +142,11 @@ class ClientDocuments:
         return client
 
     async def _read(self, url: str) -> tuple[ClientMetadata, float]:
-        """It, and for how long it may be kept. Never redirected (section 5). Raises:
-        ClientDocumentError."""
+        """Fetch the document, and return for how long it may be kept.
+
+        Never redirected (section 5).
+        Raises: ClientDocumentError.
+        """
         try:
             found = await self._egress.get(url, max_body_bytes=MAX_DOCUMENT_BYTES)
         except (ForbiddenTarget, BodyTooLarge) as error:
@@ -166,7 +169,10 @@ def is_client_id_url(client_id: str) -> bool:
 
 
 def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
-    """Its host, if it may be a client's id (section 3). Raises: ClientDocumentError."""
+    """Return the host of the URL, if it may be a client's id (section 3).
+
+    Raises: ClientDocumentError.
+    """
     try:
         target = parse_target(url, allow_loopback=allow_loopback)
     except Forbidden as error:
@@ -180,7 +186,7 @@ def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
 
 
 def max_age_s(found: FetchResponse) -> float:
-    """How long an answer is kept: what RFC 9111 allows, within our bounds; 0: not at all."""
+    """Return how long an answer is kept: what RFC 9111 allows, within our bounds; 0: not at all."""
     control = found.headers.get("cache-control", "").lower()
     if "no-store" in control or "no-cache" in control:
         return 0.0

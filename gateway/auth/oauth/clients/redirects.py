@@ -54,8 +54,10 @@ TAKEN_PREFIXES = (
 
 
 def refusal(uri: str, *, native: bool, public: bool = False) -> str | None:
-    """Why a client may not have this redirect URI; None where it may. `public`: it has no secret
-    and no key."""
+    """Return why a client may not have this redirect URI; None where it may.
+
+    `public`: it has no secret and no key.
+    """
     if len(uri) > MAX_URI_LENGTH:
         return f"must have at most {MAX_URI_LENGTH} characters"
     found = WEB.fullmatch(uri) or LOOPBACK.fullmatch(uri)
@@ -75,17 +77,17 @@ def refusal(uri: str, *, native: bool, public: bool = False) -> str | None:
 
 
 def is_taken(scheme: str) -> bool:
-    """Whether a scheme without a dot means something already, so is no application's own."""
+    """True if a scheme without a dot means something already, so is no application's own."""
     return scheme in TAKEN or scheme.startswith(TAKEN_PREFIXES)
 
 
 def has_own_scheme(uri: str) -> bool:
-    """Whether only an application on the user's machine can be meant."""
+    """True if only an application on the user's machine can be meant."""
     return is_native(uri) and LOOPBACK.fullmatch(uri) is None
 
 
 def is_native(uri: str) -> bool:
-    """Whether it leads to an application on the user's own machine, where any other could listen:
+    """True if it leads to an application on the user's own machine, where any other could listen:
     consent to it is never remembered (RFC 8252, 8.6)."""
     return WEB.fullmatch(uri) is None
 

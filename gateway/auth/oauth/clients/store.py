@@ -130,7 +130,7 @@ class Clients:
         return None if row is None else Client(**row._mapping)
 
     async def has_secret(self, client_id: str, secret: str, *, now: datetime) -> bool:
-        """Whether a live client has it, be it for the rest of a rotation's grace."""
+        """True if a live client has this secret, be it for the rest of a rotation's grace."""
         c = oauth_clients.c
         columns = (c.secret_hash, c.older_secret_hash, c.older_secret_expires_at)
         if len(secret) > MAX_ID_LENGTH or "\0" in client_id:
@@ -158,7 +158,7 @@ class Clients:
 
 
 def _live(*columns: sa.ColumnElement[Any], client_id: str) -> sa.Select[Any]:
-    """Not archived, nor is its org or its project."""
+    """Select clients that are not archived, nor is their org or their project."""
     joined = oauth_clients.outerjoin(orgs, oauth_clients.c.org_id == orgs.c.id)
     joined = joined.outerjoin(projects, oauth_clients.c.project_id == projects.c.id)
     found = sa.select(*columns).select_from(joined).where(oauth_clients.c.id == client_id)
@@ -229,7 +229,7 @@ async def create_client(
 
 
 async def get_client(conn: AsyncConnection, *, org_id: str, client_id: str) -> Client:
-    """Archived or not. Raises: NotFound."""
+    """Return a client, archived or not. Raises: NotFound."""
     found = sa.select(*COLUMNS).where(_of(org_id, client_id))
     row = (await conn.execute(found)).one_or_none()
     if row is None:
@@ -238,7 +238,7 @@ async def get_client(conn: AsyncConnection, *, org_id: str, client_id: str) -> C
 
 
 def select_clients(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
-    """Those of an org, for a page of them; archived: those too."""
+    """Select the clients of an org, for a page of them; archived: those too."""
     listed = sa.select(*COLUMNS).where(oauth_clients.c.org_id == org_id)
     return listed if archived else listed.where(oauth_clients.c.archived_at.is_(None))
 
@@ -261,8 +261,8 @@ async def update_client(
     check: Check = unchecked,
     by: Principal | None = None,
 ) -> Client:
-    """All of what can be changed; how it authenticates cannot where that needs another secret.
-    `by`: as `create_client` has it. To be announced: workers know its plan.
+    """Update all of a client that can be changed; how it authenticates cannot where that needs
+    another secret. `by`: as `create_client` has it. To be announced: workers know its plan.
 
     Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
@@ -334,8 +334,8 @@ async def archive_client(
     actor: Actor,
     check: Check = unchecked,
 ) -> Client:
-    """It gets nothing from now on, and its grants end with their refresh tokens. Idempotent. Its
-    access tokens die with `revocations`, which callers tell.
+    """Archive a client: it gets nothing from now on, and its grants end with their refresh tokens.
+    Idempotent. Its access tokens die with `revocations`, which callers tell.
 
     Raises: NotFound, what `check` raises.
     """
@@ -414,7 +414,7 @@ async def _check_owners(
     project_id: str | None,
     service_account_id: str | None,
 ) -> None:
-    """Both are the org's own and live; the locks keep them so until this commits."""
+    """Check that both are the org's own and live; the locks keep them so until this commits."""
     owners = (
         ("project_id", projects, project_id),
         ("service_account_id", service_accounts, service_account_id),
@@ -468,7 +468,7 @@ def from_metadata(client_id: str, metadata: ClientMetadata, scopes: Sequence[str
 
 
 def _seen(client: Client) -> dict[str, Any]:
-    """For the audit log."""
+    """Describe a client for the audit log."""
     left_out = {"id", "org_id", "version", "created_at", "archived_at"}
     fields = msgspec.structs.asdict(client)
     return {name: value for name, value in fields.items() if name not in left_out}

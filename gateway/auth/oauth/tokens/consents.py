@@ -30,7 +30,7 @@ async def is_remembered(
     resources: Sequence[str],
     scopes: Iterable[str],
 ) -> bool:
-    """Whether all of it was allowed before, for each of the resources."""
+    """True if all of it was allowed before, for each of the resources."""
     c = oauth_consents.c
     wanted = list(resources) or [NO_RESOURCE]
     found = sa.select(c.resource, c.scopes).where(c.user_id == user_id, c.client_id == client_id)

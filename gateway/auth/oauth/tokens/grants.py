@@ -177,7 +177,10 @@ async def redeem_code(
 async def find_grant(
     conn: AsyncConnection, *, org_id: str, grant_id: str, lock: bool = False
 ) -> Grant:
-    """Revoked or not; lock: nobody changes it before this commits. Raises: NotFound."""
+    """Return a grant, revoked or not; lock: nobody changes it before this commits.
+
+    Raises: NotFound.
+    """
     found = sa.select(oauth_grants)
     found = found.where(oauth_grants.c.id == grant_id, oauth_grants.c.org_id == org_id)
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
@@ -189,7 +192,7 @@ async def find_grant(
 def select_grants(
     org_id: str, *, user_id: str | None = None, client_id: str | None = None
 ) -> sa.Select[Any]:
-    """Those of an org, revoked ones too, for a page of them."""
+    """Select the grants of an org, revoked ones too, for a page of them."""
     listed = sa.select(oauth_grants).where(oauth_grants.c.org_id == org_id)
     for name, value in (("user_id", user_id), ("client_id", client_id)):
         if value is not None:
@@ -234,7 +237,8 @@ async def revoke_grants(
     client_id: str | None = None,
     user_id: str | None = None,
 ) -> Mapping[str, int]:
-    """All that live of a client, in all orgs or in one, or of a user: how many, by org.
+    """Revoke all live grants of a client, in all orgs or in one, or of a user; return how many, by
+    org.
 
     The rows alone. The caller holds the lock under which no new one is made, and writes the audit
     log behind this (`record_revoked`), for whoever ends a single grant locks it before the log.

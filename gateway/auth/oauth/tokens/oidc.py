@@ -29,7 +29,7 @@ def id_token(
     auth_time: int,
     amr: Sequence[str],
 ) -> str:
-    """Section 2; expires with the access token that it came with."""
+    """Sign an ID token (section 2); it expires with the access token that it came with."""
     stated: dict[str, Any] = {
         "iss": claims.iss,
         "sub": claims.sub,
@@ -46,7 +46,7 @@ def id_token(
 
 
 def at_hash(access_token: str) -> str:
-    """Section 3.1.3.6: the left half of its SHA-256."""
+    """Return the left half of the token's SHA-256 (section 3.1.3.6)."""
     left = hashlib.sha256(access_token.encode()).digest()[:16]
     return base64.urlsafe_b64encode(left).rstrip(b"=").decode()
 
@@ -54,7 +54,7 @@ def at_hash(access_token: str) -> str:
 async def userinfo(
     conn: AsyncConnection, *, org_id: str, user_id: str, scopes: Collection[str]
 ) -> dict[str, str]:
-    """Section 5.3.2: what the scopes allow, of the user that a good token speaks for."""
+    """Return what the scopes allow, of the user that a good token speaks for (section 5.3.2)."""
     found = sa.select(users.c.name, users.c.email).where(
         users.c.id == user_id, users.c.org_id == org_id
     )

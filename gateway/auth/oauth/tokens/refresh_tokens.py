@@ -59,7 +59,7 @@ class RefreshTokens:
         self.current = secret.current.id
 
     def successor(self, token: str, secret_id: str) -> str | None:
-        """None where that secret is gone."""
+        """Return the token that follows; None where that secret is gone."""
         key = self._chain.get(secret_id)
         if key is None:
             return None
@@ -69,7 +69,7 @@ class RefreshTokens:
     async def find(
         self, conn: AsyncConnection, token: str, *, client_id: str | None
     ) -> RefreshToken | None:
-        """Used, expired or not; client_id None: anybody's."""
+        """Find a token, used, expired or not; client_id None: anybody's."""
         if len(token) > MAX_LENGTH or not token.startswith(PREFIX):
             return None
         known = oauth_refresh_tokens.c.token_hash.in_(self._peppers.hashes(token))
@@ -100,7 +100,7 @@ class RefreshTokens:
         granted_at: datetime,
         now: datetime,
     ) -> str:
-        """`parent` is used from now on; the caller holds its grant's lock."""
+        """Mark `parent` as used from now on; the caller holds its grant's lock."""
         fresh = self.successor(token, self.current)
         assert fresh is not None
         used = sa.update(oauth_refresh_tokens).where(oauth_refresh_tokens.c.id == parent.id)

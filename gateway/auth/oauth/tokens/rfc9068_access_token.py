@@ -90,8 +90,11 @@ def as_audience(resources: list[str]) -> str | list[str]:
 
 
 def sign(ring: Ring, claims: AccessClaims, *, kid: str | None = None) -> str:
-    """`kid`: the key that an answer was signed with before; None: the active one. The same claims
-    under the same key make the same bytes. Raises: InvalidToken where that key is gone."""
+    """Sign the claims; `kid`: the key that an answer was signed with before; None: the active one.
+
+    The same claims under the same key make the same bytes.
+    Raises: InvalidToken where that key is gone.
+    """
     assert claims.exp - claims.iat <= MAX_LIFETIME_S
     key = ring.active if kid is None else ring.signing.get(kid)
     if key is None:
@@ -100,7 +103,7 @@ def sign(ring: Ring, claims: AccessClaims, *, kid: str | None = None) -> str:
 
 
 def encode(key: RSAKey, claims: dict[str, Any], typ: str) -> str:
-    """With one key, never with a set of keys, of which joserfc would choose any."""
+    """Encode with one key, never with a set of keys, of which joserfc would choose any."""
     header = {"alg": ALGORITHM, "kid": key.kid, "typ": typ}
     return jwt.encode(header, claims, key, algorithms=[ALGORITHM])
 

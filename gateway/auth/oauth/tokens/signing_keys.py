@@ -92,7 +92,7 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
     """Those that have signed, retired ones too: an answer may have to be given twice."""
 
     def jwks(self) -> dict[str, Any]:
-        """RFC 7517, section 5. Never a private part."""
+        """Return the JWK set (RFC 7517, section 5), never a private part. Never a private part."""
         return {
             "keys": [
                 key.as_dict(private=False, kid=kid, use="sig", alg=ALGORITHM)
@@ -289,7 +289,7 @@ class KeyRing:
         return datetime.fromtimestamp(self._clock(), UTC)
 
     async def start(self) -> None:
-        """Without Postgres it starts too, and goes on trying."""
+        """Start reading the keys; without Postgres it starts too, and goes on trying."""
         try:
             async with self._db.begin() as conn:
                 made = await ensure_keys(conn, self.cipher, self.now())
@@ -315,7 +315,8 @@ class KeyRing:
         return self._ring
 
     def withdraw(self, kid: str) -> None:
-        """It was revoked, as all processes are told: here it verifies and signs nothing more."""
+        """Withdraw a key that was revoked, as all processes are told: here it verifies and signs
+        nothing more."""
         if kid in self._withdrawn:
             return
         self._withdrawn.add(kid)
@@ -348,7 +349,8 @@ class KeyRing:
         self._take(found)
 
     def _take(self, found: Ring) -> None:
-        """Without the keys that were withdrawn, which a read that began before may still show."""
+        """Take the ring without the keys that were withdrawn, which a read that began before may
+        still show."""
         verifying, signing = (
             {kid: key for kid, key in keys.items() if kid not in self._withdrawn}
             for keys in (found.verifying, found.signing)
