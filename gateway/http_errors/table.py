@@ -17,7 +17,7 @@
     fleet: DeadlinePassed              504     server_error            deadline_exceeded
     RateLimited                        429     tokens | requests       rate_limit_exceeded
     RateLimited by a spend cap         429     insufficient_quota      insufficient_quota
-    Suspended                          402     billing_error           organization_suspended
+    OrgSuspended                       402     billing_error           organization_suspended
     limits: UnpricedModel              400     invalid_request_error   model_without_price
     limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable

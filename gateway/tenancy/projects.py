@@ -164,8 +164,8 @@ async def update_project(
     """Update a project; `values`: name, plan, zero_retention. Every worker goes by it within a
     second.
 
-    Raises: InvalidField, NameTaken, NotFound (project, plan), ArchivedError, ChangeNotAnnounced, and
-    what `check` raises.
+    Raises: InvalidField, NameTaken, NotFound (project, plan), ArchivedError, ChangeNotAnnounced,
+    and what `check` raises.
     """
     async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
         before = await hold_project(conn, org_id=org_id, project_id=project_id)

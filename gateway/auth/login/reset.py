@@ -41,7 +41,7 @@ class ResetUser(msgspec.Struct, frozen=True, kw_only=True):
     password_hash: str | None
 
     def __repr__(self) -> str:
-        return f"Forgetful({self.id})"
+        return f"ResetUser({self.id})"
 
 
 class ResetLink(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     issued_token_type: str | None = None
 
     def __repr__(self) -> str:
-        return f"Answer({self.token_type})"
+        return f"TokenAnswer({self.token_type})"
 
 
 def narrowed_scopes(asked: str | None, granted: Collection[str]) -> list[str]:

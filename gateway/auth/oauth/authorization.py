@@ -92,8 +92,8 @@ async def authorize(
 ) -> str:
     """A grant with what the user allowed, and the code for it.
 
-    Raises: AuthorizationRefused, where it costs something and there is nobody to bill, and where the session
-    ended meanwhile: a grant that its end does not see would outlive it.
+    Raises: AuthorizationRefused, where it costs something and there is nobody to bill, and where
+    the session ended meanwhile: a grant that its end does not see would outlive it.
     """
     now = desk.clock()
     resources = [each.uri for each in asked.resources]

@@ -61,7 +61,7 @@ class PresentedCredentials(msgspec.Struct, frozen=True):
     """Or the assertion."""
 
     def __repr__(self) -> str:
-        return f"Presented({self.method})"
+        return f"PresentedCredentials({self.method})"
 
 
 class ClientFailures:

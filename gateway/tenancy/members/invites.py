@@ -108,8 +108,8 @@ async def create_invite(
 ) -> CreatedInvite:
     """One open invite an address: an expired one makes room.
 
-    Raises: InvalidField, NotFound (project), ArchivedError, NameTaken (a user or an open invite has the
-    address).
+    Raises: InvalidField, NotFound (project), ArchivedError, NameTaken (a user or an open invite has
+    the address).
     """
     moment = now or datetime.now(tz=UTC)
     address = check_email(email)

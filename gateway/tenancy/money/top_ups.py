@@ -91,7 +91,8 @@ async def grant_top_up(
     """Credit its amount. Idempotent; of one that has expired, too: who paid late has paid. But not
     of one in whose place another was asked for, or both might be paid.
 
-    Raises: InvalidField, NotFound, TopUpEnded (it failed), TopUpSuperseded, and what `check` raises.
+    Raises: InvalidField, NotFound, TopUpEnded (it failed), TopUpSuperseded, and what `check`
+    raises.
     """
     async with tenant(db, org_id) as conn:
         found = await _hold(conn, org_id, top_up_id, check)

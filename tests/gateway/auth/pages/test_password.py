@@ -287,7 +287,7 @@ async def test_whose_link_it_is_never_shows_their_hash(
     async with system_db.connect() as conn:
         token = url.partition("token=")[2]
         found = await find_reset(conn, token, secret=desk.secret, now=desk.clock())
-    assert found.password_hash is not None and repr(found) == f"Forgetful({ada.user_id})"
+    assert found.password_hash is not None and repr(found) == f"ResetUser({ada.user_id})"
 
 
 async def test_nobody_makes_a_link_for_another_orgs_user(
