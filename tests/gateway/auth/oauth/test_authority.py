@@ -45,4 +45,7 @@ def test_what_would_print_them_shows_no_secret() -> None:
         access_token="token-1", token_type="Bearer", expires_in=600, scope="", id_token="token-2"
     )
     presented = PresentedCredentials("client_secret_post", "client_1", "tg-secret-1")
-    assert (repr(answer), repr(presented)) == ("Answer(Bearer)", "Presented(client_secret_post)")
+    assert (repr(answer), repr(presented)) == (
+        "TokenAnswer(Bearer)",
+        "PresentedCredentials(client_secret_post)",
+    )
