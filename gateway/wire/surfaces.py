@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import GenerateRequest, AnswerHeader, ModelKind
+from gateway.generate_request import AnswerHeader, GenerateRequest, ModelKind
 from gateway.generation_events import Item, MeteredUsage
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening

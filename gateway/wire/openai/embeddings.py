@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.pricing.rating import RatedUsage
-from gateway.generate_request import EmbeddingPrompt, GenerateRequest, AnswerHeader, ModelKind
+from gateway.generate_request import AnswerHeader, EmbeddingPrompt, GenerateRequest, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.forward_plain import forward_embedding
