@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from gateway.db import DATABASE_ERRORS
-from gateway.generate_request import GenerateRequest, AnswerHeader
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.lanes import turn_of

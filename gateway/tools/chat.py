@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.generate_request import GenerateRequest, AnswerHeader
+from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import Desk
 from gateway.request_errors import BadField
