@@ -1,18 +1,17 @@
-# make run | make test | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
+# make run | make test | make test-nightly | make test-stress | make clients | make soak | make chaos-nightly | make setup | make lint | make fields | make lock | make gpu-check | make gpu-bench | make auth-conformance | make mcp-conformance | make auth-coverage
 # Python >= 3.11 and make are all that must be there. PYTHON, VENV and ARGS may be set on the command line.
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
-COVERAGE ?=
-SINGLE := tests/engine tests/models
+TESTERS ?= 2
 # Those that Triton's interpreter runs: together it is on from the start, and no file needs a process of its own.
 KERNELS := $(filter-out %/test_aot.py,$(shell find tests/engine/kernels -name "test_*.py"))
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
-TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2
+TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -37,22 +36,34 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: clients fields fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-stress clients fields fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
-# Without arguments everything, two at a time, each on a core: the kernels, the engine, gateway/auth, then the rest, whose
-# workers have a Postgres and a Redis each. COVERAGE=1, as CI has it: and every branch of gateway/auth must have run.
+# Everything but what is marked `nightly`, with small budgets (tests/budget.py): the kernels, which need Triton's
+# interpreter from the start of the process, then the rest, whose workers have a Postgres and a Redis each.
 test: $(VENV)/.dev lint
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(if $(shell command -v nvidia-smi),,TRITON_INTERPRET=1) $(TWO) --dist worksteal $(KERNELS)
-	$(TWO) $(SINGLE) $(addprefix --ignore=,$(KERNELS))
-	$(TWO) --dist worksteal $(if $(COVERAGE),$(AUTH_COVERAGE)) $(AUTH)
-	$(TWO) --dist worksteal $(patsubst %,--ignore=%,$(SINGLE) $(AUTH))
+	@$(MAKE) --no-print-directory tests
 else
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 endif
+
+# Without the checks of `make lint`.
+tests: $(VENV)/.dev
+	$(if $(shell command -v nvidia-smi),,TRITON_INTERPRET=1) $(TWO) $(KERNELS)
+	$(TWO) $(addprefix --ignore=,$(KERNELS) tests/test_tidy.py tests/test_structure.py)
+
+# All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
+# The suites of others, which need npm: `make auth-conformance mcp-conformance`.
+test-nightly: $(VENV)/.dev lint
+	TOLLGATE_TESTS=nightly $(MAKE) tests auth-coverage
+	$(MAKE) chaos-nightly fuzz soak
+
+# Three times in random order, with every core kept busy by something else; ARGS="4 5" for other orders.
+test-stress: $(VENV)/.dev
+	$(BIN)/python -m tests.stress $(ARGS)
 
 # Twenty minutes at 80 % of what this machine does; ARGS="--minutes 2" for less. Nothing may grow or be left behind.
 soak: $(VENV)/.dev
@@ -125,7 +136,7 @@ mcp-conformance: $(VENV)/.dev
 
 # Every branch of gateway/auth, by the tests that run it.
 auth-coverage: $(VENV)/.dev
-	$(TWO) --dist worksteal $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
+	TOLLGATE_TESTS=nightly $(TWO) $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -8,6 +8,10 @@ them. A test that is marked says in full what another one shows in small.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 NIGHTLY = os.environ.get("TOLLGATE_TESTS") == "nightly"
 PART = 4
@@ -22,3 +26,11 @@ def examples(nightly: int) -> int:
 def cycles(nightly: int, daily: int) -> int:
     """Return how often to repeat what is killed, flooded or left."""
     return nightly if NIGHTLY else daily
+
+
+def part_of(cases: Iterable[str]) -> list[Any]:
+    """Return the cases as parameters, of which all but one in `PART` are for the night."""
+    return [
+        case if number % PART == 0 else pytest.param(case, marks=pytest.mark.nightly)
+        for number, case in enumerate(cases)
+    ]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import random
 import shutil
 import ssl
 import tempfile
@@ -40,6 +42,23 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
+SEED = os.environ.get("TOLLGATE_TEST_ORDER")
+"""Where it is set, the order of files, and of the tests within a file, is drawn with this seed."""
+
+
+def pytest_report_header() -> list[str]:
+    return [f"budget: {'nightly' if NIGHTLY else 'small'}; order: {SEED or 'as written'}"]
+
+
+def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
+    """Files stay whole: what a file shares is made once."""
+    files = sorted({item.path for item in items})
+    draw.shuffle(files)
+    places = {path: place for place, path in enumerate(files)}
+    draw.shuffle(items)
+    items.sort(key=lambda item: places[item.path])
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only a night has time for. Two at a time, files with long tests come first:
@@ -48,7 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("nightly") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("nightly") is None]
-    if hasattr(config, "workerinput"):
+    if SEED is not None:
+        shuffle(items, random.Random(SEED))
+    elif hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: item.path not in long)
 

@@ -113,6 +113,7 @@ def told_causes(stack: Stack) -> dict[str, int]:
     return {name: number for name, number in found.items() if number} | {"begun anew": begun_anew}
 
 
+@pytest.mark.nightly
 def test_what_is_paid_to_be_kept_is_read_or_paid_back(stack: Stack) -> None:
     customer, kept = Customer(stack), text("quick brown fox", 80)
     wrote = customer.ask(kept, keep=True)

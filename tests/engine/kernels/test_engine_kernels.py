@@ -40,8 +40,9 @@ def generate(folder: Path, device: torch.device) -> list[list[int]]:
     return list(texts.values())
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["llama3", "mistral_window"])
+@pytest.mark.parametrize(
+    "name", ["llama3", pytest.param("mistral_window", marks=pytest.mark.nightly)]
+)
 def test_the_same_text(
     name: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ from gateway.tenancy.tables import idempotency_keys
 from gateway.wire.openai_responses.answer import ResponseObject, begun
 from gateway.wire.openai_responses.items import Message
 from gateway.wire.openai_responses.request import ResponseRequest
+from tests.budget import part_of
 from tests.gateway.batches.tried import begin_file, begin_output, delete_content, read_content
 from tests.gateway.responses.tried import follow_events
 from tests.gateway.vault.tried import (
@@ -446,7 +447,7 @@ async def test_methods_with_another_tenants_ids_find_nothing_and_change_nothing(
     await pool.dispose()
 
 
-@pytest.mark.parametrize("name", sorted(TRIED))
+@pytest.mark.parametrize("name", part_of(sorted(TRIED)))
 async def test_with_ones_own_ids_the_same_method_finds_something(
     db: AsyncEngine, redis: Redis, name: str
 ) -> None:

@@ -30,6 +30,7 @@ from schemathesis.specs.openapi.checks import (
 from gateway.app.create import create_app
 from gateway.routes.shared.access import SCOPE
 from gateway.settings.load import load
+from tests.budget import examples as few
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
 PAGE = "a page for people, whose form holds a token that only the page before it gives"
@@ -165,7 +166,7 @@ def test_what_it_answers_is_described(worker: Running, label: str) -> None:
     for mode, examples in EXAMPLES.items():
 
         @settings(
-            max_examples=examples,
+            max_examples=few(examples),
             derandomize=True,
             database=None,
             deadline=None,
