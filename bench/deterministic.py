@@ -22,7 +22,7 @@ import torch
 from bench.record import record
 from bench.workload import SMOLLM2_135M
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 
 CONFIG: dict[str, Any] = SMOLLM2_135M | {

@@ -31,7 +31,7 @@ from bench.cpu_roofline import Roofline
 from bench.record import record
 from bench.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest, SamplingParams
 
@@ -208,12 +208,12 @@ def overhead_s(engine: Ours, num_seqs: int) -> float:
         engine._num_requests += 1
         sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         name = str(engine._num_requests)
-        engine.core.add(
+        engine.core.engine_core.add(
             EngineRequest(request_id=name, prompt_token_ids=request.prompt, sampling=sampling)
         )
-    while engine.core.has_work():
+    while engine.core.engine_core.has_work():
         inside[0], began = 0.0, time.thread_time()
-        engine.core.step()
+        engine.core.engine_core.step()
         outside.append(time.thread_time() - began - inside[0])
     for name, call in parts.items():
         setattr(Decoder, name, call)

@@ -37,7 +37,7 @@ from bench.grammar_libraries import EOS, PENNY, Grammars, Library, grown_vocabul
 from bench.record import record
 from bench.workload import SMOLLM2_135M, build_checkpoint
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, Grammar, SamplingParams
 from engine.runner.grammar.compiler import GrammarCompiler
 from engine.runner.grammar.constraint import Vocabulary

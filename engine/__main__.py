@@ -27,7 +27,7 @@ from engine.transport.startup import Startup
 from engine.transport.usage_record import UsageRecord
 
 if TYPE_CHECKING:  # it imports torch, which a typo need not wait for
-    from engine.core import EngineCore
+    from engine.core.engine_core import EngineCore
 
 log = logging.getLogger("engine")
 
@@ -76,7 +76,7 @@ def _fetch_model(arguments: argparse.Namespace) -> None:
 
 def _load(config: EngineConfig, startup: Startup) -> EngineCore:
     with startup.phase("import"):
-        from engine.core import EngineCore
+        from engine.core.engine_core import EngineCore
 
     return EngineCore(config, startup=startup)
 

@@ -29,7 +29,7 @@ from bench.gpu.engines import Asked, Said, answers, ask, configuration, engine, 
 from bench.gpu.findings import Check, Finding, Lacking
 from bench.gpu.models import write_config
 from bench.gpu.place import Place
-from engine import core as engine_core
+from engine.core import engine_core
 from engine.kernels import backend
 from engine.protocol import EngineRequest, Grammar, SamplingParams
 from engine.runner.memory import step_memory

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench.gpu.ground import BATCHED_TOKENS, Ground
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 
 CONTEXT = 1024

@@ -18,7 +18,7 @@ import torch
 from bench.gpu.findings import Lacking
 from bench.gpu.place import Place
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.device.device_runner import DeviceRunner
 from engine.transport.startup import Startup

@@ -20,7 +20,7 @@ def main() -> None:
     here = place(device, tiny=device == "cpu")
     from bench.gpu.engine_rows import add
     from engine.config import EngineConfig
-    from engine.core import EngineCore
+    from engine.core.engine_core import EngineCore
     from engine.transport.startup import Startup
 
     imported, startup = time.perf_counter(), Startup()

@@ -15,7 +15,7 @@ from bench.gpu.engines import Asked, configuration, dummy, free
 from bench.gpu.floors import Shape
 from bench.gpu.models import LLAMA_8B, TINY, shape_of, write_config
 from bench.gpu.place import Place
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 
 KINDS: dict[str, tuple[Asked, dict[str, Any]]] = {
     "bf16": (Asked(), {"dtype": "bfloat16"}),

@@ -98,7 +98,7 @@ def _start(place: Place, folder: Path) -> dict[str, Any]:
 
 def graph_capture(ground: Ground) -> dict[str, Any]:
     """As the engine's own start-up table has it, of a fresh engine with dummy weights."""
-    from engine.core import EngineCore
+    from engine.core.engine_core import EngineCore
     from engine.transport.startup import Startup
 
     ground.drop()

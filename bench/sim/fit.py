@@ -25,7 +25,7 @@ from bench.sim.cost import Cost, Parts
 from bench.sim.orderings import FAIR
 from bench.sim.world import Session, Setup, Turn, World
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "penny"

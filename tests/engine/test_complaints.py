@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineOutput, EngineRequest, Grammar, SamplingParams, TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 from tests.engine import checkpoints
@@ -266,7 +266,7 @@ def timed(
     """Seconds of a run by a clock on which each guess that is verified makes a step of 1 s longer
     by 0.3 s; and the engine."""
     core, now_s = start(folder, max_model_len=256, **options), [0.0]
-    monkeypatch.setattr("engine.runner.stepper.time.perf_counter", lambda: now_s[0])
+    monkeypatch.setattr("engine.core.stepper.time.perf_counter", lambda: now_s[0])
     runner = core._stepper._runner
     launch = runner.launch
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.model_runner import Launched, ModelRunner
@@ -374,7 +374,7 @@ def test_transformers_is_not_needed(folder: Path) -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         "from pathlib import Path\n"
-        "from engine.core import EngineCore\n"
+        "from engine.core.engine_core import EngineCore\n"
         "from engine.config import EngineConfig\n"
         "core = EngineCore(EngineConfig(model=Path(sys.argv[1]), num_blocks=8, num_threads=1))\n"
         "print(core.resolved.vocab_size)"

@@ -83,6 +83,6 @@ def test_the_engines_room_is_walked_up_to_the_line() -> None:
 
 
 def test_the_check_can_fail() -> None:
-    done = import_all(["engine.core"])
+    done = import_all(["engine.core.engine_core"])
     assert done.returncode != 0
     assert "torch" in done.stderr

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.fairness import LANE_WEIGHTS
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.prefix_cache import PrefixCache

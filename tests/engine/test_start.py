@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine import core as core_module
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core import engine_core as core_module
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.kernels.attention.dispatch import AttentionShape
 from engine.runner import sizing
@@ -90,8 +90,8 @@ def started_table(folder: Path) -> tuple[str, int, int]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("engine.core").addHandler(handler)
-    logging.getLogger("engine.core").setLevel(logging.INFO)
+    logging.getLogger("engine.core.engine_core").addHandler(handler)
+    logging.getLogger("engine.core.engine_core").setLevel(logging.INFO)
     core = start(folder, num_blocks=300, num_threads=1)
     core.check_integrity()
     status = core.status()
@@ -160,7 +160,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 import torch
-import engine.core
+import engine.core.engine_core
 from engine.config import EngineConfig
 from engine.protocol import EngineRequest, SamplingParams
 
@@ -170,13 +170,13 @@ def memory(field):
 
 num_prompts, length = (int(text) for text in sys.argv[2:])
 bound = 0
-compute = engine.core.largest_step_bytes
+compute = engine.core.engine_core.largest_step_bytes
 def note(*args, **options):
     global bound
     bound = compute(*args, **options)
     return bound
-engine.core.largest_step_bytes = note
-core = engine.core.EngineCore(EngineConfig(
+engine.core.engine_core.largest_step_bytes = note
+core = engine.core.engine_core.EngineCore(EngineConfig(
     model=Path(sys.argv[1]), load_format="dummy", device="cpu", num_blocks=256, num_threads=1,
     max_num_batched_tokens=num_prompts * length, max_num_seqs=num_prompts))
 sampling = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, logprobs=5, seed=3)

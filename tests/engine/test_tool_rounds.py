@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 
 PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.cpu import layer_program as cpu_program
 from engine.kernels.cpu.layer_program import LayerPrograms

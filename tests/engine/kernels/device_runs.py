@@ -11,6 +11,7 @@ import torch
 import triton  # noqa: F401 (its interpreter is on for those who have imported it)
 
 from engine.config import BLOCK_SIZE, Pooling
+from engine.core.stepper import Stepper
 from engine.fairness import LANE_WEIGHTS
 from engine.kernels.backend import uses_triton
 from engine.kv_cache.block_pool import BlockPool
@@ -22,7 +23,6 @@ from engine.runner.device.device_runner import DeviceRunner, StepLimits
 from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative.guesser import Guesser
-from engine.runner.stepper import Stepper
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import Constraint
 from engine.weights.loader import load_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.kernels.linear import deterministic_triton as deterministic_linear_triton
 from engine.protocol import EngineRequest, SamplingParams, TokenLogprobs
 from tests.engine.runner.test_deterministic import start

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.kernels import backend
 from engine.protocol import EngineRequest, SamplingParams
 from tests.engine import checkpoints

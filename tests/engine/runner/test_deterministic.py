@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.linear import deterministic as deterministic_linear

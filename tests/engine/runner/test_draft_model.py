@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.__main__ import _config, _parser
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.batch import SampleRow

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from engine.config import BLOCK_SIZE, EngineConfig, Pooling
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.weights.embedding_head import read_embedding_head

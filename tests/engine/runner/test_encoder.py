@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from engine.protocol import EngineRequest
 from tests.engine.runner.test_embedding import embed, vector, write_modules

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import EngineOverloaded, InvalidRequest
 from engine.protocol import (
     MAX_GRAMMAR_BYTES,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, TokenLogprobs
 from engine.scheduling.validation import MAX_PROMPT_LOGPROBS

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import core as engine_core
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core import engine_core
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 from engine.weights.loader import load_model
 from tests.engine import checkpoints

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.__main__ import _config, _parser
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, InvalidRequest, UnsupportedModel
 from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest, SamplingParams

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams
 from engine.weights.dummy import POOL, DummyWeights
 from tests.engine import checkpoints

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE, EngineConfig
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, UnsupportedModel
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.decoder import Decoder

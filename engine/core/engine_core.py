@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
+from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
 from engine.kernels.attention.dispatch import AttentionShape, KVLayer
 from engine.kernels.backend import uses_triton
@@ -48,7 +49,6 @@ from engine.runner.sizing import (
 )
 from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import GrammarProposer, Guesser, NgramProposer
-from engine.runner.stepper import Stepper
 from engine.scheduling.lanes import limits_of, queues_of
 from engine.scheduling.pace import Pace
 from engine.scheduling.scheduler import Scheduler
