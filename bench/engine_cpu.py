@@ -208,12 +208,12 @@ def overhead_s(engine: Ours, num_seqs: int) -> float:
         engine._num_requests += 1
         sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
         name = str(engine._num_requests)
-        engine.core.engine_core.add(
+        engine.core.add(
             EngineRequest(request_id=name, prompt_token_ids=request.prompt, sampling=sampling)
         )
-    while engine.core.engine_core.has_work():
+    while engine.core.has_work():
         inside[0], began = 0.0, time.thread_time()
-        engine.core.engine_core.step()
+        engine.core.step()
         outside.append(time.thread_time() - began - inside[0])
     for name, call in parts.items():
         setattr(Decoder, name, call)

@@ -1,4 +1,7 @@
-"""The inference engine. Knows token ids, not tenants, money or HTTP."""
+"""The inference engine runs one model and serves it on a socket.
+
+Knows token ids, not tenants, money or HTTP.
+"""
 
 import ctypes
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.gpu.findings import Finding, poisoned
 from bench.gpu.place import Place
 from engine.protocol import SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.device_sampler import DeviceSampler
 from engine.runner.sampling.logit_adjustments import adjust_logits
 from engine.runner.sampling.philox import uniforms

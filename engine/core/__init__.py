@@ -1,4 +1,4 @@
-"""The engine core: loads the model, sizes the KV cache, and runs the scheduler's steps on the runner.
+"""Composes the engine: loads the model, sizes the KV cache and runs the scheduler's steps.
 
 Knows no sockets.
 """

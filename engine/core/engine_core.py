@@ -39,14 +39,14 @@ from engine.runner.memory.kv_cache import (
     kv_bytes_per_token,
     poison_block,
 )
-from engine.runner.memory.step_memory import largest_step_bytes, warm_up
-from engine.runner.model_runner import ModelRunner
-from engine.runner.sizing import (
+from engine.runner.memory.sizing import (
     max_model_len_of,
     max_steps_in_flight_of,
     num_blocks_of,
     num_unkept_blocks_of,
 )
+from engine.runner.memory.step_memory import largest_step_bytes, warm_up
+from engine.runner.model_runner import ModelRunner
 from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import GrammarProposer, Guesser, NgramProposer
 from engine.scheduling.lanes import limits_of, queues_of

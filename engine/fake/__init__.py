@@ -1,1 +1,1 @@
-"""fake."""
+"""Imitates the engine for tests: the same protocol, deterministic, without a model."""

@@ -1,1 +1,1 @@
-"""kv_cache."""
+"""Keeps track of the KV cache's blocks: free, cached, leased or in use. Knows no tensors."""

@@ -1,3 +1,3 @@
-"""What models are made of: one file a layer, weights taken from a `WeightSource` when a layer is
-built. Knows no families and no requests.
+"""Holds the layers that models are made of, one file each, which take their weights from a
+`WeightSource` when they are built. Knows no families and no requests.
 """

@@ -1,3 +1,4 @@
-"""Decoder models: one file a family, which reads its config.json; `decoder.py` is what they share.
+"""Defines the model families: one file each, which reads its config.json; `decoder.py` is what
+the decoders share.
 Knows no files and no requests.
 """

@@ -1,3 +1,3 @@
-"""One step on the device: the batch's tensors, the model, the next tokens. Knows no queue and no
-budget.
+"""Runs one step on the device: the batch's tensors, the model, the next tokens. Knows no
+queue and no budget.
 """

@@ -11,7 +11,7 @@ import torch
 
 from engine.kernels.attention.dispatch import AttentionShape
 from engine.models.encoder import Encoder
-from engine.runner.batch import build_batch
+from engine.runner.batch.batch import build_batch
 from engine.runner.model_runner import Launched, Sampled
 from engine.runner.sampling.pooling import Pooler
 from engine.scheduling.step_plan import NOTHING, Embedded, SchedulerOutput, Scored

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.kernels.attention.dispatch import AttentionShape, KVLayer, attention_planner
 from engine.models.decoder import Decoder, States
-from engine.runner.batch import Batch, SampleRow, build_batch
+from engine.runner.batch.batch import Batch, SampleRow, build_batch
 from engine.runner.sampling.pooling import Pooled, Pooler
 from engine.runner.sampling.prompt_scores import PromptScorer, PromptScores
 from engine.runner.sampling.sampler import Drawing, Sampler, TorchDrawing, is_plain

@@ -1,1 +1,1 @@
-"""text."""
+"""Turns text into token ids and back: tokenizers, chat templates, output parsers, the model hub."""

@@ -1,3 +1,3 @@
-"""Checkpoint folders on disk to models in memory: safetensors, the registry of families, loading.
+"""Loads checkpoint folders on disk into models in memory: safetensors, the registry of families.
 Knows no requests.
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.protocol import SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.sequence import Constraint, Sequence
 
 

@@ -20,7 +20,7 @@ from engine.core import engine_core as core_module
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.kernels.attention.dispatch import AttentionShape
-from engine.runner import sizing
+from engine.runner.memory import sizing
 from engine.transport.startup import Startup
 
 ROOT = Path(__file__).resolve().parents[2]

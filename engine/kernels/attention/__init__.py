@@ -1,1 +1,1 @@
-"""attention."""
+"""Computes attention over the paged KV cache."""

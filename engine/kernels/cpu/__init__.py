@@ -1,2 +1,3 @@
-"""Kernels for processors, compiled by numba: attention over the paged cache, linear products, and
-what lies between them. Each `kernels/<op>.py` chooses; without numba its torch reference serves."""
+"""Holds the kernels for processors, compiled by numba: attention over the paged cache, linear
+products, and what lies between them. Each `kernels/<op>/dispatch.py` chooses;
+without numba its torch reference serves."""

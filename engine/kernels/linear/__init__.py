@@ -1,1 +1,1 @@
-"""linear."""
+"""Multiplies by the weights of linear layers, dense or quantized."""

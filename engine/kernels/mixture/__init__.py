@@ -1,1 +1,1 @@
-"""mixture."""
+"""Computes what differs by token: mixtures of experts and LoRA adapters."""

@@ -1,1 +1,1 @@
-"""pointwise."""
+"""Computes what lies between products: norms, activations, rotary embeddings."""

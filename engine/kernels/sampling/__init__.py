@@ -1,1 +1,1 @@
-"""sampling."""
+"""Draws tokens from logits on the device."""

@@ -1,1 +1,1 @@
-"""step_inputs."""
+"""Fills in on the device the inputs of a step that the host does not know yet."""

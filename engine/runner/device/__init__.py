@@ -1,1 +1,1 @@
-"""device."""
+"""Runs steps on a GPU without waiting for the host: buffers, packed inputs, CUDA graphs."""

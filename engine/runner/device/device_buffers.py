@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.kernels.sampling.dispatch import SamplingTensors
 from engine.kernels.step_inputs.dispatch import StepInputs
-from engine.runner.device.transfers import Transfers
+from engine.runner.batch.transfers import Transfers
 
 ALIGNMENT = 16
 """Of every input: kernels are compiled for addresses that are multiples of it."""

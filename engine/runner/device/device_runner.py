@@ -28,7 +28,7 @@ from engine.kernels.attention.dispatch import (
 from engine.kernels.sampling import dispatch as sampling
 from engine.kernels.step_inputs import dispatch as step_inputs
 from engine.models.decoder import Decoder, States
-from engine.runner.batch import StepParts, lay_out
+from engine.runner.batch.batch import StepParts, lay_out
 from engine.runner.device.cuda_graphs import (
     CalledGraphs,
     CudaGraphs,

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runner.batch import StepParts
+from engine.runner.batch.batch import StepParts
 from engine.runner.device.device_buffers import StepLayout
 from engine.runner.sampling.sampling_tensors import plain_parameters
 from engine.sequence import FREED, Key, Sequence, SequenceStatus

@@ -1,1 +1,1 @@
-"""grammar."""
+"""Compiles grammars and keeps choices to them by token masks."""

@@ -1,1 +1,1 @@
-"""memory."""
+"""Measures and allocates memory: what is free, what a step needs, the KV cache."""

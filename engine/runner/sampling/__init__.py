@@ -1,1 +1,1 @@
-"""sampling."""
+"""Turns logits into next tokens, log probabilities and embeddings."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.kernels.sampling import dispatch as kernels
 from engine.kernels.sampling.dispatch import SamplingTensors
 from engine.protocol import TokenLogprob, TokenLogprobs
-from engine.runner.batch import SampleRow
-from engine.runner.device.transfers import Download, Transfers
+from engine.runner.batch.batch import SampleRow
+from engine.runner.batch.transfers import Download, Transfers
 from engine.runner.sampling.sampling_tensors import (
     SamplingScratch,
     logit_adjustments,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kernels.sampling import cpu as cpu_drawing
 from engine.protocol import SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 
 
 def adjust_logits(logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor
 from engine.models.config import EmbeddingHead
 from engine.models.decoder import Decoder, States
 from engine.models.encoder import Encoder
-from engine.runner.batch import PooledSpan
-from engine.runner.device.transfers import Download, Transfers
+from engine.runner.batch.batch import PooledSpan
+from engine.runner.batch.transfers import Download, Transfers
 from engine.runner.sampling.sampling_tensors import to_device
 from engine.sequence import Key, Sequence, SequenceStatus
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from engine.models.decoder import Decoder, States
 from engine.protocol import TokenLogprob, TokenLogprobs
-from engine.runner.batch import ScoredSpan
-from engine.runner.device.transfers import Download, Transfers
+from engine.runner.batch.batch import ScoredSpan
+from engine.runner.batch.transfers import Download, Transfers
 from engine.runner.sampling.sampling_tensors import to_device
 from engine.sequence import Key
 

@@ -22,7 +22,7 @@ from engine.kernels.pointwise import cpu as cpu_rows
 from engine.kernels.sampling import cpu as cpu_drawing
 from engine.kernels.sampling.dispatch import GREEDY_TEMPERATURE
 from engine.protocol import TokenLogprob, TokenLogprobs
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.device_sampler import DeviceDrawing, DeviceSampler
 from engine.runner.sampling.logit_adjustments import adjust_logits, is_adjusted
 from engine.runner.sampling.philox import uniforms

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.kernels.sampling.dispatch import LogitAdjustments, SamplingTensors
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.logit_adjustments import allowed_tokens, is_adjusted, stop_ids
 
 

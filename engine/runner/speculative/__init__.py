@@ -1,1 +1,1 @@
-"""speculative."""
+"""Proposes draft tokens, by n-grams, a grammar or a draft model."""

@@ -18,7 +18,7 @@ from engine.text.output_parser.grammars.offered_calls import (
     text_and_calls,
 )
 from engine.text.output_parser.parser import OutputParser
-from engine.text.output_parser.reader import MAX_CALLS
+from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.output_parser.registry import (
     FAMILIES,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from engine.text.output_parser.deltas import Delta
-from engine.text.output_parser.reader import MAX_CALLS, Reader, Steps
+from engine.text.output_parser.reading.deltas import Delta
+from engine.text.output_parser.reading.reader import MAX_CALLS, Reader, Steps
 from engine.text.output_parser.reasoning import Reasoning, ReasoningState
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.text.output_parser.deltas import ReasoningDelta
-from engine.text.output_parser.reader import Reader, Steps
+from engine.text.output_parser.reading.deltas import ReasoningDelta
+from engine.text.output_parser.reading.reader import Reader, Steps
 
 ReasoningState = Literal["open", "closed", "unsaid"]
 """What a prompt says of the reasoning: that it has begun, that there is none, or nothing: the model

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
-from engine.text.output_parser.call_format import Writing
 from engine.text.output_parser.families import deepseek, hermes, json_calls, llama3, mistral
-from engine.text.output_parser.reader import Reader, Steps
+from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.reader import Reader, Steps
 from engine.text.output_parser.reasoning import MISTRAL_THINK, THINK, Reasoning
 
 FamilyName: TypeAlias = Literal[

@@ -16,7 +16,7 @@ from engine.errors import InvalidRequest
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser import OutputFormat, ReasoningState, Tool
 from engine.text.output_parser.grammars.ebnf import EbnfError
-from engine.text.output_parser.reader import MAX_CALLS
+from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import Parsing
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes

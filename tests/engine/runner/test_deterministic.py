@@ -36,7 +36,7 @@ from engine.kernels.pointwise.rotary_cache import rotate
 from engine.kernels.pointwise.swiglu import swiglu
 from engine.layers.rotary import RotaryEmbedding
 from engine.protocol import EngineRequest, SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from tests.budget import examples
 
 CPU = torch.device("cpu")

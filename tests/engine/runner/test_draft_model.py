@@ -19,7 +19,7 @@ from engine.__main__ import _config, _parser
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.model_runner import Launched
 from engine.runner.sampling.sampling_tensors import SamplingScratch, logit_adjustments
 from engine.runner.speculative.draft_model import Drafter

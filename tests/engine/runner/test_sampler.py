@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.protocol import SamplingParams
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling import sampler as sampler_module
 from engine.runner.sampling.logit_adjustments import adjust_logits
 from engine.runner.sampling.philox import philox4x32, uniforms

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.step_inputs.dispatch import StepInputs, complete_reference
 from engine.protocol import SamplingParams
-from engine.runner.batch import lay_out
+from engine.runner.batch.batch import lay_out
 from engine.runner.device.device_buffers import ALIGNMENT, KINDS, StepLayout, StepSize
 from engine.runner.device.step_packer import KNOWN, UNUSED_SLOT, KeptTables, StepPacker
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.runner.batch.transfers import Transfers
 from engine.runner.device import cuda_graphs
 from engine.runner.device.cuda_graphs import CudaGraphs
 from engine.runner.device.device_buffers import NUM_STAGINGS, Staging
-from engine.runner.device.transfers import Transfers
 
 CUDA = torch.device("cuda")
 

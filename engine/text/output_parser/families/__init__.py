@@ -1,1 +1,1 @@
-"""families."""
+"""Parses the tool calls of each model family; one file a family."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.text.output_parser.reader import NotACall, Reader, Steps
+from engine.text.output_parser.reading.reader import NotACall, Reader, Steps
 
 ARGUMENTS = ("arguments", "parameters")
 LABELS = ("id", "type")

@@ -4,9 +4,9 @@ them.
 
 from __future__ import annotations
 
-from engine.text.output_parser.call_format import Writing
 from engine.text.output_parser.families.call_object import expect
-from engine.text.output_parser.reader import Reader, Steps
+from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.reader import Reader, Steps
 
 OPENS, CLOSES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, NAMED, CALLED = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from engine.text.output_parser.call_format import Writing, named
 from engine.text.output_parser.families.call_object import expect, read_call_object
-from engine.text.output_parser.reader import Reader, Steps
+from engine.text.output_parser.reading.call_format import Writing, named
+from engine.text.output_parser.reading.reader import Reader, Steps
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 _OBJECT = named("arguments")

@@ -1,1 +1,1 @@
-"""grammars."""
+"""Writes the grammars that outputs with tool calls must match."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from engine.text.output_parser.call_format import Writing
 from engine.text.output_parser.grammars.lark import Lark, schema_rule
-from engine.text.output_parser.reader import MAX_CALLS
+from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.reader import MAX_CALLS
 
 
 class Tool(msgspec.Struct, frozen=True):

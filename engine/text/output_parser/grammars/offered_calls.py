@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.protocol import Grammar
-from engine.text.output_parser.call_format import Writing
 from engine.text.output_parser.grammars.forced_calls import Tool, forced_calls
 from engine.text.output_parser.grammars.lark import Lark, grammar_rule
-from engine.text.output_parser.reader import MAX_CALLS
+from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.reader import MAX_CALLS
 
 NO_CALL = r"/([^ \t\r\n{\[`](.|\n)*)?/"
 """Where a call is told by nothing but the first character of the output."""

@@ -17,7 +17,7 @@ from engine.kernels.sampling import dispatch as kernels
 from engine.kernels.sampling import triton as sampling_triton
 from engine.kernels.sampling import triton_adjust as sampling_adjust_triton
 from engine.kernels.sampling import triton_logprobs as sampling_logprobs_triton
-from engine.runner.batch import SampleRow
+from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling import sampler as sampler_module
 from engine.runner.sampling.device_sampler import DeviceSampler
 from engine.runner.sampling.logit_adjustments import adjust_logits

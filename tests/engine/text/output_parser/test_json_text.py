@@ -1,4 +1,4 @@
-"""engine.text.output_parser.families.json_text follows a JSON value to its last character, and no
+"""engine.text.output_parser.reading.json_text follows a JSON value to its last character, and no
 further.
 """
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.output_parser.families.json_text import MAX_DEPTH, MAX_NUMBER_CHARS, JsonText
+from engine.text.output_parser.reading.json_text import MAX_DEPTH, MAX_NUMBER_CHARS, JsonText
 
 SCALARS = (
     st.none()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.output_parser.parser import OutputParser
-from engine.text.output_parser.reader import MAX_CALLS, MAX_HELD_CHARS
+from engine.text.output_parser.reading.reader import MAX_CALLS, MAX_HELD_CHARS
 from engine.text.output_parser.reasoning import THINK
 from engine.text.output_parser.registry import FAMILIES, FamilyName
 from tests.budget import examples

@@ -16,14 +16,14 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from engine.text.output_parser.deltas import (
+from engine.text.output_parser.reading.deltas import (
     ArgumentsDelta,
     ContentDelta,
     Delta,
     ReasoningDelta,
     ToolCallStart,
 )
-from engine.text.output_parser.families.json_text import JsonText
+from engine.text.output_parser.reading.json_text import JsonText
 
 MAX_CALLS = 128
 """Of one output; what follows them is text."""
