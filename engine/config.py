@@ -1,5 +1,5 @@
-"""What was asked (`EngineConfig`) and what was derived from it and the machine (`ResolvedConfig`).
-Both frozen.
+"""The configuration that was asked for (`EngineConfig`), and what was derived from it and the
+machine (`ResolvedConfig`). Both frozen.
 
 Sizes are tokens unless the name says bytes; durations are seconds.
 """
@@ -125,7 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine runs with; made once, after the weights are loaded."""
+    """The configuration the engine runs with; made once, after the weights are loaded."""
 
     config: EngineConfig
     served_name: str

@@ -1,5 +1,5 @@
-"""Who is served next: virtual token counters of the lanes, and of the tenants in each lane. And
-who may wait at all, where a queue is bounded.
+"""Chooses who is served next: virtual token counters of the lanes, and of the tenants in each lane.
+And who may wait at all, where a queue is bounded.
 
 Knows no clock, no request and no queue: it is told who waits, who is charged, and says who is next.
 
@@ -63,8 +63,9 @@ class _Account(Generic[K]):
 
 
 class QueueBound:
-    """Who has how many of a queue's places. A request that names no tenant is of nobody who could
-    crowd others out: it is bounded by the places alone."""
+    """A bound on a queue, which counts who has how many of its places. A request that names no
+    tenant is of nobody who could crowd others out: it is bounded by the places alone.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -105,7 +106,9 @@ tells entries apart, the account."""
 
 
 class _Counters(Generic[K]):
-    """Of those that share something. All operations are O(log n), amortised; `charge` is O(1)."""
+    """The virtual counters of those that share something. All operations are O(log n), amortised;
+    `charge` is O(1).
+    """
 
     def __init__(self) -> None:
         self.accounts: dict[K, _Account[K]] = {}
@@ -160,7 +163,7 @@ class _Counters(Generic[K]):
         return self._top(self._waiting)
 
     def level(self) -> float:
-        """What a counter is lifted to; it never falls."""
+        """Return what a counter is lifted to; it never falls."""
         first = self.first()
         if first is not None:
             return first.counter
@@ -235,7 +238,7 @@ class FairShare:
         self._tenants[lane].charge(tenant, tokens / weight)
 
     def first(self, *, beside: Collection[Lane] = ()) -> tuple[Lane, str] | None:
-        """Who is next of those that wait in any lane but these; None: nobody waits there."""
+        """Return who is next of those that wait in any lane but these; None: nobody waits there."""
         lowest: _Account[Lane] | None = None
         for account in self._lanes.accounts.values():  # from the highest lane
             if (

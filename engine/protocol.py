@@ -31,8 +31,10 @@ MAX_GRAMMAR_BYTES = 128 * 1024
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an output must be, byte by byte. An output that nothing can follow ends with "stop";
-    while one is not complete, EOS and stop tokens are as forbidden as others that do not fit."""
+    """A grammar that an output must match, byte by byte. An output that nothing can follow ends
+    with "stop"; while one is not complete, EOS and stop tokens are as forbidden as others that do
+    not fit.
+    """
 
     kind: Literal["json_schema", "regex", "lark", "ebnf", "choice"]
     text: str
@@ -136,8 +138,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def cache_namespace(self) -> str:
-        """What KV is shared within: requests of one salt and one adapter. With an adapter it is the
-        BLAKE2b-256 (RFC 7693) of salt, NUL and adapter in hex, personalised "adapter"."""
+        """Return what KV is shared within: requests of one salt and one adapter. With an adapter it
+        is the BLAKE2b-256 (RFC 7693) of salt, NUL and adapter in hex, personalised "adapter".
+        """
         if not self.adapter:
             return self.cache_salt
         text = f"{self.cache_salt}\0{self.adapter}".encode()
@@ -199,7 +202,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step added to choice `index` of a request."""
+    """The tokens that one step added to choice `index` of a request."""
 
     request_id: str
     usage: Usage
@@ -327,7 +330,9 @@ class OrphanAck(msgspec.Struct, frozen=True, tag_field="t", tag="orphan_ack"):
 
 
 class LeaseAck(msgspec.Struct, frozen=True, tag_field="t", tag="lease_ack"):
-    """What these leases' ends mean is on this gateway's disk; unknown ids are ignored."""
+    """The sender confirms that what these leases' ends mean is on its disk; unknown ids are
+    ignored.
+    """
 
     lease_ids: list[str]
 
@@ -342,8 +347,9 @@ class Outputs(msgspec.Struct, frozen=True, tag_field="t", tag="outputs"):
 
 
 class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="lease"):
-    """What a breakpoint asked for has been computed and is kept from now on. Told to the gateway
-    that asked, before the output that says `prefilled`."""
+    """A notice that what a breakpoint asked for has been computed and is kept from now on. Told to
+    the gateway that asked, before the output that says `prefilled`.
+    """
 
     lease_id: str
     """<request_id>:<index of the breakpoint>"""

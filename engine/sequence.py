@@ -53,9 +53,10 @@ class SequenceStatus(Enum):
 
 
 class Constraint(Protocol):
-    """What a choice may say. Where it stands follows from what was said alone, which it is shown
-    whenever it is asked: all of the output so far, so that nobody has to tell it of preemptions or
-    of guesses that were wrong."""
+    """The rule about what a choice may say. Where it stands follows from what was said alone, which
+    it is shown whenever it is asked: all of the output so far, so that nobody has to tell it of
+    preemptions or of guesses that were wrong.
+    """
 
     def copy(self) -> Constraint:
         """For another choice, which has said nothing yet."""
@@ -64,8 +65,9 @@ class Constraint(Protocol):
         """Whether nothing can follow."""
 
     def forced(self, said: list[int]) -> list[int]:
-        """What it leaves no choice about behind `said`, as far as it can tell; or nothing. A guess:
-        what may be said is for masks to say."""
+        """Return what it leaves no choice about behind `said`, as far as it can tell; or nothing. A
+        guess: what may be said is for masks to say.
+        """
 
     def allow(self, said: list[int], drafts: list[int], mask: NDArray[np.int32]) -> None:
         """Clear the bits of what may not follow `said` and `drafts`. mask: all set, a bit for each
@@ -152,7 +154,7 @@ class Sequence:
     some day."""
 
     def __post_init__(self) -> None:
-        """What every step asks for is made once."""
+        """Make once what every step asks for."""
         self.key = (self.request_id, self.index)
         self.precedence = (LANE_RANKS[self.lane], *self.order)
         asked = self.sampling
@@ -201,12 +203,12 @@ class Sequence:
         return max(0, min(end, last) - start) if self.lacks_scores else 0
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """What the positions from `start` on tell; some may be known, of before a preemption."""
+        """Add what the positions from `start` on tell; some may be known, of before a preemption."""
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
 
     @property
     def is_long(self) -> bool:
-        """Of its prompt; once it runs that does not change."""
+        """Return whether what it computes of its prompt is long; once it runs that does not change."""
         return self.num_prompt_tokens - (self.num_cached_tokens or 0) > LONG_PROMPT
 
     @property
@@ -316,7 +318,7 @@ NOTHING_KEPT = Kept()
 
 @dataclass(slots=True, eq=False)
 class PromptState:
-    """What the choices of one prompt share."""
+    """The state that the choices of one prompt share."""
 
     choices: tuple[Sequence, ...]
     cached_tokens: int | None = None
@@ -327,7 +329,7 @@ class PromptState:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What all choices of one request share: the bill and the clock."""
+    """The state that all choices of one request share: the bill and the clock."""
 
     request_id: str
     sequences: tuple[Sequence, ...]

@@ -23,7 +23,7 @@ Seqs = Sequence[tuple[int, int]]
 
 
 def _dtypes(place: Place) -> list[tuple[torch.dtype, torch.dtype | None]]:
-    """Of queries and cache."""
+    """Return the types of queries and cache."""
     half = [(torch.float16, None), (torch.float16, FP8)]
     return half if place.tiny else [(torch.bfloat16, None), *half, (torch.bfloat16, FP8)]
 

@@ -220,7 +220,9 @@ def _embedded(place: Place, folder: Path, device: str) -> list[np.ndarray[Any, A
 
 
 def grammar(place: Place, folder: Path) -> Iterator[Finding]:
-    """What is said behind a grammar is of it, alone and behind guesses, at any temperature."""
+    """Check that what is said behind a grammar is of it, alone and behind guesses, at any
+    temperature.
+    """
     if find_spec("llguidance") is None:
         raise Lacking("llguidance is not installed")
     from engine.text.tokenizer import Tokenizer

@@ -1,5 +1,5 @@
-"""What a whole engine does on the device: decodes, prompts, a mixture, the gap between steps, and
-what its modes cost.
+"""Measures what a whole engine does on the device: decodes, prompts, a mixture, the gap between
+steps, and what its modes cost.
 
 Knows no kernel.
 """

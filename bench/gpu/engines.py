@@ -84,7 +84,9 @@ def prompts(place: Place) -> list[list[int]]:
 
 
 def answers(place: Place, folder: Path, asked: Asked | None = None, **fields: Any) -> list[Said]:
-    """What an engine by_id to `prompts`; chunks of at most 64 tokens, so that they are cut."""
+    """Return what an engine answers to `prompts`, by id; chunks of at most 64 tokens, so that they
+    are cut.
+    """
     given: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 64, "itl_target_s": 0.0}
     given |= {"max_num_seqs": 8, "device": place.device.type} | fields
     with engine(configuration(asked or Asked(), model=folder, **given)) as core:

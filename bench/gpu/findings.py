@@ -1,4 +1,4 @@
-"""What a check found: an error beside its limit, for each of its cases."""
+"""Describes what a check found: an error beside its limit, for each of its cases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Finding(NamedTuple):
 
 
 class Lacking(Exception):
-    """What is to be checked is not built; the text says what."""
+    """An error that says that what is to be checked is not built; the text says what."""
 
 
 Check = Callable[[Place], Iterator[Finding]]
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
-    """Of float64 `exact`; not a number where anything was left unwritten."""
+    """Return the error relative to float64 `exact`; not a number where anything was left unwritten."""
     assert found.shape == exact.shape, f"{tuple(found.shape)} is not {tuple(exact.shape)}"
     return float((found.double() - exact).norm() / exact.norm())
 
@@ -79,8 +79,9 @@ def poisoned() -> Iterator[None]:
 
 
 def summary(findings: Iterable[Finding]) -> dict[str, Any]:
-    """Of one check: how many cases, the one nearest to its limit, and those that are wrong. A check
-    that finds nothing has checked nothing, and that is an error."""
+    """Return the summary of one check: how many cases, the one nearest to its limit, and those that
+    are wrong. A check that finds nothing has checked nothing, and that is an error.
+    """
     every = list(findings)
     if not every:
         return {"error": "no case was run"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What a device does at best; measured, or as below."""
+    """The best that a device does; measured, or as below."""
 
     bytes_per_s: float
     """A large copy within the device, bytes read and bytes written."""
@@ -30,7 +30,7 @@ H200 = Roofline(bytes_per_s=4.3e12, bf16_flops=790e12, fp8_flops=1420e12)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a dense model counts here."""
+    """The sizes of a dense model that count here."""
 
     num_layers: int
     hidden_size: int
@@ -42,7 +42,9 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers: queries and output, keys and values, gate, up and down."""
+        """Return the parameters of all layers: queries and output, keys and values, gate, up and
+        down.
+        """
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
         return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
 
@@ -88,9 +90,10 @@ def prefill_s(roofline: Roofline, shape: Shape, tokens: int, precision: Precisio
 def mixed_s_per_token(
     roofline: Roofline, shape: Shape, prompt: int, output: int, precision: Precision = FP8
 ) -> float:
-    """Of each token said, in a batch so large that the weights' bytes are shared by enough tokens:
-    the products of its share of the prompt and of its own, and the keys and values of what is
-    before it. The batch that the memory holds is that large."""
+    """Return the seconds of each token said, in a batch so large that the weights' bytes are shared
+    by enough tokens: the products of its share of the prompt and of its own, and the keys and
+    values of what is before it. The batch that the memory holds is that large.
+    """
     products = _product_flops_s(roofline, shape.layer_parameters, prompt + output, precision)
     head = 2 * shape.head_parameters * output / roofline.bf16_flops
     attention = causal_attention_flops(shape, prompt) * shape.num_layers / roofline.bf16_flops
@@ -101,8 +104,9 @@ def mixed_s_per_token(
 
 
 def causal_attention_flops(shape: Shape, tokens: int) -> int:
-    """Of one layer and a prompt with nothing before it: a product and a sum for each channel of
-    each (head, query, key at or before it), for scores and for values."""
+    """Return the operations of one layer and a prompt with nothing before it: a product and a sum
+    for each channel of each (head, query, key at or before it), for scores and for values.
+    """
     return 4 * shape.num_heads * shape.head_dim * (tokens * (tokens + 1) // 2)
 
 

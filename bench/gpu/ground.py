@@ -1,4 +1,4 @@
-"""What the rows of one process share: the place, a model's folder, engines that are up.
+"""Holds what the rows of one process share: the place, a model's folder, engines that are up.
 
 Knows no row.
 """
@@ -46,7 +46,9 @@ class Ground:
 
     @property
     def left_s(self) -> float:
-        """Of the budget, which a process that takes another one's place counts anew."""
+        """Return what is left of the budget, which a process that takes another one's place counts
+        anew.
+        """
         return self._ends_s - time.monotonic()
 
     @property

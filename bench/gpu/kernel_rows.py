@@ -1,4 +1,4 @@
-"""What the device does at best, and how near attention comes to it.
+"""Measures what the device does at best, and how near attention comes to it.
 
 Knows no engine.
 """
@@ -45,8 +45,9 @@ def roofline(ground: Ground) -> dict[str, Any]:
 
 
 def _fp8_s(place: Place, size: int) -> float:
-    """Of a product with one scale for all, or one for every row and column as linear layers have:
-    the faster one is what the device can do."""
+    """Return the seconds of a product with one scale for all, or one for every row and column as
+    linear layers have: the faster one is what the device can do.
+    """
     a, b = (
         place.randn(size, size, seed=i).clamp(-448, 448).to(torch.float8_e4m3fn) for i in (3, 4)
     )

@@ -111,8 +111,9 @@ class PagedStep:
         raw[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE] = size
 
     def run(self, metadata: DeviceMetadata | None = None, rows: Tensor | None = None) -> Tensor:
-        """What the kernels write over poison; all rows, or those of another step over this one's
-        cache."""
+        """Return what the kernels write over poison; all rows, or those of another step over this
+        one's cache.
+        """
         from engine.kernels.attention.triton import TritonAttentionPlan
 
         shape, q = self.shape, self.q if rows is None else self.q[rows]

@@ -1,4 +1,5 @@
-"""Where checks and rows run: a GPU with real sizes, or the interpreter with tiny ones; and a clock.
+"""Defines where checks and rows run: a GPU with real sizes, or the interpreter with tiny ones; and
+a clock.
 
 Knows no kernel and no engine.
 
@@ -55,8 +56,9 @@ class Place:
         return "interpreter, tiny shapes"
 
     def median_s(self, call: Callable[[], object], seconds: float = 0.3) -> float:
-        """Of a call on the device, its inputs not in the L2; as many calls as take `seconds`. Of
-        one call in the interpreter, where it says nothing."""
+        """Return the median seconds of a call on the device, its inputs not in the L2; as many
+        calls as take `seconds`. Of one call in the interpreter, where it says nothing.
+        """
         if self.device.type != "cuda":
             began = time.perf_counter()
             call()

@@ -159,7 +159,7 @@ def named(name: str) -> Row:
 
 
 def measurement(name: str) -> Callable[[Any], dict[str, Any]]:
-    """What measures the row, given the `Ground`; imports torch."""
+    """Return what measures the row, given the `Ground`; imports torch."""
     from importlib import import_module
 
     if name == ROOFLINE:

@@ -111,7 +111,9 @@ def graph_capture(ground: Ground) -> dict[str, Any]:
 
 
 def seconds_of(table: str, word: str) -> float:
-    """Of the first phase in a start-up table whose name holds `word`. Raises RuntimeError."""
+    """Return the seconds of the first phase in a start-up table whose name holds `word`. Raises
+    RuntimeError.
+    """
     for line in table.splitlines():
         before, unit, _ = line.partition(" s")
         if word in line and unit:

@@ -135,7 +135,7 @@ def _one_child(
 
 
 def _messages(child: subprocess.Popen[str], timeout_s: float) -> Iterator[dict[str, Any] | None]:
-    """What the child says; None where it said nothing for too long."""
+    """Yield what the child says; None where it said nothing for too long."""
     assert child.stdout is not None
     os.set_blocking(child.stdout.fileno(), False)
     pending = ""

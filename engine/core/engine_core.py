@@ -127,8 +127,9 @@ class EngineCore:
         )
 
     def prepare(self, request: EngineRequest) -> None:
-        """What of `add` may take long: compile the grammar. Safe in any thread. Raises
-        InvalidRequest, ContextLengthExceeded or EngineOverloaded."""
+        """Do the part of `add` that may take long: compile the grammar. Safe in any thread. Raises
+        InvalidRequest, ContextLengthExceeded or EngineOverloaded.
+        """
         grammar, resolved = request.sampling.grammar, self.resolved
         if grammar is not None:  # all else first, so that nothing is compiled in vain
             self._check_model_has(request)
@@ -178,7 +179,7 @@ class EngineCore:
         return self._scheduler.expire()
 
     def take_lease_events(self) -> list[LeaseEvent]:
-        """What of prompts is kept, or no longer, since the last call."""
+        """Return what of prompts is kept, or no longer, since the last call."""
         return self._scheduler.take_lease_events()
 
     def has_work(self) -> bool:

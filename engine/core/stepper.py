@@ -155,7 +155,7 @@ class Stepper:
         return max(0, min(paced, budget - output.num_tokens))
 
     def _learn(self, step: _InFlight, sampled: Sampled, step_s: float) -> None:
-        """What the step cost, for the sizes of the next ones."""
+        """Learn what the step cost, for the sizes of the next ones."""
         parts = step.parts
         decodes, num_prompt_tokens = parts.decodes, parts.num_prompt_tokens
         if step.is_usual and parts.num_verified == 0:
@@ -170,7 +170,7 @@ class Stepper:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a step's tokens are."""
+    """The parts that a step's tokens are made of."""
 
     decodes: list[ScheduledSequence]
     num_verified: int

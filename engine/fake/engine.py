@@ -125,7 +125,9 @@ class _FakeRequest:
 
     @property
     def max_blocks(self) -> int:
-        """What its choices may come to hold; set aside whole, so that nothing is preempted."""
+        """Return how many blocks its choices may come to hold; set aside whole, so that nothing is
+        preempted.
+        """
         lengths = zip(self.request.prompts, self.max_tokens, strict=True)
         per_choice = sum(-(-(len(prompt) + most) // BLOCK_SIZE) for prompt, most in lengths)
         return self.request.n * per_choice

@@ -59,7 +59,7 @@ class AotCase(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """Of one compiled kernel; all per thread but `shared_bytes`."""
+    """The resources of one compiled kernel; all per thread but `shared_bytes`."""
 
     registers: int
     spill_bytes: int

@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: its Triton kernel or its torch reference.
+"""Chooses which implementation of an operation runs: its Triton kernel or its torch reference.
 
 Knows no operation.
 """

@@ -1,4 +1,5 @@
-"""What the linear layers' Triton kernels share: which tile is whose, its product, its way out.
+"""Defines what the linear layers' Triton kernels share: which tile is whose, its product, its way
+out.
 
 A product is cut into tiles of BLOCK_M rows (tokens) and BLOCK_N columns (outputs), one program
 each, those of one strip of columns side by side, so that a weight tile is read from memory once.
@@ -71,9 +72,11 @@ def span_product(
     BITS: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Of one span of grouped codes, scaled: float32 [BLOCK_M, BLOCK_N]. x_at [BLOCK_M, BYTES] and
-    c_at [BYTES, BLOCK_N]: where the span begins; of 4 bits, a byte's high ones are the code of the
-    input BYTES further on. scales_at and zeros_at [BLOCK_N]: of the group that it is in."""
+    """Return the product of one span of grouped codes, scaled: float32 [BLOCK_M, BLOCK_N]. x_at
+    [BLOCK_M, BYTES] and c_at [BYTES, BLOCK_N]: where the span begins; of 4 bits, a byte's high ones
+    are the code of the input BYTES further on. scales_at and zeros_at [BLOCK_N]: of the group that
+    it is in.
+    """
     zero = tl.load(zeros_at, mask=column_in, other=0)[None, :]
     scale = tl.load(scales_at, mask=column_in, other=0.0).to(tl.float32)
     byte = tl.load(c_at, mask=column_in[None, :], other=0).to(tl.int16)

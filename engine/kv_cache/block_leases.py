@@ -84,7 +84,7 @@ class CacheLeases:
         return True
 
     def give_up(self, tenant: str, num_blocks: int) -> None:
-        """Of what was reserved, or under lease."""
+        """Give up blocks that were reserved, or under lease."""
         left = self.num_by_tenant[tenant] - num_blocks
         assert left >= 0, f"{tenant} gives up {num_blocks} blocks, and has {left + num_blocks}"
         if left:
@@ -134,7 +134,7 @@ class CacheLeases:
         return [freed for lease in tuple(leases) for freed in self._end(lease, now_s)]
 
     def take_ended(self) -> list[Lease]:
-        """What ended since the last call."""
+        """Return the leases that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

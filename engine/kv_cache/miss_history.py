@@ -1,4 +1,4 @@
-"""What prompts looked like, so that a customer can be told why the prefix cache missed.
+"""Remembers what prompts looked like, so that a customer can be told why the prefix cache missed.
 
     child blocks by parent digest:   root -> [b0]   b0 -> [b1, b1']   b1 -> [a tail, nothing]
 

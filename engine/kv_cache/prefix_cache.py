@@ -144,7 +144,7 @@ class PrefixCache:
         return [FREED] * first + held
 
     def prompt_digests(self, seq: Sequence) -> list[bytes]:
-        """Of the salt, then of each full block of the prompt."""
+        """Return the digests of the salt, then of each full block of the prompt."""
         num_full = seq.num_prompt_tokens // self.block_size
         if num_full:
             self._digest(seq, num_full - 1)
@@ -223,7 +223,7 @@ class PrefixCache:
         seq.num_freed_blocks = seq.num_registered_blocks = seq.num_computed_tokens = 0
 
     def expire_leases(self) -> None:
-        """What they were on may be evicted as anything else, the latest last."""
+        """End leases that are over: their blocks may be evicted as any other, the latest last."""
         for block in self.leases.expire():
             self._unlease(block)
 

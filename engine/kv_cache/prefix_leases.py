@@ -1,4 +1,4 @@
-"""What requests ask to be kept of their prompts, and what comes of it.
+"""Keeps of prompts what requests ask to be kept, and reports what comes of it.
 
 Knows block tables as numbers; no queue, no content.
 

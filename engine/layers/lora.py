@@ -14,7 +14,7 @@ from engine.kernels.mixture.lora import NOBODY, LoraRows, LoraStack, add_lora
 
 
 class AdapterBatch:
-    """Which adapter each token of the step has; shared by all layers of a model."""
+    """The adapter of each token of the step; shared by all layers of a model."""
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:
         self._slot_of = {name: slot for slot, name in enumerate(names)} | {"": NOBODY}
@@ -31,7 +31,7 @@ class AdapterBatch:
 
 
 class LoraLinear:
-    """What all adapters add to one linear layer."""
+    """The part that all adapters add to one linear layer."""
 
     def __init__(self, stack: LoraStack, batch: AdapterBatch) -> None:
         self._stack = stack

@@ -19,7 +19,7 @@ from engine.layers.weight_source import WeightSource
 
 
 class ExpertNames(NamedTuple):
-    """Of the tensors inside a layer, as the family publishes them."""
+    """The names of the tensors inside a layer, as the family publishes them."""
 
     block: str
     gate: str

@@ -1,4 +1,4 @@
-"""Where layers get their weights from while they are built."""
+"""Defines where layers get their weights from while they are built."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class WeightSource(Protocol):
         dim: int = 0,
         part: tuple[int, int] = (0, 1),
     ) -> LoraLinear | None:
-        """What the adapters add to linear layers of one input, (name, out_features) side by side;
-        None where none does. Cut like `linear`."""
+        """Return what the adapters add to linear layers of one input, (name, out_features) side by
+        side; None where none does. Cut like `linear`.
+        """
 
     def take(
         self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
@@ -44,17 +45,18 @@ class WeightSource(Protocol):
     def kv_scales(
         self, name: str, num_kv_heads: int, part: tuple[int, int] = (0, 1)
     ) -> KVScales | None:
-        """What the attention `name` divides keys and values by where its cache is float8, of this
-        rank's heads; None where nothing is stored. num_kv_heads: over all ranks."""
+        """Return what the attention `name` divides keys and values by where its cache is float8, of
+        this rank's heads; None where nothing is stored. num_kv_heads: over all ranks.
+        """
 
     def has(self, name: str) -> bool:
         """Whether a tensor of this name is stored."""
 
     def dense(self, weight: Tensor) -> LinearWeight:
-        """What a dense weight [out, in], taken as part of something larger, is served as."""
+        """Return what a dense weight [out, in], taken as part of something larger, is served as."""
 
     def head(self, weight: Tensor) -> LinearWeight:
-        """What the product with the vocabulary, [vocab, hidden], is served as."""
+        """Return what the product with the vocabulary, [vocab, hidden], is served as."""
 
     def linear(
         self,

@@ -20,7 +20,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 
 
 class EmbeddingHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the hidden states behind the final norm when a prompt is embedded."""
+    """The steps from the hidden states behind the final norm to the embedding of a prompt."""
 
     pooling: Pooling = "last"
     normalise: bool = True
@@ -43,7 +43,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncoderTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a model that reads a text whole and writes none."""
+    """The traits of a model that reads a text whole and writes none."""
 
     num_layers: int
     layer_norm_eps: float
@@ -147,7 +147,7 @@ class HFConfig(msgspec.Struct, kw_only=True):
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a family differs from plain Llama."""
+    """The points in which a family differs from plain Llama."""
 
     windows: tuple[int | None, ...]
     qkv_bias: bool = False

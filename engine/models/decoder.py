@@ -93,7 +93,7 @@ def _feed_forward(
 
 
 def _bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Of what a dense layer allocates on its way."""
+    """Return the bytes that a dense layer allocates on its way for one token."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     return (4 * config.hidden_size + heads + 3 * config.intermediate_size) * dtype.itemsize
 
@@ -204,7 +204,7 @@ class Decoder:
         plans: Mapping[int | None, AttentionPlan],
         cache: Sequence[KVLayer],
     ) -> tuple[Tensor, Tensor]:
-        """What the last layer has to add, and the residual stream."""
+        """Return what the last layer has to add, and the residual stream."""
 
         def layers(residual: Tensor, before_layer: Callable[[], None]) -> tuple[Tensor, Tensor]:
             delta: Tensor | None = None

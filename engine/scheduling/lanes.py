@@ -1,4 +1,5 @@
-"""What of the queue, of a step and of the blocks each lane may have, and how fast its prompts go.
+"""Decides what of the queue, of a step and of the blocks each lane may have, and how fast its
+prompts go.
 
 Knows neither sequences nor blocks but as numbers.
 
@@ -68,8 +69,10 @@ class Lanes:
         num_blocks: int,
         max_blocks_per_seq: int,
     ) -> None:
-        """Whatever the limits, a lane may run one sequence, compute one token and, when nothing
-        else runs, have the blocks of the longest sequence. limits: none where a lane has none."""
+        """Take the limits, but whatever they are, a lane may run one sequence, compute one token
+        and, when nothing else runs, have the blocks of the longest sequence. limits: none where a
+        lane has none.
+        """
         self._share = share
         self.num_open: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         """Unfinished sequences."""
@@ -103,7 +106,7 @@ class Lanes:
             )
 
     def max_tokens(self, lane: Lane) -> int | None:
-        """Of a step, as it is now; None: all."""
+        """Return how many tokens of a step a lane may have, as it is now; None: all."""
         if self._is_limited[lane] and any(self.num_open[above] for above in self._above[lane]):
             return self._max_tokens[lane]
         return None

@@ -133,7 +133,9 @@ class Pace:
             self._owed_s = max(0.0, self._owed_s + long_s - LONG_SHARE * decode_s)
 
     def _decode_time_s(self, num_decodes: int) -> float:
-        """Of the nearest smaller number of decodes that was seen; 0 when there is none."""
+        """Return the time of the nearest smaller number of decodes that was seen; 0 when there is
+        none.
+        """
         wanted = num_decodes.bit_length() if num_decodes else 0
         known = [bucket for bucket in self._decode_s if bucket <= wanted]
         return self._decode_s[max(known)] if known and wanted else 0.0

@@ -25,7 +25,7 @@ LOOK_BEHIND = 32
 
 
 class _Intake:
-    """What a step has found out about those that wait."""
+    """The findings of a step about those that wait."""
 
     __slots__ = ("beside", "has_started", "is_over", "num_needed")
 
@@ -338,7 +338,7 @@ class Planner:
         return True
 
     def _num_at_most(self, victim: Sequence) -> int:
-        """What its end may leave to others: it holds some blocks, and some are kept for it."""
+        """Return what its end may leave to others: it holds some blocks, and some are kept for it."""
         return victim.num_held_blocks + self._num_needed(victim)
 
     def _num_wanted(self, seq: Sequence, table: list[int]) -> int:

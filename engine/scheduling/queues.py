@@ -1,4 +1,5 @@
-"""Who waits to be started: a queue for each tenant in each lane, and who has waited for too long.
+"""Queues those that wait to be started: a queue for each tenant in each lane, and who has waited
+for too long.
 
 Knows neither blocks nor steps.
 """
@@ -43,8 +44,9 @@ def _order(waiter: Waiter) -> tuple[int, int]:
 
 
 class WaitingRoom(Generic[W]):
-    """Who is added has been entered in `share` before. Each tenant's are kept in order of arrival:
-    what was preempted waits before what came later."""
+    """The queues of what waits; the tenant of what is added has been entered in `share` before.
+    Each tenant's are kept in order of arrival: what was preempted waits before what came later.
+    """
 
     def __init__(self, share: FairShare) -> None:
         self._share = share
@@ -96,7 +98,7 @@ class WaitingRoom(Generic[W]):
         return True
 
     def first(self, *, beside: Collection[Lane] = ()) -> W | None:
-        """Whose turn it is in any lane but these."""
+        """Return whose turn it is in any lane but these."""
         who = self._share.first(beside=beside)
         return None if who is None else self._queues[who[0]][who[1]][0]
 
@@ -119,7 +121,7 @@ class WaitingRoom(Generic[W]):
 
 
 class Deadlines:
-    """Of requests by their ids; whether one still counts is asked when it has passed."""
+    """The deadlines of requests by their ids; whether one still counts is asked when it has passed."""
 
     def __init__(self, counts: Callable[[str, float], bool]) -> None:
         """counts: whether a request waits still, with this very deadline."""

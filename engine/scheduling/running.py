@@ -77,7 +77,7 @@ class Running:
         self.add(seq)
 
     def victim_of(self, seq: Sequence) -> Sequence | None:
-        """Who gives way to an active sequence that has to grow; None: it has to wait itself."""
+        """Return who gives way to an active sequence that has to grow; None: it has to wait itself."""
         if self.halted:
             return self.halted[-1]
         counter_of, rank = self._share.lane_counter, LANE_RANKS[seq.lane]
@@ -95,7 +95,7 @@ class Running:
         return max(found)[2] if found else None
 
     def victims_of(self, lane: Lane) -> list[Sequence]:
-        """Who gives way to a waiting sequence of that lane, in this order."""
+        """Return the sequences that give way to a waiting sequence of that lane, in this order."""
         victims = self.halted[::-1]
         if self.num_active[lane] == len(self.active):
             return victims  # as mostly: nobody runs in another lane

@@ -1,4 +1,4 @@
-"""Who runs next: one token budget a step, shared by decodes and chunks of prompts.
+"""Decides who runs next: one token budget a step, shared by decodes and chunks of prompts.
 
 Knows no tensors and no sockets, and of tenants only their names; the clock is given.
 
@@ -226,7 +226,7 @@ class Scheduler:
         return expired
 
     def take_lease_events(self) -> list[LeaseEvent]:
-        """What of prompts is kept, or no longer, since the last call."""
+        """Return what of prompts is kept, or no longer, since the last call."""
         return self._keeping.take_events()
 
     # The step
@@ -410,7 +410,9 @@ class Scheduler:
                 state.kept = self._keep(seq, state.breakpoints)
 
     def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> Kept:
-        """Of a sliding window the beginning is given back while it is computed: nothing is kept."""
+        """Keep nothing of a sliding window, whose beginning is given back while it is computed:
+        nothing is kept.
+        """
         if not self.cache.serves(seq) or self.cache.sliding_window is not None:
             return Kept(written_tokens=(0,) * len(breakpoints))
         return self._keeping.begin(seq.request_id, seq.tenant, seq.block_table, breakpoints)

@@ -1,4 +1,4 @@
-"""What a request must be to run at all; everything else is refused here, naming its field.
+"""Checks what a request must be to run at all; everything else is refused here, naming its field.
 
 Knows no queue and no block: whether there is room is not asked here.
 """
@@ -98,7 +98,7 @@ def _must_be(param: str, allowed: str) -> InvalidRequest:
 
 
 def _check_turn(request: EngineRequest) -> None:
-    """What says when it is its turn."""
+    """Check the lane, tenant, weight and deadline, which say when it is its turn."""
     if request.lane not in _LANES:
         raise _must_be("lane", f"one of {', '.join(_LANES)}")
     if len(request.tenant) > MAX_TENANT_CHARS:

@@ -31,7 +31,7 @@ _UTF8_BYTES = 4
 
 
 class Piece(NamedTuple):
-    """What one `push` gave."""
+    """The text that one `push` gave."""
 
     text: str
     stopped: bool
@@ -90,8 +90,9 @@ class Detokenizer:
         return text
 
     def _match(self, delta: str) -> str:
-        """Of the held text and `delta`: what is before a stop string, and cannot become part of
-        one."""
+        """Return of the held text and `delta`: what is before a stop string, and cannot become part
+        of one.
+        """
         text = self._held + delta
         if not self._stops:
             return text

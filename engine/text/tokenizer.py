@@ -117,7 +117,8 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one id stands for, also where that is no whole character; nothing if out of range.
+        """Return what one id stands for, also where that is no whole character; nothing if out of
+        range.
 
         Byte-level vocabularies write each byte as a character (GPT-2), SentencePiece's a space as
         U+2581 and a lone byte as `<0xNN>`.

@@ -102,7 +102,9 @@ def _to_text(arguments: Any) -> Any:
 
 
 def _to_object(arguments: Any) -> Any:
-    """What a model wrote that is none stays as it is, so that it sees its mistake."""
+    """Return the object; what a model wrote that is none stays as it is, so that it sees its
+    mistake.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:

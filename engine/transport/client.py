@@ -76,7 +76,7 @@ _REJECTIONS: dict[str, type[EngineError]] = {
 
 
 class Engine(Protocol):
-    """What the gateway needs of an engine."""
+    """The interface that the gateway needs of an engine."""
 
     @property
     def connected(self) -> bool: ...

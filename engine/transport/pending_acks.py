@@ -1,4 +1,4 @@
-"""What an engine says until a gateway has it on disk: taken in, recorded, acknowledged.
+"""Receives what an engine says until a gateway has it on disk: taken in, recorded, acknowledged.
 
 Knows neither the socket nor what the things mean.
 """

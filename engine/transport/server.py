@@ -156,7 +156,7 @@ class EngineServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, as `EngineClient` takes it."""
+        """Return where it listens, as `EngineClient` takes it."""
         if isinstance(self._listen_address, TcpAddress):
             _, port = self._listener.sockets[0].getsockname()[:2]
             return str(TcpAddress(self._listen_address.host, port))

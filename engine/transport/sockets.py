@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 
 def socket_file(path: Path) -> SocketFile | None:
-    """Which file stands at `path`; None if there is none."""
+    """Return which file stands at `path`; None if there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:

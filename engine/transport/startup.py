@@ -1,4 +1,4 @@
-"""Where the seconds and the bytes of a start went.
+"""Measures where the seconds and the bytes of a start went.
 
 Knows no phase by name.
 """
@@ -26,7 +26,7 @@ class Startup:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside is `name`'s."""
+        """Time what runs inside as `name`'s."""
         began = self._clock()
         yield
         self.spent(name, self._clock() - began)

@@ -48,7 +48,9 @@ Result = EngineOutput | Rejected | LeaseGranted | LeaseEnded
 
 
 class Core(Protocol):
-    """What the loop needs of an engine. Called from one thread only, but for `prepare`."""
+    """The interface that the loop needs of an engine. Called from one thread only, but for
+    `prepare`.
+    """
 
     @property
     def resolved(self) -> ResolvedConfig: ...
@@ -73,7 +75,7 @@ class Core(Protocol):
         whose time is over."""
 
     def take_lease_events(self) -> list[LeaseGranted | LeaseEnded]:
-        """What of prompts is kept, or no longer, since the last call."""
+        """Return what of prompts is kept, or no longer, since the last call."""
 
     def step(self) -> list[EngineOutput]:
         """Run one batch."""
@@ -223,8 +225,9 @@ class StepLoop:
         return []
 
     def _wait_for_work(self) -> tuple[list[Submit | Abort], dict[str, bool]] | None:
-        """What was said since the last pass; None when the loop is to end. Sleeps while idle, but
-        for a heartbeat now and then."""
+        """Return what was said since the last pass; None when the loop is to end. Sleeps while
+        idle, but for a heartbeat now and then.
+        """
         if not self._sleep(min(IDLE_CHECK_S, self._heartbeat_s)):
             if time.monotonic() - self._last_check_s >= INTEGRITY_INTERVAL_S:
                 self._core.check_integrity()

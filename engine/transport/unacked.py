@@ -1,4 +1,5 @@
-"""What an engine offers to its gateways until one has it on disk, and how much of that it keeps.
+"""Holds what an engine offers to its gateways until one has it on disk, and bounds how much of that
+it keeps.
 
 Knows no socket.
 """

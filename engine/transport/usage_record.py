@@ -1,4 +1,4 @@
-"""What an engine has generated, kept where a kill -9 does not take it: a mapped file.
+"""Records what an engine has generated, kept where a kill -9 does not take it: a mapped file.
 
     HEAD     magic, slots, since, clean, which totals are valid, boot id
     TOTALS   twice: those that are not valid are written, then one number says that they are
@@ -62,7 +62,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says. While its engine runs a request may stand in both."""
+    """The contents of a record. While its engine runs a request may stand in both."""
 
     since: float
     """Unix seconds: it began at nothing then."""
@@ -175,7 +175,7 @@ class UsageRecord:
 
 
 def read(path: Path) -> Reading:
-    """What stands there, whether or not its engine runs; of a lost one nothing may be left.
+    """Return what stands there, whether or not its engine runs; of a lost one nothing may be left.
 
     Raises: OSError, ValueError if it is no record.
     """
@@ -225,7 +225,9 @@ def _begin(path: Path) -> None:
 
 
 def _put_aside_unless_whole(path: Path, boot_id: str) -> None:
-    """What the kernel had not written when it went is not there."""
+    """Put the record aside unless it is whole: what the kernel had not written when it went is not
+    there.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -255,7 +257,7 @@ def _is_taken(cells: memoryview, slot: int) -> bool:
 
 
 def _id_in(mapped: mmap.mmap, cells: memoryview, slot: int) -> str:
-    """Whose slot it is or was; empty: nobody's so far."""
+    """Return whose slot it is or was; empty: nobody's so far."""
     at = _SLOTS + slot * _SLOT_CELLS
     start = (at + _ID) * _CELL
     return bytes(mapped[start : start + cells[at + _ID_LENGTH]]).decode(errors="replace")

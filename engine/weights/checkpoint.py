@@ -50,7 +50,7 @@ class Index(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """What a file's header says of one tensor."""
+    """The entry of one tensor in a file's header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class Checkpoint:
         return sum(torch.Size(stored.shape).numel() for stored in self._stored.values())
 
     def find(self, name: str, shape: tuple[int, ...]) -> Stored:
-        """Where `name` lies; it must have `shape`."""
+        """Return where `name` lies; it must have `shape`."""
         if name not in self._stored:
             raise ConfigError(f"{self.folder}: tensor {name} is missing")
         stored = self._stored[name]

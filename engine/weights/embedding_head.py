@@ -1,4 +1,5 @@
-"""What a checkpoint says about embeddings: the modules that sentence-transformers puts behind it.
+"""Reads what a checkpoint says about embeddings: the modules that sentence-transformers puts behind
+it.
 
 Reads `modules.json` and the pooling's config.json; a folder without them is a language model, whose
 last hidden state serves, or an encoder, whose mean does, brought to unit length. What is not built

@@ -27,8 +27,9 @@ NAMES = ("{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale", "kv_scale")
 def read_kv_scales(
     tensors: Tensors, name: str, num_kv_heads: int, part: tuple[int, int]
 ) -> KVScales | None:
-    """Of this rank's heads; None where nothing is stored. Raises ConfigError when one of the two is
-    missing, has another shape or is no scale."""
+    """Return the scales of this rank's heads; None where nothing is stored. Raises ConfigError when
+    one of the two is missing, has another shape or is no scale.
+    """
     stored = [_stored(tensors, name, which) for which in "kv"]
     if stored == [None, None]:
         return None

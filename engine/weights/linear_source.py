@@ -32,7 +32,7 @@ REQUANTISE: dict[Quantization, Callable[[Tensor], LinearWeight]] = {
 
 @dataclass(frozen=True, slots=True)
 class LinearOptions:
-    """What was asked for beside what is stored."""
+    """The options that were asked for beside what is stored."""
 
     quantization: Quantization = "none"
     adapters: Sequence[Adapter] = ()

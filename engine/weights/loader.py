@@ -35,7 +35,7 @@ TIED = frozenset({"lm_head.weight"})
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What is asked of a model, wherever its weights come from."""
+    """The options that are asked of a model, wherever its weights come from."""
 
     dtype: str
     device: torch.device
@@ -152,7 +152,7 @@ def _num_matrix_elements(config: ModelConfig) -> int:
 
 
 def _num_neurons(config: ModelConfig) -> int:
-    """Of the feed-forward layers of all layers, experts included."""
+    """Return the neurons of the feed-forward layers of all layers, experts included."""
     routed = [False] * config.depth if config.experts is None else config.experts.layers
     expert = config.experts.num_experts * config.experts.intermediate_size if config.experts else 0
     return sum(expert if has_experts else config.intermediate_size for has_experts in routed)

@@ -46,7 +46,7 @@ class LayerShape(NamedTuple):
 
 
 class Tensors(Protocol):
-    """What a reader sees of the checkpoint."""
+    """The view of the checkpoint that a reader sees."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -95,7 +95,9 @@ class TensorReader:
 
     @property
     def convert_share(self) -> float:
-        """Of the threads' time so far, what went into converting and copying; 0 to 1."""
+        """Return the share of the threads' time so far that went into converting and copying; 0 to
+        1.
+        """
         whole = self._read_s + self._convert_s
         return self._convert_s / whole if whole else 0.0
 
@@ -202,7 +204,7 @@ class TensorReader:
 
 
 def _runs(source: Source, dim: int, index: int, count: int, chunk_bytes: int) -> Iterator[_Run]:
-    """What to read for part `index` of `count` along `dim`: chunks of at most `chunk_bytes`."""
+    """Return what to read for part `index` of `count` along `dim`: chunks of at most `chunk_bytes`."""
     if _product(source.shape) == 0:
         return
     item = source.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which architectures are supported, and a checkpoint folder's configuration."""
+"""Lists which architectures are supported, and reads a checkpoint folder's configuration."""
 
 from __future__ import annotations
 

@@ -78,8 +78,9 @@ def start(folder: Path, device: torch.device, **options: Any) -> EngineCore:
 
 
 def say(core: EngineCore, num_tokens: int) -> tuple[list[int], Tensor]:
-    """What it says to a prompt that is cut into chunks, so that what is read was written by an
-    earlier step; and the log-probabilities."""
+    """Return what it says to a prompt that is cut into chunks, so that what is read was written by
+    an earlier step; and the log-probabilities.
+    """
     sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=0)
     core.add(EngineRequest(request_id="0", prompt_token_ids=PROMPT, sampling=sampling))
     said, logprobs = list[int](), list[float]()

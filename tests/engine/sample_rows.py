@@ -1,5 +1,6 @@
-"""What the samplers' tests share: one row to sample, of a sequence as it was asked and as far as it
-got."""
+"""Holds what the samplers' tests share: one row to sample, of a sequence as it was asked and as far
+as it got.
+"""
 
 from __future__ import annotations
 

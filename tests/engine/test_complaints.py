@@ -1,4 +1,4 @@
-"""What users of other engines complain of, as far as it is the engine's: one test each.
+"""Checks what users of other engines complain of, as far as it is the engine's: one test each.
 
 Others stand where their part is: long prefills that stall decodes and short prompts behind long
 ones (`test_scheduler.py`, `test_pace.py`), preempted requests that lose their place
@@ -285,7 +285,7 @@ def timed(
 def test_speculation_is_given_up_where_it_does_not_pay(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of the loss is what finding out took, and looking again now and then."""
+    """Check that what is left of the loss is what finding out took, and looking again now and then."""
     plain_s, core = timed(folders["llama3"], monkeypatch, FEW)
     assert core.status().num_draft_tokens == 0
     guessed_s, core = timed(folders["llama3"], monkeypatch, FEW, speculative="ngram")

@@ -84,7 +84,7 @@ def run(core: EngineCore, asked: EngineRequest) -> list[EngineOutput]:
 
 
 def test_eos_stop_ids_and_length(folder: Path) -> None:
-    """What ends a text is its last token; without it the text goes on as it would have."""
+    """Check that what ends a text is its last token; without it the text goes on as it would have."""
     core = start(folder)
     whole = run(core, request("whole", max_tokens=30, ignore_eos=True))
     text = ids(whole)
@@ -408,7 +408,7 @@ def varied_requests() -> list[EngineRequest]:
 
 
 def texts(core: EngineCore) -> dict[tuple[str, int], tuple[list[int], list[Any], str | None, int]]:
-    """What each choice said, with which log-probabilities, why it ended, and its bill."""
+    """Return what each choice said, with which log-probabilities, why it ended, and its bill."""
     for asked in varied_requests():
         core.add(asked)
     said: dict[tuple[str, int], tuple[list[int], list[Any], str | None, int]] = {}
@@ -449,8 +449,9 @@ def watch_draws(core: EngineCore) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("num_blocks", [64, 20])
 def test_running_ahead_changes_no_token_and_no_bill(folder: Path, num_blocks: int) -> None:
-    """What a late step computed behind a stop is one token at most, is never seen, and is on no
-    bill, with and without preemption."""
+    """Check that what a late step computed behind a stop is one token at most, is never seen, and
+    is on no bill, with and without preemption.
+    """
     options: dict[str, Any] = {"num_blocks": num_blocks, "max_model_len": 128}
     core = start(folder, **options)
     drawn = watch_draws(core)

@@ -1,4 +1,4 @@
-"""What runs above the engine's line starts where torch cannot be imported at all.
+"""Checks that what runs above the engine's line starts where torch cannot be imported at all.
 
 import-linter reads import statements; this imports, so that it also sees what is imported by a
 name in a string or by a library.

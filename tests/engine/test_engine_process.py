@@ -240,7 +240,7 @@ async def test_embeddings_beside_a_text(process: Process) -> None:
 
 
 def output_usage(orphan: OrphanedUsage, *, cached_tokens: int) -> Usage:
-    """Of an embedded PROMPT; times are as they were."""
+    """Return the usage of an embedded PROMPT; times are as they were."""
     return msgspec.structs.replace(
         orphan.usage,
         prompt_tokens=len(PROMPT),

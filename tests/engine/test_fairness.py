@@ -24,7 +24,9 @@ Who = tuple[Lane, str]
 
 @dataclass
 class Naive:
-    """Of the paper, one level: counters that are never forgotten, who waits, who did so last."""
+    """A simple implementation of the paper, one level: counters that are never forgotten, who
+    waits, who did so last.
+    """
 
     counters: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENANTS + LANES, 0.0))
     waiting: Counter[str] = field(default_factory=Counter)

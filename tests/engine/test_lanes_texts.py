@@ -1,5 +1,6 @@
-"""What a request says does not depend on its lane, its tenant or its pauses: the whole engine, with
-a small model, few blocks and `--deterministic`."""
+"""Checks that what a request says does not depend on its lane, its tenant or its pauses: the whole
+engine, with a small model, few blocks and `--deterministic`.
+"""
 
 from __future__ import annotations
 

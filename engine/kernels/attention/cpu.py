@@ -78,7 +78,7 @@ class CpuAttentionPlan:
         )
 
     def _plan(self, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
-        """Where the new tokens' keys go, int64 [T], and what threads draw, [n, ITEM_WIDTH]."""
+        """Return where the new tokens' keys go, int64 [T], and what threads draw, [n, ITEM_WIDTH]."""
         shape, tables, num_single = self._shape, self._tables, metadata.num_single
         chunks = metadata.query_lens[num_single:].tolist()
         num_tiles = sum(-(-count // ROWS) for count in chunks)
@@ -107,7 +107,7 @@ class CpuAttentionPlan:
         return slots, items
 
     def varying(self, cos: Tensor, sin: Tensor) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Of this step, see `cpu_program.Varying`; called with the angles of its tokens."""
+        """Return this step's `cpu_program.Varying`; called with the angles of its tokens."""
         angles = (cos.data_ptr(), sin.data_ptr(), self.slots.data_ptr())
         return {
             self._attends: (ATTEND_VARIES, self._fixed),

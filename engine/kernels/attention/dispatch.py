@@ -34,7 +34,9 @@ MAX_SCORES = 1 << 24
 
 
 class KVScales(NamedTuple):
-    """Of one layer's float8 cache, float32 [num_kv_heads]: a key is what is stored times `k`."""
+    """The scales of one layer's float8 cache, float32 [num_kv_heads]: a key is what is stored times
+    `k`.
+    """
 
     k: Tensor
     v: Tensor
@@ -53,7 +55,7 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What every layer of a model shares. Heads are those of this rank."""
+    """The sizes and types that every layer of a model shares. Heads are those of this rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -134,7 +136,7 @@ def plan_attention(
 def attention_planner(
     shape: AttentionShape,
 ) -> Callable[[AttentionMetadata, AttentionShape, int | None], AttentionPlan]:
-    """What prepares the attention of steps that the host knows."""
+    """Return the function that prepares the attention of steps that the host knows."""
     if uses_triton(shape.device):
         return _plan_on_device
     from engine.kernels.attention.cpu import CpuAttentionPlan, cpu_attends

@@ -255,7 +255,7 @@ def _constants(
     window: int | None,
     config: DecodeConfig,
 ) -> dict[str, int]:
-    """What both kernels are specialised for."""
+    """Return the constants that both kernels are specialised for."""
     head_dim = cache[0].shape[-1]
     return {
         "GROUP": group,

@@ -361,7 +361,9 @@ _SHAPES = (
 
 
 def aot_signature(dtype: str, cache: str, integers: tuple[str, ...]) -> dict[str, str]:
-    """Of the arguments that both attention kernels begin with, and of their `integers`."""
+    """Return the types of the arguments that both attention kernels begin with, and of their
+    `integers`.
+    """
     scale = "*fp32" if cache != dtype else "constexpr"
     tensors = {"out_ptr": dtype, "q_ptr": dtype, "k_ptr": cache, "v_ptr": cache}
     step = dict.fromkeys(("query_start_ptr", "seq_lens_ptr", "block_tables_ptr"), "*i32")
@@ -370,7 +372,7 @@ def aot_signature(dtype: str, cache: str, integers: tuple[str, ...]) -> dict[str
 
 
 def aot_constants(group: int, head_dim: int, window: int, scaled: bool) -> dict[str, object]:
-    """What both attention kernels are specialised for."""
+    """Return the constants that both attention kernels are specialised for."""
     absent = {} if scaled else {"k_scale_ptr": None, "v_scale_ptr": None}
     padded = triton.next_power_of_2(head_dim)
     shape = {"GROUP": group, "HEAD_DIM": head_dim, "D": padded, "BLOCK_SIZE": 16, "WINDOW": window}

@@ -143,7 +143,7 @@ def _soften(args, scores, blocks, low, high):
 
 @njit(error_model="numpy")
 def _single(args, values, second, spare):
-    """Of two keys in a row of words one; the other may be nobody's. Into `spare`."""
+    """Return one word of two keys in a row; the other may be nobody's. Into `spare`."""
     for d in range(args[HEAD_DIM]):
         word = types.uint32(v.read_short(values + d * 4 + second * 2))
         v.write_word(spare + d * 4, word << types.uint32(16 * second))

@@ -1,4 +1,5 @@
-"""What a draw reads all of a row for: what a grammar forbids, and how much weight lies where.
+"""Computes what a draw reads all of a row for: what a grammar forbids, and how much weight lies
+where.
 
     forbid: x[r, i] <- -inf where bit i of mask r is clear
     masses: out[r, b] = sum of w over block b of row r, w = e^z if z >= floor[r] else 0,

@@ -1,4 +1,4 @@
-"""What the kernels' words become: types and instructions of LLVM.
+"""Emits what the kernels' words become: types and instructions of LLVM.
 
 A vector has LANES lanes of 32 bits, which LLVM lowers to what the machine has.
 """

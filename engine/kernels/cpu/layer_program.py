@@ -164,8 +164,9 @@ class LayerPrograms:
         self._team = Team(torch.get_num_threads())
 
     def run(self, residual: Tensor, varying: Varying, cache: int, layers: Layers) -> Pair:
-        """What `layers` returns for `residual`. cache: address of the KV cache, another one is
-        another program."""
+        """Return what `layers` returns for `residual`. cache: address of the KV cache, another one
+        is another program.
+        """
         key = (len(residual), cache)
         if key not in self._programs:
             if len(self._programs) >= MAX_PROGRAMS:

@@ -1,4 +1,5 @@
-"""What attention reads of a step besides its numbers: where new keys go, and who computes what.
+"""Plans what attention reads of a step besides its numbers: where new keys go, and who computes
+what.
 
 One thread, a few microseconds: between two steps the caches hold weights, and each of the dozens of
 array operations that this would be takes as long as all of it does here.

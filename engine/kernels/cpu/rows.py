@@ -1,4 +1,5 @@
-"""What is done row by row between products: the norm after a residual addition, and SwiGLU's gate.
+"""Computes row by row what lies between products: the norm after a residual addition, and SwiGLU's
+gate.
 
     add_rms_norm: residual <- residual + delta; out = residual / sqrt(mean(residual^2) + eps) weight
     swiglu: out = silu(gate) * up,  silu(z) = z / (1 + exp(-z))

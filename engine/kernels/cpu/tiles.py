@@ -114,8 +114,9 @@ def _loop(
     started: list[ir.Value],
     body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:
-    """What `body(step, sums)` makes of sums that begin as `started`, for steps from 0 on, at least
-    one. They live in registers from the first step to the last."""
+    """Return what `body(step, sums)` makes of sums that begin as `started`, for steps from 0 on, at
+    least one. They live in registers from the first step to the last.
+    """
     before = builder.basic_block
     loop = builder.append_basic_block("steps")
     after = builder.append_basic_block("stepped")
@@ -145,7 +146,7 @@ def _row_starts(
 
 
 def _word(builder: ir.IRBuilder, row_start: ir.Value, step: ir.Value) -> ir.Value:
-    """Of a row of A, in all lanes"""
+    """Load one word of a row of A into all lanes"""
     at = builder.add(row_start, builder.shl(step, e.LONG(2)))
     return e.splat(builder, builder.load(e.pointer(builder, at), typ=e.INT, align=2))
 

@@ -159,7 +159,7 @@ def total(context: Any, value: Any) -> Any:
 
 @intrinsic
 def largest(context: Any, value: Any) -> Any:
-    """Of the lanes"""
+    """Return the largest of the lanes"""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         left = args[0]
@@ -281,7 +281,7 @@ def next_index(context: Any, address: Any) -> Any:
 
 @intrinsic
 def address_of(context: Any, pointer: Any) -> Any:
-    """Of what a pointer to int64 points at"""
+    """Return the address of what a pointer to int64 points at"""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.ptrtoint(args[0], e.LONG)

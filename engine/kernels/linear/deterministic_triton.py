@@ -74,7 +74,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _shape_class(num_outputs: int, element_size: int) -> str:
-    """Of the weight; the tokens have no say."""
+    """Return the shape class of the weight; the tokens have no say."""
     if element_size > 2:
         return "float32"
     return "narrow" if num_outputs <= NARROW else "wide"

@@ -59,8 +59,9 @@ class LoraStack:
 
 @dataclass(slots=True)
 class LoraRows:
-    """Which rows of a step have which adapter. The tensors keep their place from step to step as
-    long as they suffice, so that a CUDA graph captured over them stays right."""
+    """The rows of a step by their adapter. The tensors keep their place from step to step as long
+    as they suffice, so that a CUDA graph captured over them stays right.
+    """
 
     device: torch.device
     num_slots: int

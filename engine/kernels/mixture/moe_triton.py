@@ -142,8 +142,9 @@ def expert_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Of a tile of rows with `column`s of one expert: float32 [BLOCK_M, BLOCK_N]. x_at [BLOCK_M]:
-    where rows begin. BLOCK_K: inputs of a step, for GROUPED one span."""
+    """Return the product of a tile of rows with `column`s of one expert: float32 [BLOCK_M,
+    BLOCK_N]. x_at [BLOCK_M]: where rows begin. BLOCK_K: inputs of a step, for GROUPED one span.
+    """
     WIDTH: tl.constexpr = BLOCK_K * BITS // 8 if KIND == GROUPED else BLOCK_K
     row_bytes = num_inputs * BITS // 8 if KIND == GROUPED else num_inputs
     inner = tl.arange(0, WIDTH)

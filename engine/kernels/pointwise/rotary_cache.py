@@ -20,7 +20,7 @@ from engine.kernels.backend import uses_triton
 
 
 class Rotation(NamedTuple):
-    """Of the tokens of one step, for all heads."""
+    """The rotation of the tokens of one step, for all heads."""
 
     cos: Tensor
     """[N, 1, head_dim], both halves alike"""

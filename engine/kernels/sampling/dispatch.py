@@ -32,7 +32,9 @@ MAX_VOCAB = 1 << 20
 
 
 class LogitAdjustments(NamedTuple):
-    """What rows do to their logits before anything is drawn. S rows, V tokens in the vocabulary."""
+    """The changes that rows make to their logits before anything is drawn. S rows, V tokens in the
+    vocabulary.
+    """
 
     repetition: Tensor
     """float32 [S]; 1 is none."""
@@ -83,8 +85,9 @@ class SamplingTensors(NamedTuple):
 
 
 class RowLogprobs(NamedTuple):
-    """Of the raw logits. Column 0 is the token drawn, then the most likely ones, best first; in
-    rows that asked for fewer the rest is undefined."""
+    """The log probabilities of the raw logits. Column 0 is the token drawn, then the most likely
+    ones, best first; in rows that asked for fewer the rest is undefined.
+    """
 
     ids: Tensor
     """int32 [S, 1 + k]"""
@@ -124,8 +127,9 @@ def shard_argmax(logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
 
 
 def combine_argmax(best: Tensor, ids: Tensor) -> Tensor:
-    """What `shard_argmax` gave on every rank, [ranks, S] each -> int64 [S] token ids, the lowest of
-    equals; -1 where the largest is not a finite number."""
+    """Combine what `shard_argmax` gave on every rank, [ranks, S] each -> int64 [S] token ids, the
+    lowest of equals; -1 where the largest is not a finite number.
+    """
     largest, token_ids = _lowest_of_largest(best, ids, dim=0)
     return token_ids.where(largest.isfinite(), -1)
 

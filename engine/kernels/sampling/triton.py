@@ -70,8 +70,9 @@ def _measure(
     row_ptr, list_ptr, held, best, temperature, pivots, low, high, BY_WEIGHT: tl.constexpr,
     LISTED: tl.constexpr, VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What lies at or before each pivot, and the first and last key in [low, high]; of all tokens
-    or, LISTED, of the `held` keys of the list."""
+    """Measure what lies at or before each pivot, and the first and last key in [low, high]; of all
+    tokens or, LISTED, of the `held` keys of the list.
+    """
     amounts = tl.zeros((PIVOTS, BLOCK), tl.int64)
     first = tl.full((BLOCK,), INFINITE, tl.int32)
     last = tl.zeros((BLOCK,), tl.int32)

@@ -1,4 +1,5 @@
-"""What only the device can fill in of a step's inputs: pending tokens, and the tables of blocks.
+"""Fills in what only the device can know of a step's inputs: pending tokens, and the tables of
+blocks.
 
 Knows no requests.
 

@@ -31,7 +31,7 @@ class Download:
 
 
 class Transfers:
-    """Of one device. Calls come from one thread, on its current stream."""
+    """The transfers of one device. Calls come from one thread, on its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.asynchronous = device.type == "cuda"
@@ -44,7 +44,7 @@ class Transfers:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.asynchronous)
 
     def event(self) -> torch.cuda.Event | None:
-        """Of what the current stream has been given so far."""
+        """Return an event of what the current stream has been given so far."""
         if not self.asynchronous:
             return None
         event = torch.cuda.Event()

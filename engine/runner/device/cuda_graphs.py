@@ -76,7 +76,9 @@ class CudaGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """What the garbage collector gives back to the device must not be recorded with the rest."""
+    """Hold the garbage collector back: what it gives back to the device must not be recorded with
+    the rest.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -106,8 +108,9 @@ class _Call:
 
 
 class Decode(NamedTuple):
-    """What a graph is for: at most so many sequences of at most so many tokens, each with one new
-    token or, where guesses are verified, with `queries` at most."""
+    """The bounds of the decodes that a graph is for: at most so many sequences of at most so many
+    tokens, each with one new token or, where guesses are verified, with `queries` at most.
+    """
 
     num_seqs: int
     max_seq_len: int

@@ -56,7 +56,7 @@ TORCH = {
 
 
 class StepSize(NamedTuple):
-    """Of a step, padding included."""
+    """The size of a step, padding included."""
 
     num_tokens: int
     num_seqs: int
@@ -65,7 +65,7 @@ class StepSize(NamedTuple):
 
 
 class StepLayout:
-    """Where each input of a step of this size lies, in bytes."""
+    """The place in bytes of each input of a step of this size."""
 
     def __init__(self, size: StepSize) -> None:
         self.size = size
@@ -131,7 +131,7 @@ class Staging:
 
 
 class DeviceBuffers:
-    """What a runner keeps on the device from its first step to its last."""
+    """The buffers that a runner keeps on the device from its first step to its last."""
 
     def __init__(
         self, device: torch.device, *, max_num_tokens: int, max_num_seqs: int, max_num_blocks: int

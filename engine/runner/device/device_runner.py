@@ -90,7 +90,7 @@ class StepLimits:
 
 
 class _GraphMemory:
-    """What the work of the graphs writes to, shared by all of them: one runs at a time."""
+    """The memory that the work of the graphs writes to, shared by all of them: one runs at a time."""
 
     def __init__(self, model: Decoder, shape: AttentionShape, num_tokens: int) -> None:
         def zeros(width: int) -> Tensor:
@@ -219,7 +219,7 @@ class DeviceRunner(ModelRunner):
         return Launched(parts.rows, answer, pooled, scores)
 
     def _graph_for(self, parts: StepParts) -> Decode | None:
-        """What a graph must be for to do this step; None if there is none."""
+        """Return what a graph must be for to do this step; None if there is none."""
         # Every token is drawn behind: there is no prompt but of one token, and none to tell of.
         if self._graphs is None or len(parts.rows) != len(parts.token_ids):
             return None
@@ -238,7 +238,9 @@ class DeviceRunner(ModelRunner):
         staging.send(self._buffers.inputs, num_bytes)
 
     def _states(self, views: StepViews, metadata: DeviceMetadata, out: Tensor | None) -> States:
-        """Of the step whose inputs are on the device. out: where attention writes."""
+        """Compute the states of the step whose inputs are on the device. out: where attention
+        writes.
+        """
         # Only devices with Triton have this runner: nothing else should have to load it.
         from engine.kernels.attention.triton import TritonAttentionPlan
 
@@ -260,7 +262,9 @@ class DeviceRunner(ModelRunner):
         return self._graph_views[size]
 
     def _metadata_of(self, decode: Decode) -> DeviceMetadata:
-        """Whatever the sequences' lengths will be: kernels read those on the device."""
+        """Return metadata that holds whatever the sequences' lengths will be: kernels read those on
+        the device.
+        """
         views = self._views_of(decode)
         return DeviceMetadata(
             views.query_start,
@@ -282,7 +286,7 @@ class DeviceRunner(ModelRunner):
         return max(plan.num_splits for plan in plans)
 
     def _decode_work(self, decode: Decode) -> Callable[[], None]:
-        """What the graph for `decode` does; until then, for padding alone."""
+        """Return what the graph for `decode` does; until then, for padding alone."""
         size = decode.num_tokens
         layout = layout_of(_size(decode))
         staging = self._buffers.next_staging()

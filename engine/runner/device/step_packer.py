@@ -21,7 +21,7 @@ KNOWN = -1
 
 
 class KeptTables:
-    """What the device keeps of block tables: a row for each running sequence, and what is in it.
+    """The block tables that the device keeps: a row for each running sequence, and what is in it.
 
     Rows of sequences that run no more are given to others when none is left. Work on the device is
     done in order, so a row can change hands while a step that reads it is still queued.

@@ -86,8 +86,9 @@ class GrammarCompiler:
     def constraint(
         self, request_id: str, grammar: Grammar, stop_token_ids: Rows[int]
     ) -> GrammarConstraint:
-        """What keeps a request that was prepared to its grammar, stop tokens allowed where the
-        output may end. Raises as `prepare`, if that was too long ago."""
+        """Return what keeps a request that was prepared to its grammar, stop tokens allowed where
+        the output may end. Raises as `prepare`, if that was too long ago.
+        """
         digest = _digest(grammar)
         ready = self._ready.pop(request_id, None)
         if ready is not None and ready[0] == digest:

@@ -1,4 +1,4 @@
-"""What a grammar lets a choice say next: llguidance's matchers, shown what was said.
+"""Computes what a grammar lets a choice say next: llguidance's matchers, shown what was said.
 
 Knows no queue, no batch and no torch.
 
@@ -44,7 +44,7 @@ END_OF_GRAMMAR = "<|end of grammar|>"
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What a mask is over."""
+    """The vocabulary that masks are over."""
 
     tokenizer_path: str
     """The model's tokenizer.json."""

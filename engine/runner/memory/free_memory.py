@@ -23,7 +23,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def used_bytes(device: torch.device) -> int:
-    """What this process holds on `device`: of host memory, what is no file's."""
+    """Return the bytes that this process holds on `device`: of host memory, what is no file's."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     status = Path("/proc/self/status").read_text().splitlines()

@@ -28,8 +28,9 @@ def attention_shape(
     cache_dtype: Literal["auto", "fp8"] = "auto",
     deterministic: bool = False,
 ) -> AttentionShape:
-    """What the model's layers share on this rank. Raises ConfigError when the device's kernels do
-    not read such a cache."""
+    """Return what the model's layers share on this rank. Raises ConfigError when the device's
+    kernels do not read such a cache.
+    """
     if cache_dtype == "fp8" and model.device.type == "cuda" and not reads_fp8(model.device):
         raise ConfigError(f"kv_cache_dtype is fp8, which {model.device} has no instructions for")
     config = model.config

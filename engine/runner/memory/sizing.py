@@ -56,7 +56,9 @@ def max_model_len_of(
 
 
 def num_unkept_blocks_of(config: EngineConfig, max_steps_in_flight: int) -> int:
-    """Where nothing is kept a block is a number, and there are as many as steps can ask for."""
+    """Return as many blocks as steps can ask for, where nothing is kept and a block is only a
+    number.
+    """
     per_step = -(-config.max_num_batched_tokens // BLOCK_SIZE) + config.max_num_seqs
     return config.num_blocks or per_step * max_steps_in_flight
 

@@ -1,4 +1,5 @@
-"""What the largest step takes beside the weights and the KV cache; and a first, small step.
+"""Measures what the largest step takes beside the weights and the KV cache; and runs a first, small
+step.
 
 Knows no queues. On CUDA the step is run and measured, on a CPU it is computed from the shapes: host
 memory is not accounted for by anybody, and a step of full size would cost a start seconds.
@@ -112,7 +113,7 @@ def _measure(model: Decoder | Encoder, shape: AttentionShape, limits: StepLimits
 
 
 def _graph_bytes(runner: DeviceRunner, device: torch.device) -> int:
-    """Of all graphs, from the largest, in whose memory the others run."""
+    """Return the bytes of all graphs, from the largest, in whose memory the others run."""
     decodes = runner.decodes()
     if not decodes:
         return 0

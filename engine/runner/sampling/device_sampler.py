@@ -24,7 +24,7 @@ from engine.runner.sampling.sampling_tensors import (
 
 
 class DeviceDrawing:
-    """What was drawn for each row, as `sampler.Drawing`."""
+    """The tokens drawn for each row, as `sampler.Drawing`."""
 
     def __init__(self, drawn: Tensor, download: Download, asked: list[int]) -> None:
         """drawn: int64 [S], -1 where nothing could be drawn. download: of it, and of the

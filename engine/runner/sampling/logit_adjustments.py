@@ -1,4 +1,5 @@
-"""What requests do to logits before anything is drawn: bias, minimum length, penalties, grammar.
+"""Changes logits as requests ask before anything is drawn: bias, minimum length, penalties,
+grammar.
 
 In place and sparse: only the named tokens of the rows that asked are touched, so that a plain
 request costs nothing. The order is that of `SamplingParams`.
@@ -64,7 +65,7 @@ def _add_bias(logits: Tensor, seqs: Rows[SampleRow]) -> None:
 def _forbid_early_stop(
     logits: Tensor, seqs: Rows[SampleRow], eos_token_ids: frozenset[int]
 ) -> None:
-    """Whatever would end a sequence cannot be drawn before `min_tokens` others."""
+    """Forbid what would end a sequence before `min_tokens` others."""
     forbidden = [
         (row, token_id)
         for row, seq in enumerate(seqs)
@@ -77,7 +78,7 @@ def _forbid_early_stop(
 
 
 def stop_ids(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """What ends a sequence."""
+    """Return the ids that end a sequence."""
     asked = frozenset(sampling.stop_token_ids)
     return asked if sampling.ignore_eos else asked | eos_token_ids
 

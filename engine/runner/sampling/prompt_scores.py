@@ -27,7 +27,7 @@ ROWS = 32
 
 
 class PromptScores:
-    """What a step tells of prompts, first of all on the device."""
+    """The scores that a step gives of prompts, first of all on the device."""
 
     def __init__(self, spans: Rows[ScoredSpan], found: Download) -> None:
         """found: float32 [R, 1 + k], int64 [R, k]: log-probabilities of the token that stands there

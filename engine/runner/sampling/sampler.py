@@ -34,7 +34,7 @@ Drawn = tuple[int, TokenLogprobs | None]
 
 
 class TorchDrawing:
-    """What was drawn for each row, first of all on the device."""
+    """The tokens drawn for each row, first of all on the device."""
 
     def __init__(
         self, token_ids: Tensor, sound: Tensor | None, raw: dict[int, Tensor], rows: Rows[SampleRow]

@@ -39,7 +39,7 @@ PLACEHOLDER = 0
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What the draft model has computed of one sequence, from its last preemption on."""
+    """The tokens of one sequence that the draft model has computed, from its last preemption on."""
 
     seq: Sequence
     shadow: Sequence
@@ -179,7 +179,7 @@ class Drafter:
         return held
 
     def _portions(self, room: int) -> list[tuple[_Held, int]]:
-        """Who catches up, and to which of the tokens that the large model has computed."""
+        """Return who catches up, and to which of the tokens that the large model has computed."""
         portions = []
         for held in self._behind:
             end = min(held.num_computed + room, held.seq.num_computed_tokens)

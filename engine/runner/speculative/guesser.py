@@ -35,13 +35,13 @@ RETRY_TOKENS = 64
 
 
 class Proposer(Protocol):
-    """Where guesses come from."""
+    """A source of guesses."""
 
     def keep_only(self, seqs: Iterable[Sequence]) -> None:
         """A step begins: forget all others."""
 
     def propose(self, seq: Sequence) -> list[int]:
-        """What may follow; or placeholders, as many as blocks are to be had for."""
+        """Return what may follow; or placeholders, as many as blocks are to be had for."""
 
     def fill(self, output: SchedulerOutput, room: int) -> bool:
         """Replace placeholders in the entries of the step. `room`: tokens that may be computed
@@ -156,7 +156,7 @@ class _Text:
         return self
 
     def continuation(self, count: int) -> list[int]:
-        """What followed the latest earlier occurrence of the longest n-gram at the end."""
+        """Return what followed the latest earlier occurrence of the longest n-gram at the end."""
         ids = self._ids[: self._size]
         for length in range(min(LONGEST_NGRAM, self._size - 1), SHORTEST_NGRAM - 1, -1):
             ends = np.flatnonzero(ids[length - 1 : -1] == ids[-1]) + length

@@ -73,7 +73,7 @@ class OutputFormat:
         )
 
     def reasoning_state(self, prompt: str) -> ReasoningState:
-        """Of a rendered prompt."""
+        """Return the reasoning state of a rendered prompt."""
         return "unsaid" if self._reasoning is None else self._reasoning.state(prompt)
 
     def parser(
@@ -100,8 +100,9 @@ class OutputFormat:
         max_calls: int = MAX_CALLS,
         reasoning_state: ReasoningState = "unsaid",
     ) -> Grammar:
-        """What an output is that has to call: one of `tools`, which are not none, or several of
-        them. Reasoning may come first and is free."""
+        """Return the grammar of an output that has to call: one of `tools`, which are not none, or
+        several of them. Reasoning may come first and is free.
+        """
         assert tools
         rules = forced_calls(self._family.writing, self._lark, tools, max_calls=max_calls)
         return self._behind_reasoning("calls", rules, reasoning_state)
@@ -119,9 +120,10 @@ class OutputFormat:
         max_calls: int = MAX_CALLS,
         reasoning_state: ReasoningState = "unsaid",
     ) -> Grammar:
-        """What an output is that may call: `tools`, which are not none, or answer with one of
-        `answer`, where `marks_calls`, or, without that, with any text around the calls. Raises as
-        `answering`."""
+        """Return the grammar of an output that may call: `tools`, which are not none, or answer
+        with one of `answer`, where `marks_calls`, or, without that, with any text around the calls.
+        Raises as `answering`.
+        """
         assert tools and (answer is None or self.marks_calls)
         writing, lark = self._family.writing, self._lark
         if answer is not None:
@@ -132,8 +134,9 @@ class OutputFormat:
         return self._behind_reasoning("offer", rules, reasoning_state)
 
     def answering(self, grammar: Grammar, *, reasoning_state: ReasoningState) -> Grammar:
-        """What an output is whose answer is one of `grammar`; reasoning may come before it. Raises
-        msgspec.DecodeError where a schema or a choice is no JSON."""
+        """Return the grammar of an output whose answer is one of `grammar`; reasoning may come
+        before it. Raises msgspec.DecodeError where a schema or a choice is no JSON.
+        """
         if self._reasoning is None or reasoning_state == "closed":
             return grammar
         return self._behind_reasoning(
@@ -143,7 +146,7 @@ class OutputFormat:
     def _behind_reasoning(
         self, start: str, rules: list[str], reasoning_state: ReasoningState
     ) -> Grammar:
-        """Where nothing says whether there is reasoning there may be."""
+        """Allow reasoning before it, also where nothing says whether there is some."""
         reasoning = self._reasoning
         if reasoning is not None and reasoning_state != "closed":
             opens = [] if reasoning_state == "open" else [self._lark.text(reasoning.opens)]

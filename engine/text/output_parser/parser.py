@@ -34,7 +34,7 @@ class OutputParser:
         next(self._steps)
 
     def feed(self, text: str) -> list[Delta]:
-        """What is sure now."""
+        """Return what is sure now."""
         self._reader.push(text)
         next(self._steps)
         return self._reader.take()

@@ -1,4 +1,4 @@
-"""What a model thought, apart from what it answers: between two markers at the very beginning.
+"""Separates what a model thought from what it answers: between two markers at the very beginning.
 
 Of the new lines around it those at its markers belong to them.
 """

@@ -97,7 +97,7 @@ class Step:
         return torch.cat(out)
 
     def run(self, metadata: DeviceMetadata | None = None) -> Tensor:
-        """What the kernels write over poison."""
+        """Return what the kernels write over poison."""
         from engine.kernels.attention.triton import TritonAttentionPlan
 
         shape = self.shape

@@ -1,4 +1,4 @@
-"""Where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter.
+"""Chooses where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter.
 
 The interpreter must be chosen before triton is first imported and then holds for the whole process,
 so without a GPU every file of this folder is one test here, which runs the file in a child pytest:
@@ -73,7 +73,7 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the kernels run in this process."""
+    """Return where the kernels run in this process."""
     return torch.device("cuda" if NATIVE else "cpu")
 
 

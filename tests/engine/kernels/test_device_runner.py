@@ -141,7 +141,7 @@ def test_experts_and_a_window(device: torch.device, tmp_path: Path) -> None:
 
 
 def count_replays(runner: DeviceRunner) -> list[Decode]:
-    """What is replayed from now on."""
+    """Return the list that is filled with what is replayed from now on."""
     assert runner._graphs is not None
     graphs, replayed = runner._graphs, list[Decode]()
     replay = graphs.replay
@@ -264,7 +264,7 @@ def guess_alike(
     requests: list[tuple[int, EngineRequest]],
     has_graphs: bool = False,
 ) -> Guesser:
-    """What says so, when all is said that is said without."""
+    """Return the guesser, after checking that the output with it is the output without."""
     limits = {"max_num_tokens": LIMITS.max_num_tokens, "max_model_len": LIMITS.max_model_len}
     guesser = Guesser(Drafter(drafts, 3, block_size=BLOCK_SIZE, has_graphs=has_graphs, **limits))
     found = run(
@@ -301,7 +301,7 @@ def test_adapters_in_graphs(device: torch.device, tmp_path: Path) -> None:
 
 @contextmanager
 def no_waiting(device: torch.device) -> Iterator[None]:
-    """Whatever would make the host wait for a CUDA device is an error."""
+    """Make whatever would make the host wait for a CUDA device an error."""
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
         yield

@@ -1,5 +1,6 @@
-"""What is kept of prompts for a time: who is promised what, what goes first, and that whoever was
-told nothing else finds what he paid for."""
+"""Checks what is kept of prompts for a time: who is promised what, what goes first, and that
+whoever was told nothing else finds what he paid for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def keeping(num_blocks: int = 64, most: int = 32, **changes: Any) -> Scheduler:
 def ask(
     name: str, prompt: list[int], *places: int, ttl_s: float = 300.0, **asked: Any
 ) -> EngineRequest:
-    """Of one token's answer, with a breakpoint at each of `places`."""
+    """Return a request of one token's answer, with a breakpoint at each of `places`."""
     breakpoints = tuple(Breakpoint(place, ttl_s) for place in places)
     turn = {"breakpoints": breakpoints, "tenant": asked.pop("tenant", "")}
     return request(name, prompt, turn=turn, max_tokens=1, **asked)
@@ -229,7 +230,7 @@ def test_leases_that_were_broken_off_do_not_pile_up() -> None:
 
 @dataclass
 class Prefix:
-    """Of a request: what a lease is on, and what for."""
+    """The prefix of a request: what a lease is on, and what for."""
 
     salt: str
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""Which decodes are recorded, and which graph a step takes."""
+"""Checks which decodes are recorded, and which graph a step takes."""
 
 from __future__ import annotations
 

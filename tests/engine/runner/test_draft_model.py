@@ -77,7 +77,7 @@ def drafter_of(core: EngineCore) -> Drafter:
 
 
 def watch(core: EngineCore) -> list[SchedulerOutput]:
-    """What the draft model computes from now on."""
+    """Return the list that is filled with what the draft model computes from now on."""
     runner = drafter_of(core)._runner
     launch, launched = runner.launch, list[SchedulerOutput]()
 
@@ -90,7 +90,7 @@ def watch(core: EngineCore) -> list[SchedulerOutput]:
 
 
 def always_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it costs."""
+    """Make it guess whatever it costs."""
     monkeypatch.setattr("engine.runner.speculative.guesser.Worth.slowdown", lambda self, num: 1.0)
 
 

@@ -80,7 +80,7 @@ def embed(number: int | str, prompt: list[int], **changes: Any) -> EngineRequest
 
 
 def vector(outputs: Sequence[EngineOutput]) -> NDArray[np.float32]:
-    """Of a request that went well, whose outputs these are."""
+    """Return the vector of a request that went well, whose outputs these are."""
     (output,) = outputs
     assert output.finished and output.finish_reason == "stop" and output.error_code is None
     assert output.token_ids == [] and output.logprobs is None and output.embedding is not None

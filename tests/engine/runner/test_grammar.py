@@ -107,7 +107,7 @@ class Said(msgspec.Struct):
 
 
 def say(core: EngineCore, *requests: EngineRequest) -> dict[str, Said]:
-    """What choice 0 of each says, or choice i as "name.i"; nothing is left behind."""
+    """Return what choice 0 of each says, or choice i as "name.i"; nothing is left behind."""
     for request in requests:
         core.add(request)
     outputs: list[EngineOutput] = []

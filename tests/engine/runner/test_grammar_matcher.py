@@ -148,7 +148,7 @@ def test_what_gave_up_behind_a_guess_allows_nothing_there() -> None:
 def test_masks_are_about_the_bytes_that_tokens_stand_for(
     tokenizer_folder: Path, tokenizer: Tokenizer, pattern: str
 ) -> None:
-    """Of either kind of vocabulary, with a model that has a few ids to spare."""
+    """Check either kind of vocabulary, with a model that has a few ids to spare."""
     size, eos = tokenizer.vocab_size + 9, tokenizer.eos_token_id
     assert eos is not None
     library = MatcherTokenizer(Vocabulary(str(tokenizer_folder / "tokenizer.json"), size, (eos,)))

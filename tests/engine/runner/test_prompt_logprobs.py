@@ -1,5 +1,6 @@
-"""What the engine says of a prompt's own tokens is what `transformers` says of them, whatever the
-chunks, the cache, the batch and the memory."""
+"""Checks that the engine says of a prompt's own tokens what `transformers` says of them, whatever
+the chunks, the cache, the batch and the memory.
+"""
 
 from __future__ import annotations
 

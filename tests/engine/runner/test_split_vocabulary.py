@@ -69,7 +69,7 @@ def said(folder: Path, samplings: list[dict[str, Any]]) -> list[tuple[list[int],
 def by_two(
     folder: Path, samplings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[list[int], str | None]], set[int]]:
-    """What both ranks say, and how many numbers of a row went from one to the other."""
+    """Return what both ranks say, and how many numbers of a row went from one to the other."""
     own, widths, gather = threading.local(), set[int](), ThreadRank.all_gather
 
     def watched(rank: ThreadRank, x: Tensor) -> Tensor:

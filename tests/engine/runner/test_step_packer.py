@@ -1,4 +1,4 @@
-"""What a step sends to the device: whole tables arrive there, but only changes are sent."""
+"""Checks what a step sends to the device: whole tables arrive there, but only changes are sent."""
 
 from __future__ import annotations
 

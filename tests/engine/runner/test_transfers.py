@@ -19,7 +19,7 @@ CUDA = torch.device("cuda")
 
 
 class Notes:
-    """What was asked of which stream, and which events the host waited for."""
+    """The record of what was asked of which stream, and of the events the host waited for."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -28,7 +28,7 @@ class Notes:
 
 
 def fake_cuda(notes: Notes) -> dict[str, Any]:
-    """What the runner uses of torch.cuda, by name."""
+    """Return what the runner uses of torch.cuda, by name."""
 
     class Event:
         def __init__(self) -> None:

@@ -28,7 +28,7 @@ PROMPTS = [[10, 11, 12, 13, 14, 15, 16, 17, 18, 19] * 2, [10, 11, 12, 13] * 5, [
 
 @dataclass
 class Expected:
-    """What one request may still say, known from outside."""
+    """The output that one request may still give, known from outside."""
 
     asked: EngineRequest
     max_tokens: int
@@ -170,7 +170,7 @@ class World:
         self.paused.discard(request_id)
 
     def expire(self) -> None:
-        """What was not begun in time goes, paused or not, and nothing else."""
+        """Check that what was not begun in time goes, paused or not, and nothing else."""
         expected = {
             request_id
             for request_id, each in self.open.items()
@@ -273,7 +273,9 @@ class World:
         return vector(self.add_up(entry) if seq.pooling == "mean" else seq.token_ids)
 
     def pending(self, seq: Sequence) -> list[int]:
-        """What steps in flight have sampled for `seq`, which the scheduler does not know yet."""
+        """Return what steps in flight have sampled for `seq`, which the scheduler does not know
+        yet.
+        """
         return [
             token_id
             for output, sampled, _ in self.launched

@@ -1,5 +1,6 @@
-"""What the scheduler's tests share: a scheduler of small blocks, requests, and a model that says
-one token to everybody."""
+"""Holds what the scheduler's tests share: a scheduler of small blocks, requests, and a model that
+says one token to everybody.
+"""
 
 from __future__ import annotations
 

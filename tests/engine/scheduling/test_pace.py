@@ -29,7 +29,7 @@ def machine(num_decodes: int, prompt_tokens: int, base: float, each: float, toke
 def test_mixed_steps_settle_at_the_target(
     base: float, each: float, token: float, num_decodes: int, stale: float | None
 ) -> None:
-    """Whatever it believed of the decodes' time, and without ever seeing them alone."""
+    """Check it whatever it believed of the decodes' time, and without ever seeing them alone."""
     pace = Pace(0.2)
     if stale is not None:
         pace.observe(num_decodes, 0, stale)

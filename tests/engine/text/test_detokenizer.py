@@ -40,7 +40,9 @@ def run(detokenizer: Detokenizer, chunks: list[list[int]]) -> tuple[str, int]:
 
 
 def cut_at_stop(text: str, stop: list[str], include: bool) -> str:
-    """What the docstring promises, said slowly: the stop that ends first, of those the longest."""
+    """Compute what the docstring promises, said slowly: the stop that ends first, of those the
+    longest.
+    """
     found = [(text.find(s) + len(s), -len(s)) for s in stop if s in text]
     if not found:
         return text

@@ -1,4 +1,4 @@
-"""Which token ends a text, when only the tokenizer's files say so."""
+"""Checks which token ends a text, when only the tokenizer's files say so."""
 
 from __future__ import annotations
 

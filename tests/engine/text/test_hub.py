@@ -150,7 +150,7 @@ def test_without_a_hub_the_cache_serves(hub: Hub, tmp_path: Path) -> None:
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> bool:
-    """What the operator is told at last is a line of its own."""
+    """Return what the operator is told at last, a line of its own."""
     return done.stderr.strip().rpartition("\n")[2].startswith("refused: ")
 
 

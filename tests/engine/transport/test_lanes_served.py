@@ -215,8 +215,9 @@ async def test_a_turn_that_means_nothing_is_refused_by_name(
 
 @pytest.mark.nightly
 async def test_ten_thousand_random_aborts_and_pauses_leak_nothing(connect: Any) -> None:
-    """Of few blocks: aborted while it waits, computes its prompt, says something, is preempted or
-    paused. Each step checks all blocks and queues."""
+    """Use few blocks: aborted while it waits, computes its prompt, says something, is preempted or
+    paused. Each step checks all blocks and queues.
+    """
     rng = random.Random(5)
     core = ScheduledCore(num_blocks=16, max_num_seqs=6, max_waiting=64, block_size=8)
     client = await connect(core)

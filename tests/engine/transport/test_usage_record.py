@@ -13,7 +13,7 @@ from engine.transport.usage_record import Reading, Totals, UsageRecord, read, re
 
 
 class Killed(BaseException):
-    """Of a process: nothing after it runs."""
+    """A process that is killed: nothing after it runs."""
 
 
 class MortalCells:

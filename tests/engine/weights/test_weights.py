@@ -67,7 +67,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> 
 
 
 def logits(model: Decoder) -> Tensor:
-    """Of all tokens of PROMPT, [len(PROMPT), vocab]."""
+    """Return the logits of all tokens of PROMPT, [len(PROMPT), vocab]."""
     return logits_of(model, PROMPT)
 
 

@@ -46,7 +46,7 @@ _LAST_CHAR = 0x10FFFF
 
 
 class EbnfError(ValueError):
-    """What is wrong with a grammar, and where."""
+    """An error that says what is wrong with a grammar, and where."""
 
 
 def is_ebnf(text: str) -> bool:

@@ -46,7 +46,7 @@ class Lark:
 
 
 def is_matched_as_token(marker: str, *, special: bool) -> bool:
-    """Of an added token: how llguidance reads a tokenizer.json."""
+    """Return whether an added token is matched as one: how llguidance reads a tokenizer.json."""
     return special or (marker.startswith("<") and marker.endswith(">"))
 
 

@@ -51,13 +51,13 @@ def text_and_calls(
 
 
 def marker_of(writing: Writing, markers: Sequence[str]) -> str | None:
-    """What a call, or several, begins with and nothing else does."""
+    """Return what a call, or several, begins with and nothing else does."""
     begins = writing.opens or writing.before("")
     return next((each for each in markers if begins.startswith(each)), None)
 
 
 def behind(marker: str, writing: Writing) -> Writing:
-    """What is left of it; a turn is one call where each begins with the marker."""
+    """Return what is left of it; a turn is one call where each begins with the marker."""
     if writing.opens:
         return writing._replace(opens=writing.opens[len(marker) :])
     return writing._replace(before=lambda name: writing.before(name)[len(marker) :], several=False)

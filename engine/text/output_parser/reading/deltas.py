@@ -1,4 +1,4 @@
-"""What an output turns out to be, piece by piece: the closed list.
+"""Lists what an output turns out to be, piece by piece: the closed list.
 
 Knows no wire format and no model.
 """
@@ -9,13 +9,13 @@ import msgspec
 
 
 class ContentDelta(msgspec.Struct, frozen=True):
-    """Of the answer itself."""
+    """A piece of the answer itself."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """Of what the model thought before it answered."""
+    """A piece of what the model thought before it answered."""
 
     text: str
 
@@ -31,8 +31,9 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True):
-    """Of the call's arguments, as the model wrote them. Together they are a JSON object, or the
-    beginning of one where the output ended, or went wrong, within it."""
+    """A piece of the call's arguments, as the model wrote them. Together they are a JSON object, or
+    the beginning of one where the output ended, or went wrong, within it.
+    """
 
     index: int
     """Of the call."""

@@ -41,7 +41,7 @@ Shown: TypeAlias = type[ContentDelta] | type[ReasoningDelta]
 
 
 class NotACall(Exception):
-    """What was tried is none, or breaks off within its arguments."""
+    """An error that says that what was tried is no call, or breaks off within its arguments."""
 
 
 class Reader:
@@ -78,7 +78,7 @@ class Reader:
         self._ended = True
 
     def take(self) -> list[Delta]:
-        """What was found since it was last asked for."""
+        """Return what was found since it was last asked for."""
         found, self._deltas = self._deltas, []
         return found
 
@@ -180,13 +180,13 @@ class Reader:
         self._show(ContentDelta, text)
 
     def show_white(self, kind: Shown = ContentDelta) -> None:
-        """What was held back is of the text after all."""
+        """Treat what was held back as text after all."""
         if self._white:
             self._add(kind(self._white))
         self._white = ""
 
     def drop_white(self) -> None:
-        """What was held back is of the format."""
+        """Treat what was held back as part of the format."""
         self._white = ""
 
     def _show(self, kind: Shown, text: str) -> None:

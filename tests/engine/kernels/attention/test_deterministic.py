@@ -85,7 +85,9 @@ def test_any_cut_and_any_batch_give_the_same_bits(
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_decoding_gives_the_bits_of_a_prompt(device: torch.device, window: int | None) -> None:
-    """What was generated token by token is recomputed as a prompt after a preemption."""
+    """Check it because what was generated token by token is recomputed as a prompt after a
+    preemption.
+    """
     step = Step([(n, n) for n in LENS], shape_of((4, 1), 64, device, deterministic=True), window, 7)
     whole = step.run()
     for a, b in ((0, 0), (64, 63), (139, 69)):

@@ -1,4 +1,4 @@
-"""What a parser made of a text, however it was cut."""
+"""Holds what a parser made of a text, however it was cut."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ OBJECTS = st.dictionaries(KEYS, VALUES, max_size=3)
 
 
 def follow(text: str, step: int = 1) -> tuple[str, bool, bool]:
-    """What was taken, and whether it is complete or broken, fed so many characters at a time."""
+    """Return what was taken, and whether it is complete or broken, fed so many characters at a
+    time.
+    """
     value = JsonText()
     taken = ""
     for start in range(0, len(text), step):
