@@ -203,7 +203,9 @@ class Sequence:
         return max(0, min(end, last) - start) if self.lacks_scores else 0
 
     def score(self, start: int, logprobs: list[TokenLogprobs]) -> None:
-        """Add what the positions from `start` on tell; some may be known, of before a preemption."""
+        """Add what the positions from `start` on tell; some may be known, of before a
+        preemption.
+        """
         self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - start :]
 
     @property

@@ -1,1 +1,3 @@
-"""Holds what `make gpu-check` and `make gpu-bench` run on one GPU: checks, rows, floors, the page."""
+"""Holds what `make gpu-check` and `make gpu-bench` run on one GPU: checks, rows, floors, the
+page.
+"""

@@ -35,7 +35,9 @@ Check = Callable[[Place], Iterator[Finding]]
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
-    """Return the error relative to float64 `exact`; not a number where anything was left unwritten."""
+    """Return the error relative to float64 `exact`; not a number where anything was left
+    unwritten.
+    """
     assert found.shape == exact.shape, f"{tuple(found.shape)} is not {tuple(exact.shape)}"
     return float((found.double() - exact).norm() / exact.norm())
 

@@ -338,7 +338,9 @@ class Planner:
         return True
 
     def _num_at_most(self, victim: Sequence) -> int:
-        """Return what its end may leave to others: it holds some blocks, and some are kept for it."""
+        """Return what its end may leave to others: it holds some blocks, and some are kept for
+        it.
+        """
         return victim.num_held_blocks + self._num_needed(victim)
 
     def _num_wanted(self, seq: Sequence, table: list[int]) -> int:

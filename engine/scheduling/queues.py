@@ -121,7 +121,9 @@ class WaitingRoom(Generic[W]):
 
 
 class Deadlines:
-    """The deadlines of requests by their ids; whether one still counts is asked when it has passed."""
+    """The deadlines of requests by their ids; whether one still counts is asked when it has
+    passed.
+    """
 
     def __init__(self, counts: Callable[[str, float], bool]) -> None:
         """counts: whether a request waits still, with this very deadline."""

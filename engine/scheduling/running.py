@@ -77,7 +77,9 @@ class Running:
         self.add(seq)
 
     def victim_of(self, seq: Sequence) -> Sequence | None:
-        """Return who gives way to an active sequence that has to grow; None: it has to wait itself."""
+        """Return who gives way to an active sequence that has to grow; None: it has to wait
+        itself.
+        """
         if self.halted:
             return self.halted[-1]
         counter_of, rank = self._share.lane_counter, LANE_RANKS[seq.lane]

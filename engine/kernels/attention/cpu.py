@@ -78,7 +78,9 @@ class CpuAttentionPlan:
         )
 
     def _plan(self, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
-        """Return where the new tokens' keys go, int64 [T], and what threads draw, [n, ITEM_WIDTH]."""
+        """Return where the new tokens' keys go, int64 [T], and what threads draw, [n,
+        ITEM_WIDTH].
+        """
         shape, tables, num_single = self._shape, self._tables, metadata.num_single
         chunks = metadata.query_lens[num_single:].tolist()
         num_tiles = sum(-(-count // ROWS) for count in chunks)

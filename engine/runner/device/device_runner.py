@@ -90,7 +90,9 @@ class StepLimits:
 
 
 class _GraphMemory:
-    """The memory that the work of the graphs writes to, shared by all of them: one runs at a time."""
+    """The memory that the work of the graphs writes to, shared by all of them: one runs at a
+    time.
+    """
 
     def __init__(self, model: Decoder, shape: AttentionShape, num_tokens: int) -> None:
         def zeros(width: int) -> Tensor:
