@@ -210,7 +210,9 @@ class Sequence:
 
     @property
     def is_long(self) -> bool:
-        """Return whether what it computes of its prompt is long; once it runs that does not change."""
+        """Return whether what it computes of its prompt is long; once it runs that does not
+        change.
+        """
         return self.num_prompt_tokens - (self.num_cached_tokens or 0) > LONG_PROMPT
 
     @property

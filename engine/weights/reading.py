@@ -204,7 +204,9 @@ class TensorReader:
 
 
 def _runs(source: Source, dim: int, index: int, count: int, chunk_bytes: int) -> Iterator[_Run]:
-    """Return what to read for part `index` of `count` along `dim`: chunks of at most `chunk_bytes`."""
+    """Return what to read for part `index` of `count` along `dim`: chunks of at most
+    `chunk_bytes`.
+    """
     if _product(source.shape) == 0:
         return
     item = source.dtype.itemsize

@@ -285,7 +285,9 @@ def timed(
 def test_speculation_is_given_up_where_it_does_not_pay(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check that what is left of the loss is what finding out took, and looking again now and then."""
+    """Check that what is left of the loss is what finding out took, and looking again now and
+    then.
+    """
     plain_s, core = timed(folders["llama3"], monkeypatch, FEW)
     assert core.status().num_draft_tokens == 0
     guessed_s, core = timed(folders["llama3"], monkeypatch, FEW, speculative="ngram")

@@ -84,7 +84,9 @@ def run(core: EngineCore, asked: EngineRequest) -> list[EngineOutput]:
 
 
 def test_eos_stop_ids_and_length(folder: Path) -> None:
-    """Check that what ends a text is its last token; without it the text goes on as it would have."""
+    """Check that what ends a text is its last token; without it the text goes on as it would
+    have.
+    """
     core = start(folder)
     whole = run(core, request("whole", max_tokens=30, ignore_eos=True))
     text = ids(whole)
