@@ -28,8 +28,8 @@ OF_THE_ENGINE = (
     "engine.transport.usage_record",
 )
 
-FOLDERS_THAT_IMPORT_EACH_OTHER = 17
-DOCSTRINGS_WITHOUT_A_VERB = {"product": 310, "elsewhere": 338}
+FOLDERS_THAT_IMPORT_EACH_OTHER = 1
+DOCSTRINGS_WITHOUT_A_VERB = {"product": 135, "elsewhere": 219}
 CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 13, "billing": 0, "mcp_bridge": 0}
 CLASSES_NAMED_BY_NO_NOUN = 31
 
