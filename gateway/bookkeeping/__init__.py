@@ -1,1 +1,1 @@
-"""bookkeeping."""
+"""Does the background work on money that belongs to a gateway process, such as daily agreement."""

@@ -1,2 +1,4 @@
-"""Two-phase limits: one Lua script reserves over every scope or none, one settles. Knows no
-Litestar."""
+"""Reserves from all limits of a request in one Lua script, or from none, and settles in another.
+
+Knows no Litestar.
+"""

@@ -1,1 +1,1 @@
-"""upstream."""
+"""Makes an OpenAI-compatible upstream a replica, metered and bounded."""
