@@ -27,14 +27,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from bench.record import record
 from billing.events import Attempt
 from engine.protocol import SeenPrefix
-from gateway.cache_report.notes import CacheNote, note_of
 from gateway.cache_report.report import CacheReport
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
-from gateway.fleet.engine.prefix_memory import SentBefore
+from gateway.fleet.engine.prefix_memory import EarlierPrompt
 from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
-from gateway.lanes import Turn
+from gateway.inference.cache_notes import CacheNote, note_of
+from gateway.lanes import Priority
 
 BATCH = 5_000
 """Calls of one turn, after which what was counted is dropped, as a flush does."""
@@ -44,7 +44,11 @@ PROMPT = [*range(2048)]
 SALT = "5f" * 16
 USAGE = MeteredUsage(uncached_input=48, cache_read=2000, output=100)
 HERE = Circumstances(
-    contract="native", block_size=16, engine_id="e", before=SentBefore(1920, "e"), is_marked=False
+    contract="native",
+    block_size=16,
+    engine_id="e",
+    before=EarlierPrompt(1920, "e"),
+    is_marked=False,
 )
 SEEN = SeenPrefix(2000, "broken")
 NOWHERE = "postgresql+asyncpg://nobody@127.0.0.1:1/nothing"
@@ -89,7 +93,7 @@ def making() -> Callable[[], object]:
         payload=None,
     )
     outcome, replica = CacheOutcome(cause="changed", position=2000, prefix="aa"), Nowhere()
-    turn = Turn()
+    turn = Priority()
     return lambda: note_of(ATTEMPT, USAGE, outcome, replica, prepared, turn, salt=SALT)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: what a request is worth to the engine, beside what it asks for.
+"""Ranks requests: what each is worth to the engine, beside what it asks for.
 
 It knows no queue and no price: our engine orders what it runs by this (engine/fairness.py).
 
@@ -39,7 +39,7 @@ class LaneDeadlines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     batch: DeadlineS | None = None
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Priority(msgspec.Struct, frozen=True, kw_only=True):
     lane: Lane = "interactive"
     tenant: str = ""
     """The org; whose requests share one counter."""
@@ -52,11 +52,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_sold(_model: str) -> bool:
-    """Where no model has a price for priority."""
+    """Return False: no model has a price for priority."""
     return False
 
 
-def turn_of(
+def priority_of(
     principal: Principal,
     deadlines: LaneDeadlines,
     request: GenerateRequest,
@@ -64,13 +64,13 @@ def turn_of(
     deadline_s: float | None = None,
     sells_priority: Callable[[str], bool] = not_sold,
     is_batch: bool = False,
-) -> Turn:
+) -> Priority:
     """An org's plan says what it weighs. `deadline_s`: the client's own, which may be sooner than
     its lane's. `sells_priority`: whether a model has a price for it now.
     `is_batch`: nobody waits for it, and it is served as a batch whatever it asks."""
     weight = 1.0 if principal.org_plan.weight is None else principal.org_plan.weight
     if is_batch:
-        return Turn(lane="batch", tenant=principal.org_id, weight=weight, tier="batch")
+        return Priority(lane="batch", tenant=principal.org_id, weight=weight, tier="batch")
     lane = lane_of(principal, request)
     tier: Tier = "default"
     if request.service_tier == "flex" and lane == "batch":
@@ -78,7 +78,7 @@ def turn_of(
     elif request.service_tier in PRIORITY and lane != "batch" and sells_priority(request.model):
         tier = "priority"
     waits = (deadline_s, getattr(deadlines, lane))
-    return Turn(
+    return Priority(
         lane=lane,
         tenant=principal.org_id,
         weight=weight * PRIORITY_WEIGHT if tier == "priority" else weight,
@@ -87,7 +87,7 @@ def turn_of(
     )
 
 
-def later(turn: Turn, spent_s: float) -> Turn:
+def later(turn: Priority, spent_s: float) -> Priority:
     """So long after the request came: what is left until its deadline, which may be nothing."""
     if turn.deadline_s is None:
         return turn

@@ -1,4 +1,4 @@
-"""What is measured, and the only place that names a metric.
+"""Measures what the gateway does; the only place that names a metric.
 
 Labels are bounded: a route's template, a configured model's name, a status, a token kind; never a
 key, a user or a prompt. Names follow vLLM's where users know those.
@@ -218,7 +218,7 @@ class Telemetry:
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int
     ) -> None:
-        """What was billed, whoever billed it."""
+        """Count what was billed, whoever billed it."""
         label = self.label(model)
         for kind, count in (
             ("uncached", uncached),
@@ -261,11 +261,11 @@ class RequestMeter:
         self._queue_seen = False
 
     def again(self) -> RequestMeter:
-        """Of another generation for the same request."""
+        """Return a meter for another generation of the same request."""
         return RequestMeter(self._telemetry, self._model)
 
     def received(self, event: ReplicaEvent) -> None:
-        """What a replica's step brought, whether or not the client is shown it yet."""
+        """Count what a replica's step brought, whether or not the client is shown it yet."""
         if event.queue_time_s is not None and not self._queue_seen:
             self._queue_seen = True
             self._telemetry.queue_time_of(self._model).observe(event.queue_time_s)

@@ -20,11 +20,12 @@ from engine.protocol import Lane, LaneStatus
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import ReplicaOverloaded
 from gateway.inference.generate import refuse_what_comes_too_late
-from gateway.lanes import LaneDeadlines, Turn, first_token_s
-from gateway.limits.outcomes import ScopeLimits, UnitKind, Units, scopes_of
+from gateway.lanes import LaneDeadlines, Priority, first_token_s
+from gateway.limits.outcomes import Units, scopes_of
 from gateway.limits.output_forecast import ExpectedOutput
 from gateway.limits.redis.keys import scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
+from gateway.limits.redis.scope_limits import ScopeLimits, UnitKind
 from gateway.limits.reservation import reservation
 from gateway.principal import Plan, Principal
 
@@ -32,7 +33,7 @@ MODEL = "model"
 Refused = Literal["late", "limit"]
 
 
-_Known = tuple[Turn, tuple[ScopeLimits, ...], list[str]]
+_Known = tuple[Priority, tuple[ScopeLimits, ...], list[str]]
 """Of a tenant in a lane: what is the same of all its requests."""
 
 
@@ -109,7 +110,7 @@ class Door:
         found = self._known.get((tenant, lane))
         if found is None:
             scopes = scopes_of(_principal(tenant, self._rules.plans.get(tenant)), MODEL, lane)
-            turn = Turn(lane=lane, tenant=tenant, deadline_s=self.deadline_s(lane))
+            turn = Priority(lane=lane, tenant=tenant, deadline_s=self.deadline_s(lane))
             found = self._known[tenant, lane] = turn, scopes, scope_keys(tenant, scopes)
         return found
 

@@ -43,7 +43,6 @@ from gateway.bookkeeping.credit_sweeper import CreditSweeper
 from gateway.bookkeeping.engine_counts import start_daily_agreement
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.cache_report.leases import CacheLeases, both
-from gateway.cache_report.notes import OnCached
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.wiring import open_files
@@ -53,7 +52,8 @@ from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
 from gateway.http_errors.table import to_http_error, to_responses_error
-from gateway.inference.generate import Desk, drain
+from gateway.inference.cache_notes import OnCached
+from gateway.inference.generate import GenerationServices, drain
 from gateway.inference.settlement import Settlement
 from gateway.inference.superseded import start_superseded
 from gateway.limits.ceilings import Ceilings
@@ -272,7 +272,7 @@ async def open_resources(
     )
 
 
-def batch_endpoints(desk: Desk, responses: Responses) -> dict[str, Endpoint]:
+def batch_endpoints(desk: GenerationServices, responses: Responses) -> dict[str, Endpoint]:
     """Return what a line of a batch may ask, by its path."""
     respond = Endpoint(
         to_call=partial(ask_response, desk, responses), to_http_error=to_responses_error
@@ -287,8 +287,8 @@ def batch_endpoints(desk: Desk, responses: Responses) -> dict[str, Endpoint]:
 
 def to_desk(
     settings: Settings, resources: Resources, fleet: Fleet, limiter: Limiter, on_cached: OnCached
-) -> Desk:
-    return Desk(
+) -> GenerationServices:
+    return GenerationServices(
         fleet=fleet,
         limiter=limiter,
         spool=resources.spool,

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.http_errors.table import HttpError, to_http_error
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import Call, Desk
+from gateway.inference.generate import Call, GenerationServices
 from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
@@ -47,7 +47,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ask_surface(
-    desk: Desk, surface: ApiSurface, context: RequestContext, body: bytes
+    desk: GenerationServices, surface: ApiSurface, context: RequestContext, body: bytes
 ) -> Call:
     """Make a call of a line's body. Raises: BadField, UnknownModel."""
     route = desk.fleet.resolve(peek(body).model, context.principal)
@@ -58,7 +58,7 @@ async def ask_surface(
 
 
 async def ask_response(
-    desk: Desk, responses: Responses, context: RequestContext, body: bytes
+    desk: GenerationServices, responses: Responses, context: RequestContext, body: bytes
 ) -> Call:
     """Make a call of a line for `/v1/responses`. Raises: BadField, UnknownModel, NotFound."""
     desk.fleet.resolve(peek(body).model, context.principal)

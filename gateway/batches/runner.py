@@ -31,7 +31,7 @@ from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
 from gateway.ids import uuid7_hex
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
@@ -67,7 +67,7 @@ class BatchRunner:
     def __init__(
         self,
         *,
-        desk: Desk,
+        desk: GenerationServices,
         telemetry: Telemetry,
         db: AsyncEngine,
         system_db: AsyncEngine,

@@ -16,7 +16,7 @@ from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Desk, RateLimited, generate
+from gateway.inference.generate import GenerationServices, RateLimited, generate
 from gateway.principal import OrgSuspended, Principal
 from gateway.request_errors import BadField
 from gateway.telemetry import RequestMeter, Telemetry
@@ -76,7 +76,11 @@ class LineRun(msgspec.Struct, frozen=True):
 
 
 async def run(
-    desk: Desk, telemetry: Telemetry, endpoint: Endpoint, principal: Principal, line: LeasedLine
+    desk: GenerationServices,
+    telemetry: Telemetry,
+    endpoint: Endpoint,
+    principal: Principal,
+    line: LeasedLine,
 ) -> LineRun:
     """Run a line; never raises unless it is cancelled."""
     account = LineAccount()
@@ -96,7 +100,7 @@ async def run(
 
 
 async def _answer(
-    desk: Desk,
+    desk: GenerationServices,
     telemetry: Telemetry,
     endpoint: Endpoint,
     principal: Principal,
@@ -122,7 +126,7 @@ async def _answer(
 
 
 @contextmanager
-def being_drained(desk: Desk, delivery: Delivery) -> Iterator[None]:
+def being_drained(desk: GenerationServices, delivery: Delivery) -> Iterator[None]:
     """Let a gateway that leaves end the line, as it ends any generation."""
     task = asyncio.current_task()
     assert task is not None

@@ -11,7 +11,7 @@ from gateway.batches.endpoints import (
 from gateway.batches.runner import BatchRunner
 from gateway.batches.validation import InputBounds
 from gateway.files.store import FileStore
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.resources import Resources
 from gateway.settings.load import Settings
 
@@ -19,7 +19,7 @@ from gateway.settings.load import Settings
 def open_batches(
     settings: Settings,
     resources: Resources,
-    desk: Desk,
+    desk: GenerationServices,
     files: FileStore,
     on_booked: OnBooked,
     endpoints: Mapping[str, Endpoint],

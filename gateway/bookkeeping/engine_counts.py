@@ -1,4 +1,5 @@
-"""What the engines that `tollgate up` starts have counted, for `billing.reconciliation.agreement`.
+"""Reads what the engines that `tollgate up` starts have counted, for
+`billing.reconciliation.agreement`.
 
 An engine that somebody else runs keeps its own.
 """
@@ -29,7 +30,7 @@ def engine_counts(home: Home, models: Sequence[ModelConfig]) -> list[EngineCount
 def start_daily_agreement(
     stack: AsyncExitStack, home: Home, models: Sequence[ModelConfig], db: AsyncEngine
 ) -> None:
-    """Of this host. `db`: of a role that sees every org's rows."""
+    """Start the daily agreement of this host. `db`: of a role that sees every org's rows."""
     counts = partial(engine_counts, home, models)
     daily = DailyAgreement(db, home.spool, counts, host=socket.gethostname())
     stack.push_async_callback(daily.stop)

@@ -15,7 +15,7 @@ from billing.credits.lines import top_up
 from billing.ledger.spend_totals import SpendAccount, batch_tokens, read_booked, read_spend
 from gateway.limits.counters import BookedRequest
 from gateway.limits.funding import Funding, ModelFunding
-from gateway.limits.outcomes import ScopeName
+from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.spending import PICO_PER_NANO, Counter
 
 TIMEOUT_S = 5.0

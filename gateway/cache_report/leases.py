@@ -1,5 +1,5 @@
-"""What the engines keep for those who paid for it: heard from them, recorded, and acknowledged once
-what a lease's end means is in the books.
+"""Records what the engines keep for those who paid for it: heard from them, recorded, and
+acknowledged once what a lease's end means is in the books.
 
 An engine names a lease by the attempt that asked for it; whose that was is remembered here from the
 asking on. What this process forgets with its end, or Postgres does not take, is refunded when its
@@ -28,7 +28,7 @@ from engine.protocol import LeaseEnded, LeaseGranted
 from engine.transport.client import Engine
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
-from gateway.fleet.engine.kept_prefixes import AskedToKeep
+from gateway.fleet.engine.kept_prefixes import KeepRequest
 from gateway.limits.recounts import recounting
 from gateway.lru import Lru
 from gateway.settings.models import ModelConfig
@@ -60,7 +60,7 @@ class CacheLeases(Flusher):
         self._redis = redis
         self._leased_models = frozenset(leased_models(models))
         self._count = count
-        self._asked: Lru[str, AskedToKeep] = Lru(MAX_ASKED)
+        self._asked: Lru[str, KeepRequest] = Lru(MAX_ASKED)
         self._engines: Mapping[str, Engine] = {}
         self._alive: dict[str, Alive] = {}
 
@@ -68,7 +68,7 @@ class CacheLeases(Flusher):
         """By where they are (`place_of`)."""
         self._engines = engines
 
-    def asked(self, attempt_id: str, asked: AskedToKeep) -> None:
+    def asked(self, attempt_id: str, asked: KeepRequest) -> None:
         self._asked.put(attempt_id, asked)
 
     async def heard(self, place: str, event: LeaseGranted | LeaseEnded) -> bool:
@@ -156,7 +156,8 @@ class CacheLeases(Flusher):
 
 
 def place_of(address: str) -> str:
-    """Where an engine is, for all gateways of an installation: a Unix socket is its host's."""
+    """Return where an engine is, for all gateways of an installation: a Unix socket is its
+    host's."""
     return f"{socket.gethostname()}/{address}" if address.startswith("unix:") else address
 
 

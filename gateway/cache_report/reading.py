@@ -89,7 +89,7 @@ class _Query(NamedTuple):
 
 
 def _query_of(names: Sequence[str], filters: Sequence[str]) -> _Query:
-    """Of columns."""
+    """Return the query of these columns."""
     where = " AND ".join(
         ["org = :org", "hour >= :start", "hour < :end"]
         + [f"{name} = ANY (CAST(:{name} AS text[]))" for name in filters]

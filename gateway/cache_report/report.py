@@ -22,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt
 from foundation.periodic import Flusher
-from gateway.cache_report.notes import CacheNote, PrefixLabel, to_label
 from gateway.cache_report.rows import MAX_PREFIXES, OTHER, Counted, RowId, forget_old, write
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import UNBROKEN, CacheCause
+from gateway.inference.cache_notes import CacheNote, PrefixLabel, to_label
 from gateway.lru import Lru
 from gateway.wire.usage.cache_report import Break, PrefixKind
 
@@ -150,7 +150,7 @@ class CacheReport(Flusher):
         return self._rows.setdefault(each, Counted())
 
     def _take_back(self, each: RowId, counted: Counted) -> None:
-        """What came meanwhile is added to it."""
+        """Take it back; what came meanwhile is added to it."""
         if len(self._rows) >= 2 * MAX_ROWS and each not in self._rows:
             each = RowId(each.org, "", "", "", each.hour, _OTHER_KIND, OTHER)
         self._rows.setdefault(each, Counted()).add(counted)

@@ -64,7 +64,7 @@ class Counted(msgspec.Struct, kw_only=True):
         return entry
 
     def add(self, other: Counted) -> None:
-        """What was counted before; it stays as it is."""
+        """Add what was counted before; it stays as it is."""
         self.num_requests += other.num_requests
         self.input_tokens += other.input_tokens
         self.cached_tokens += other.cached_tokens

@@ -64,7 +64,7 @@ class UpstreamRefused(FleetError):
 
 
 class DeadlinePassed(FleetError):
-    """What was generated until then stands."""
+    """Says that the deadline passed; what was generated until then stands."""
 
     code = "deadline_exceeded"
 

@@ -1,4 +1,4 @@
-"""Where long prompts are rendered and tokenized: a few threads beside the event loop, and a bounded
+"""Renders and tokenizes long prompts: a few threads beside the event loop, and a bounded
 queue before them in which no tenant waits behind another's flood.
 
 The tokenizers library releases the GIL, so that other requests go on meanwhile. What is short is
@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from gateway.fleet.waiting_room import WaitingRoom
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 
 INLINE_CHARS = 2048
 """Well under a millisecond of tokenizing."""
@@ -44,7 +44,7 @@ class PrepareThreads:
 
     async def run(
         self,
-        turn: Turn,
+        turn: Priority,
         size_chars: int,
         work: Callable[P, R],
         /,
@@ -75,5 +75,5 @@ class PrepareThreads:
         return await asyncio.shield(future)
 
     def close(self) -> None:
-        """What has not begun never will."""
+        """Stop; what has not begun never will."""
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import ReplicaEvent
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class InTokens(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
 
 
-ANYBODYS = Turn()
+ANYBODYS = Priority()
 
 
 class Replica(Protocol):
@@ -57,14 +57,14 @@ class Replica(Protocol):
     name: str
     weight: int
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         """Translate and count, off the event loop and in its turn where it is heavy.
 
         Raises: BadField (names the field), ContextTooLong, NoPlace.
         """
         ...
 
-    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
         """Tokens of its prompt, exact or estimated as those of `prepare`, be they more than fit.
 
         Raises: BadField, NoPlace.
@@ -72,19 +72,24 @@ class Replica(Protocol):
         ...
 
     def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
-        """What `prepare` would make of it, had it been told to write no more than that over all
-        choices; counted once. Of a capped one that names no bound.
+        """Return what `prepare` would make of it, had it been told to write no more than that over
+        all choices; counted once. Of a capped one that names no bound.
 
         Raises: BadField.
         """
         ...
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
         """How long its first token will take, if it is asked now. None: nobody knows."""
         ...
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        turn: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Run it. Raises ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first
         event, ReplicaLost after it. Closing the generator early aborts."""
@@ -101,8 +106,9 @@ class Replica(Protocol):
         ...
 
     async def acknowledge(self, attempt_id: str) -> None:
-        """What the last event of `stream` said was used is on disk. A replica that keeps its own
-        record of usage may drop it; where nothing was acknowledged it brings it up again."""
+        """Tell the replica that the usage of the last event of `stream` is on disk. A replica that
+        keeps its own record of usage may drop it; where nothing was acknowledged it brings it up
+        again."""
         ...
 
     def health(self) -> ReplicaHealth: ...
@@ -116,11 +122,11 @@ class Replica(Protocol):
 class Tokenizing(Protocol):
     """A replica whose tokenizer is here."""
 
-    async def tokenize(self, asked: ToTokenize, turn: Turn) -> InTokens:
+    async def tokenize(self, asked: ToTokenize, turn: Priority) -> InTokens:
         """Raises: BadField, ContextTooLong, NoPlace, ReplicaUnavailable."""
         ...
 
-    async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
+    async def detokenize(self, token_ids: list[int], turn: Priority) -> str:
         """Raises: BadField, NoPlace, ReplicaUnavailable."""
         ...
 
@@ -130,7 +136,7 @@ class Locating(Protocol):
     """A replica that knows what it made of a conversation."""
 
     async def locate(
-        self, prepared: PreparedRequest, position: int, turn: Turn
+        self, prepared: PreparedRequest, position: int, turn: Priority
     ) -> MessagePlace | None:
         """The message in which a token of the prompt lies, when nobody waits for anything. None:
         there is none, or it cannot be told. Raises: BadField, NoPlace."""
@@ -138,7 +144,7 @@ class Locating(Protocol):
 
 
 class MessagePlace(msgspec.Struct, frozen=True):
-    """Of a conversation, the message that a token lies in."""
+    """The message of a conversation that a token lies in."""
 
     path: str
     """Where its client wrote it: `messages[2]`, `tools`."""

@@ -1,4 +1,4 @@
-"""Which replica is asked first, and which ones after it.
+"""Decides which replica is asked first, and which ones after it.
 
 Of a request it knows its cache key alone, which steers it to where its prefix may be cached; who
 asks makes a difference only to which models there are.
@@ -43,7 +43,8 @@ DRAW_BYTES = 7
 
 
 def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
-    """What a request has in common with those that it should meet; None: nothing is known."""
+    """Return what a request has in common with those that it should meet; None: nothing is
+    known."""
     if request.cache_key is None:
         return None
     return hashlib.blake2b(f"{principal.org_id}\n{request.cache_key}".encode()).digest()
@@ -112,7 +113,7 @@ class Fleet:
         return [replica for _, replica in ranked]
 
     def report(self, replica: Replica, *, ok: bool) -> None:
-        """What came of asking it; `ok=False` when nothing ran."""
+        """Record what came of asking it; `ok=False` when nothing ran."""
         if ok:
             self._failures.pop(replica, None)
             return

@@ -1,4 +1,4 @@
-"""Who waits for what takes only so many requests at once, and who is next.
+"""Holds requests that wait for a replica's slots, and decides which is next.
 
 Knows no HTTP, and a request as a turn and a count of tokens.
 
@@ -20,7 +20,7 @@ from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.slots import OwnPlaces, Places
 from gateway.generation_events import MeteredUsage
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 
 MAX_WAITING = 1024
 """Of each lane; one more is refused, and before that one more of a tenant who has most of them."""
@@ -36,7 +36,7 @@ class Place:
 
     __slots__ = ("came_at", "charged", "input_tokens", "number", "served", "served_at", "turn")
 
-    def __init__(self, turn: Turn, input_tokens: int, now: float) -> None:
+    def __init__(self, turn: Priority, input_tokens: int, now: float) -> None:
         self.turn = turn
         self.input_tokens = input_tokens
         self.charged = 0
@@ -49,7 +49,7 @@ class Place:
 
 
 class _Queue:
-    """Of one tenant in one lane; never empty."""
+    """The queue of one tenant in one lane; never empty."""
 
     __slots__ = ("places", "weight")
 
@@ -101,10 +101,10 @@ class WaitingRoom:
             return 0.0
         return (1 + sum(self.num_waiting.values())) / self._num_places
 
-    def predicted_ttft_s(self, turn: Turn) -> float | None:
-        """Of one that would come now; None: nobody knows. As if all requests took equally long, and
-        all counters were equal: who waits in other lanes and of other tenants comes before it as
-        far as their weights go."""
+    def predicted_ttft_s(self, turn: Priority) -> float | None:
+        """Predict the time to first token of a request that would come now; None: nobody knows. As
+        if all requests took equally long, and all counters were equal: who waits in other lanes and
+        of other tenants comes before it as far as their weights go."""
         if self._has_free():
             return 0.0  # it may try; how long the upstream takes is not held against it
         if self._service_s is None:
@@ -120,7 +120,7 @@ class WaitingRoom:
                 ahead += min(number, own * LANE_WEIGHTS[other] / LANE_WEIGHTS[lane])
         return ahead * self._service_s / self._num_places + self._first_s
 
-    def join(self, turn: Turn, input_tokens: int) -> Place:
+    def join(self, turn: Priority, input_tokens: int) -> Place:
         """Raises: NoPlace."""
         lane = turn.lane
         bound = self._bounds[lane]

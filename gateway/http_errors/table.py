@@ -70,7 +70,8 @@ from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Refusal
-from gateway.limits.outcomes import LimitKind, ScopeName
+from gateway.limits.outcomes import LimitKind
+from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.principal import OrgSuspended

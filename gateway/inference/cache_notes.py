@@ -1,6 +1,5 @@
-"""What the cache report is told of one attempt: no text of it, but a way to ask where a position of
-its prompt lies.
-"""
+"""Notes what the cache report is told of one attempt: no text of it, but a way to ask where a
+position of its prompt lies."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from billing.events import Attempt
 from gateway.fleet.engine.prompt_beginning import text_digest
 from gateway.fleet.replica import Locating, MessagePlace, PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.wire.usage.cache_report import PrefixKind
 
 MAX_CACHE_KEY = 128
@@ -58,7 +57,7 @@ def note_of(
     outcome: CacheOutcome | None,
     replica: Replica,
     prepared: PreparedRequest,
-    turn: Turn,
+    turn: Priority,
     *,
     salt: str,
 ) -> CacheNote:
@@ -78,7 +77,7 @@ def note_of(
 
 
 async def _locate(
-    replica: Replica, prepared: PreparedRequest, turn: Turn, position: int
+    replica: Replica, prepared: PreparedRequest, turn: Priority, position: int
 ) -> MessagePlace | None:
     if not isinstance(replica, Locating):
         return None

@@ -11,8 +11,8 @@ import msgspec
 
 from billing.events import Tags
 from gateway.generate_request import AnswerHeader, GenerateRequest
-from gateway.inference.generate import Call, Desk
-from gateway.lanes import turn_of
+from gateway.inference.generate import Call, GenerationServices
+from gateway.lanes import priority_of
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
 from gateway.wire.surfaces import AnswerFormat
@@ -36,9 +36,12 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_call(
-    desk: Desk, answer_format: AnswerFormat, context: RequestContext, generate: GenerateRequest
+    desk: GenerationServices,
+    answer_format: AnswerFormat,
+    context: RequestContext,
+    generate: GenerateRequest,
 ) -> Call:
-    turn = turn_of(
+    turn = priority_of(
         context.principal,
         desk.deadlines,
         generate,

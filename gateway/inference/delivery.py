@@ -62,7 +62,7 @@ class Delivery:
         return self._num_taken > 0
 
     def admitted(self, rate_state: RateState) -> None:
-        """What the response headers will say; called before the first chunk."""
+        """Note what the response headers will say; called before the first chunk."""
         self.rate_state = rate_state
 
     async def put(self, chunk: bytes, rest: Rest) -> None:
@@ -101,7 +101,7 @@ class Delivery:
         self._wake_reader()
 
     def fail(self, error: Exception) -> None:
-        """What is queued is still read; then `next` raises `error`."""
+        """Let what is queued still be read; then `next` raises `error`."""
         self.failure = self.failure or error
         self.end()
 

@@ -23,7 +23,6 @@ from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import RatedUsage
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
-from gateway.cache_report.notes import OnCached, note_of, unnoted
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoPlace,
@@ -35,9 +34,10 @@ from gateway.fleet.replica import PreparedRequest, Replica
 from gateway.fleet.router import Fleet, affinity
 from gateway.generate_request import GenerateRequest, under_a_cap
 from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
+from gateway.inference.cache_notes import OnCached, note_of, unnoted
 from gateway.inference.delivery import Delivery
 from gateway.inference.metering import Terms, new_attempt, to_events, to_quantities, to_units
-from gateway.lanes import LaneDeadlines, Turn, later
+from gateway.lanes import LaneDeadlines, Priority, later
 from gateway.limits.allowance import Allowance
 from gateway.limits.limiter import Admission, Limiter, Refusal
 from gateway.limits.spending import to_nano
@@ -84,7 +84,7 @@ class Account(Protocol):
     async def void(self, attempt_id: str) -> None: ...
 
     async def once_kept(self, told: Callable[[], Awaitable[None]]) -> None:
-        """What was closed is in the books: then `told` is called."""
+        """Call `told` once what was closed is in the books."""
         ...
 
 
@@ -102,7 +102,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     principal: Principal
     request: GenerateRequest
-    turn: Turn
+    turn: Priority
     encoder: Encoder
     opening: Callable[[MeteredUsage], bytes] | None = None
     meter: RequestMeter
@@ -124,7 +124,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.request_id}.{self.round}" if self.round else self.request_id
 
     @property
-    def turn_now(self) -> Turn:
+    def turn_now(self) -> Priority:
         """With what is left until its deadline: preparing it and waiting for its limits took some.
 
         Raises: NoPlace.
@@ -139,7 +139,7 @@ CacheSalts = Callable[[str], str]
 """org id -> prefix-cache namespace that no tenant can guess."""
 
 
-class Desk(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationServices(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a generation needs of the process, wired once in `app`."""
 
     fleet: Fleet
@@ -158,14 +158,14 @@ class Desk(msgspec.Struct, frozen=True, kw_only=True):
         return self.price_book.sells(model, time.time(), "priority")
 
 
-def start(desk: Desk, call: Call) -> Delivery:
+def start(desk: GenerationServices, call: Call) -> Delivery:
     """Run `generate` in a task of the application's own; the caller reads what it delivers."""
     delivery = Delivery(desk.stalled_reader_s)
     watched(desk, call, delivery, drive(desk, call, delivery))
     return delivery
 
 
-async def drive(desk: Desk, call: Call, delivery: Delivery) -> None:
+async def drive(desk: GenerationServices, call: Call, delivery: Delivery) -> None:
     """`generate`, whose end the reader hears of. Raises nothing."""
     try:
         await generate(desk, call, delivery)
@@ -175,7 +175,9 @@ async def drive(desk: Desk, call: Call, delivery: Delivery) -> None:
         delivery.end()
 
 
-def watched(desk: Desk, call: Call, delivery: Delivery, work: Coroutine[None, None, None]) -> None:
+def watched(
+    desk: GenerationServices, call: Call, delivery: Delivery, work: Coroutine[None, None, None]
+) -> None:
     """Run what fills `delivery`, known to `drain`, for as long as the client gives it."""
     task = asyncio.create_task(work, name=f"generate {call.request_id}")
     desk.open_calls[task] = delivery
@@ -186,7 +188,7 @@ def watched(desk: Desk, call: Call, delivery: Delivery, work: Coroutine[None, No
         task.add_done_callback(lambda _: timer.cancel())
 
 
-async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
+async def generate(desk: GenerationServices, call: Call, delivery: Delivery) -> None:
     """Admit, run on the first replica that can, settle what was used."""
     call.principal.check_served()
     if not desk.spool.healthy:
@@ -231,7 +233,7 @@ async def generate(desk: Desk, call: Call, delivery: Delivery) -> None:
         raise outcome.failure
 
 
-def refuse_what_comes_too_late(turn: Turn, predicted_s: float | None) -> None:
+def refuse_what_comes_too_late(turn: Priority, predicted_s: float | None) -> None:
     """Before anything is reserved. Raises: ReplicaOverloaded."""
     if turn.deadline_s is None or predicted_s is None or predicted_s <= turn.deadline_s:
         return
@@ -244,7 +246,7 @@ def refuse_what_comes_too_late(turn: Turn, predicted_s: float | None) -> None:
 class Generation(msgspec.Struct, frozen=True):
     """A call that was admitted: what each of its attempts needs."""
 
-    desk: Desk
+    desk: GenerationServices
     call: Call
     delivery: Delivery
     allowance: Allowance
@@ -444,8 +446,8 @@ class Run:
 
 
 def halting(replica: Replica, attempt_id: str) -> Rest:
-    """What rests an attempt, and knows nothing of its run: a `Run` in a cycle of references would
-    keep its prompt until the collector comes by."""
+    """Return what pauses an attempt, and knows nothing of its run: a `Run` in a cycle of references
+    would keep its prompt until the collector comes by."""
 
     async def halt(resting: bool) -> None:
         await replica.rest(attempt_id, resting=resting)
@@ -453,7 +455,7 @@ def halting(replica: Replica, attempt_id: str) -> Rest:
     return halt
 
 
-async def drain(desk: Desk, timeout_s: float) -> None:
+async def drain(desk: GenerationServices, timeout_s: float) -> None:
     """Let generations finish for `timeout_s`, also those that begin meanwhile, then abandon what is
     left: aborted, billed, settled."""
     await asyncio.sleep(timeout_s)

@@ -25,11 +25,11 @@ from billing.pricing.rating import RatedUsage, rate
 from engine.protocol import Usage
 from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.limits.outcomes import Units
 from gateway.principal import Principal
 
-TOOL_CALL = Turn(lane="agentic")
+TOOL_CALL = Priority(lane="agentic")
 ONE_CALL = Quantities(tool_call=1)
 
 
@@ -43,7 +43,7 @@ class Terms(msgspec.Struct, frozen=True):
     """1 where it comes from the queue of batches and that has a price."""
 
     @classmethod
-    def of_now(cls, book: PriceBook, principal: Principal, model: str, turn: Turn) -> Terms:
+    def of_now(cls, book: PriceBook, principal: Principal, model: str, turn: Priority) -> Terms:
         now = time.time()
         prices = book.at(model, now, turn.tier, principal.price_list)
         return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
@@ -54,7 +54,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 def new_attempt(
-    request_id: str, principal: Principal, model: str, turn: Turn, tags: Tags, terms: Terms
+    request_id: str, principal: Principal, model: str, turn: Priority, tags: Tags, terms: Terms
 ) -> Attempt:
     return Attempt(
         id=uuid7_text(),
@@ -99,7 +99,7 @@ def to_call_event(attempt: Attempt, finish: Finish) -> UsageEvent:
 def to_events(
     attempt: Attempt, usage: MeteredUsage, terms: Terms, *, kind: Kind, finish: Finish
 ) -> list[UsageEvent]:
-    """What ends the attempt, and beside it what the house pays whoever pays that."""
+    """Return what ends the attempt, and beside it what the house pays whoever pays that."""
     event = UsageEvent(
         attempt=attempt,
         quantities=to_quantities(usage, terms),

@@ -1,4 +1,4 @@
-"""What superseded requests were billed is taken back, wherever their usage turns up.
+"""Takes back what superseded requests were billed, wherever their usage turns up.
 
 Each gateway looks; of two that find the same event one takes it back.
 """

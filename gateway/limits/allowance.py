@@ -1,4 +1,5 @@
-"""What a running request may write: its reservation, then steps that are taken as it goes on.
+"""Tracks what a running request may write: its reservation, then steps that are taken as it goes
+on.
 
 It knows no replica and no HTTP. A step is asked for before it is needed, so that a stream whose
 tokens are there waits for nothing; while the answer is on its way no other step is asked for.
@@ -33,7 +34,7 @@ MIN_REST_S, MAX_REST_S = 0.005, 5.0
 
 
 class Allowance:
-    """Of one admission. `sleep` is asyncio's, but for tests."""
+    """The allowance of one admission. `sleep` is asyncio's, but for tests."""
 
     def __init__(
         self,
@@ -53,7 +54,8 @@ class Allowance:
         self._over = False
 
     def note(self, used: Units, rest: Rest) -> None:
-        """What was used so far. `rest` is told when the stream must stop, and when it may go on."""
+        """Note what was used so far. `rest` is told when the stream must stop, and when it may go
+        on."""
         self._used = used
         if self._is_told:
             self._limiter.progress(self._admission, used)

@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.alerts.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
-from gateway.limits.outcomes import BucketKind, ScopeLimits, Units
+from gateway.limits.outcomes import Units
+from gateway.limits.redis.scope_limits import BucketKind, ScopeLimits
 
 log = logging.getLogger(__name__)
 

@@ -35,10 +35,10 @@ from redis.exceptions import RedisError
 from billing.events import UsageEvent
 from foundation.tasks import end_tasks
 from gateway.ids import uuid7
-from gateway.limits.outcomes import ScopeName
 from gateway.limits.redis.data_loss import EverUsed
 from gateway.limits.redis.keys import org_keys
 from gateway.limits.redis.pipeline import QueueFull
+from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
 
@@ -78,7 +78,7 @@ class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(Protocol):
-    """What Postgres knows. All raise OSError where it does not answer."""
+    """The sums that Postgres knows. All raise OSError where it does not answer."""
 
     async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
         """A watermark (Unix seconds), and of each counter pico-USD."""
@@ -96,7 +96,7 @@ class Books(Protocol):
 
 
 class NoBooks:
-    """Where nothing was ever spent."""
+    """The books where nothing was ever spent."""
 
     async def spent(self, org_id: str, counters: Sequence[Counter]) -> tuple[float, list[int]]:
         return 0.0, [0] * len(counters)

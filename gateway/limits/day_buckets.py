@@ -1,4 +1,5 @@
-"""What a day's bucket of batches holds after Redis has lost its data: what the books say was used.
+"""Refills a day's bucket of batches after Redis has lost its data: with what the books say was
+used.
 
 A bucket of a minute can begin empty, it is full again soon; one of a day that did would let nothing
 pass for hours, and one that began full would pass its limit twice. So for a day after a loss the
@@ -16,8 +17,9 @@ from collections.abc import Iterable
 from redis.exceptions import RedisError
 
 from gateway.limits.counters import Books
-from gateway.limits.outcomes import DAY_US, BucketLimit, ScopeLimits
+from gateway.limits.outcomes import DAY_US
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
+from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable
 
 LOOK_BACK_S = 2 * 86_400

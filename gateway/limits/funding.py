@@ -51,7 +51,7 @@ OrgCounter = tuple[str, str]
 
 
 class ModelFunding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Of requests to one model."""
+    """The funding of requests to one model."""
 
     funded_nano: int
     """Beyond what is for any."""
@@ -60,7 +60,7 @@ class ModelFunding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Funding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger answers, in nano-USD; all of it counts what was ever spent, too."""
+    """The answer of the ledger, in nano-USD; all of it counts what was ever spent, too."""
 
     version: int
     funded_nano: int
@@ -84,7 +84,7 @@ class Lender(Protocol):
 
 
 class NoLender:
-    """Where nobody has paid in advance."""
+    """The lender where nobody has paid in advance."""
 
     async def top_up(
         self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None

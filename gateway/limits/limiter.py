@@ -67,7 +67,6 @@ from gateway.limits.outcomes import (
     Admission,
     RateState,
     Refusal,
-    ScopeLimits,
     Settlement,
     Units,
     holds_of,
@@ -78,12 +77,13 @@ from gateway.limits.outcomes import (
     without_streams,
 )
 from gateway.limits.output_forecast import ExpectedOutput
-from gateway.limits.redis.data_loss import Epochs, EverUsed, never
-from gateway.limits.redis.gateway_count import Gateways
+from gateway.limits.redis.data_loss import DataLossDetector, EverUsed, never
+from gateway.limits.redis.gateway_count import GatewayCount
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
-from gateway.limits.redis.outage import Call, Outage
-from gateway.limits.redis.outage_spending import Comfort
+from gateway.limits.redis.outage import Outage, ScriptCall
+from gateway.limits.redis.outage_spending import OutageSpending
+from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.reservation import bounded, reservation, to_charges, to_script
 from gateway.limits.spending import Cap, counter_keys, spending_of
@@ -112,8 +112,8 @@ MAX_MISSING = 8  # how often an admission may find that Redis lacks what it need
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """What a stream was given: how long it rests (0: it may go on), and whether its lease is open;
-    one that expired or was settled limits it no more."""
+    """The answer to a stream that asked for more: how long it rests (0: it may go on), and whether
+    its lease is open; one that expired or was settled limits it no more."""
 
     rest_s: float
     is_open: bool
@@ -147,10 +147,10 @@ class Limiter:
         self._local = LocalBuckets()
         self._local.num_gateways = num_gateways
         self._scripts = Scripts(redis, on_away=self._on_away)
-        self._gateways = Gateways(self._scripts.pipeline, at_least=num_gateways)
-        self._comfort = Comfort()
+        self._gateways = GatewayCount(self._scripts.pipeline, at_least=num_gateways)
+        self._comfort = OutageSpending()
         self._outage = Outage(self._scripts, self._local)
-        self._epochs = Epochs(self._scripts.pipeline, self._was_ever_used)
+        self._epochs = DataLossDetector(self._scripts.pipeline, self._was_ever_used)
         known = books or NoBooks()
         self.counters = Counters(self._scripts, known, self._was_ever_used, grace_s=grace_s)
         self.funds = Funds(self._scripts, lender or NoLender())
@@ -275,7 +275,7 @@ class Limiter:
         raise LimiterUnavailable("Redis forgets its epochs")
 
     def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
-        """What `admit.lua` has answered."""
+        """Read what `admit.lua` has answered."""
         spending = wanted.spending
         outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
         assert outcome != 3, "a lease id is made once"
@@ -323,7 +323,7 @@ class Limiter:
             self._on_use(admission.org_id, admission.scopes, admission.reserved, NOTHING)
 
     def _admit_locally(self, wanted: Admission) -> Admission | Refusal:
-        """What this gateway may let pass by itself. Raises: SpentUnknown."""
+        """Admit what this gateway may let pass by itself. Raises: SpentUnknown."""
         if wanted.spending is not None:
             names = counter_keys(wanted.org_id, wanted.spending.caps)
             hold = wanted.spending.hold_nano
@@ -353,7 +353,7 @@ class Limiter:
         return Extension(rest_s=max(0, rest_us) / 1_000_000, is_open=rest_us >= 0)
 
     def progress(self, admission: Admission, used: Units) -> None:
-        """What a running request has used so far: should its gateway die, this is kept."""
+        """Record what a running request has used so far: should its gateway die, this is kept."""
         if admission.lease_id in self._open:
             if admission.spending is not None:
                 cost = admission.spending.cost_nano(used.input_tokens, used.output_tokens)
@@ -377,12 +377,12 @@ class Limiter:
         to be debited, however long ago that was. Without one Redis was emptied after its gateway
         had last renewed it, so all but a moment's use was before the epoch (`epochs`): UNKNOWN."""
         asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
-        return await self._settle(lease_id, Call(org_keys(org_id), asked))
+        return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
     async def void_lease(self, org_id: str, lease_id: str) -> Settlement:
         """The same, of what nobody is billed for."""
         asked: Any = (lease_id, NOTHING.by_kind(requests=0), [])
-        return await self._settle(lease_id, Call(org_keys(org_id), asked))
+        return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
         if not admission.has_lease:
@@ -403,10 +403,12 @@ class Limiter:
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
         if admission.spending is not None:
             names += counter_keys(admission.org_id, admission.spending.caps)
-        call = Call([*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets))
+        call = ScriptCall(
+            [*org_keys(admission.org_id), *names], (admission.lease_id, units, buckets)
+        )
         return await self._settle(admission.lease_id, call)
 
-    async def _settle(self, lease_id: str, call: Call) -> Settlement:
+    async def _settle(self, lease_id: str, call: ScriptCall) -> Settlement:
         try:
             number: int = await self._scripts.call("settle", call.keys, call.asked)
             return SETTLEMENTS[number]
@@ -465,6 +467,6 @@ class Limiter:
 
 
 def funded_counter(admission: Admission) -> OrgCounter | None:
-    """Of an org that has paid in advance."""
+    """Return the counter of an org that has paid in advance."""
     funded = admission.spending and admission.spending.funded
     return (admission.org_id, funded.counter.key(admission.org_id)) if funded else None

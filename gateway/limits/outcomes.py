@@ -1,4 +1,4 @@
-"""What the limiter answers. Pure data and the arithmetic of buckets as clients see them.
+"""Holds what the limiter answers. Pure data and the arithmetic of buckets as clients see them.
 
 The same arithmetic stands in `ledger.lua`.
 """
@@ -14,6 +14,13 @@ from typing import Literal
 import msgspec
 
 from engine.protocol import Lane
+from gateway.limits.redis.scope_limits import (
+    BucketKind,
+    BucketLimit,
+    ScopeLimits,
+    ScopeName,
+    UnitKind,
+)
 from gateway.limits.spending import Spending, counter_keys
 from gateway.principal import UNLIMITED, CapPeriod, Plan, Principal
 
@@ -25,16 +32,9 @@ BURST_DIVISOR = 6
 MINUTE_US = 60_000_000
 DAY_US = 24 * 60 * MINUTE_US
 
-ScopeName = Literal["key", "key_model", "model", "client", "project", "org"]
-"""`key_model`: what a key may use of a model; `model`: what a project may. `client`: an OAuth
-client."""
 LimitKind = Literal[
     "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams", "money"
 ]
-BucketKind = Literal["t", "i", "o", "d", "r"]
-"""As the scripts name them."""
-UnitKind = Literal["t", "i", "o", "d", "r", "m"]
-"""`m`: money, in nano-USD, which no bucket holds."""
 KINDS: dict[str, LimitKind] = {
     "t": "tokens",
     "i": "input_tokens",
@@ -52,7 +52,7 @@ def burst(limit: int) -> int:
 
 
 class Units(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request takes: reserves, or has used so far."""
+    """The units that a request reserves, or has used so far."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -76,17 +76,6 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
-    """One limit, as `admit.lua` reads it."""
-
-    kind: BucketKind
-    limit: int
-    """Units per window."""
-    burst: int
-    """Units that a full bucket holds."""
-    window_us: int
-
-
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket, as of the verdict."""
 
@@ -105,15 +94,6 @@ class RateState(msgspec.Struct, frozen=True, kw_only=True):
     tokens: RateWindow | None = None
     input_tokens: RateWindow | None = None
     output_tokens: RateWindow | None = None
-
-
-class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner that limits a request."""
-
-    scope: ScopeName
-    owner_id: str
-    buckets: tuple[BucketLimit, ...]
-    max_streams: int | None
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +176,7 @@ def overspent(
 
 
 class Settlement(Enum):
-    """What a settle did; numbers as in `settle.lua`."""
+    """The outcome of a settle; numbers as in `settle.lua`."""
 
     REPLAYED = 0
     """It was settled before; nothing was done."""
@@ -234,7 +214,7 @@ def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits
 
 
 def without_streams(scopes: tuple[ScopeLimits, ...]) -> tuple[ScopeLimits, ...]:
-    """What limits a request that is no stream."""
+    """Return what limits a request that is no stream."""
     return tuple(
         msgspec.structs.replace(scope, max_streams=None) for scope in scopes if scope.buckets
     )

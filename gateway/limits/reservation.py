@@ -1,4 +1,4 @@
-"""What a request takes from its scopes, bounded, and as the scripts are told.
+"""Computes what a request takes from its scopes, bounded, and as the scripts are told.
 
 Pure.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.limits.outcomes import Admission, BucketLimit, ScopeLimits, Units
+from gateway.limits.outcomes import Admission, Units
 from gateway.limits.redis.keys import scope_keys
+from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits
 
 MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which

@@ -1,5 +1,5 @@
-"""What hard caps on spending mean for one request: which counters it must fit in, and how much of
-each it holds. Pure.
+"""Says what hard caps on spending mean for one request: which counters it must fit in, and how much
+of each it holds. Pure.
 
 Counters are nano-USD, rounded up; periods are days and months of UTC, and follow the admission.
 
@@ -44,7 +44,8 @@ class UnpricedModel(Exception):
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """What one owner spends in one period, `start` to `end` (None: from ever, for ever)."""
+    """The counter of what one owner spends in one period, `start` to `end` (None: from ever, for
+    ever)."""
 
     scope: CapScope
     owner_id: str
@@ -71,7 +72,7 @@ class Cap(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may cost, and which caps it must fit under."""
+    """The most that one request may cost, and the caps that it must fit under."""
 
     caps: tuple[Cap, ...]
     input_pico: int
@@ -91,7 +92,7 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
         return to_nano(input_tokens * self.input_pico + output_tokens * self.output_pico)
 
     def most_nano(self, max_output_tokens: int) -> int:
-        """Of what was admitted, if it may write so much."""
+        """Return the most that what was admitted costs, if it may write so much."""
         return self.input_nano + self.cost_nano(0, max_output_tokens)
 
     @property
@@ -108,8 +109,8 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
         return [cap for cap, left, amount in found if cap.amount_nano - amount + left < least_nano]
 
     def to_script(self, *, is_final: bool) -> tuple[list[Any], list[Any]]:
-        """What is capped, and what is to be held of it: as `admit.lua` reads them. `is_final`: no
-        more will be leased for it."""
+        """Return what is capped, and what is to be held of it, as `admit.lua` reads them.
+        `is_final`: no more will be leased for it."""
         caps = [(cap.amount_nano, int(cap.is_funded)) for cap in self.caps]
         held = [self.hold_nano, self.input_nano, self.output_pico, self.min_output_tokens]
         return caps, [*held, self.model, int(is_final)]
@@ -147,7 +148,7 @@ def counters_of(
 
 
 def caps_of(caps: Iterable[SpendCap], admitted_at: float) -> tuple[Cap, ...]:
-    """Of each counter the tightest."""
+    """Return the tightest cap of each counter."""
     least: dict[Counter, Cap] = {}
     for cap in caps:
         counter = counter_of(cap.scope, cap.owner_id, cap.period, admitted_at)
@@ -158,7 +159,7 @@ def caps_of(caps: Iterable[SpendCap], admitted_at: float) -> tuple[Cap, ...]:
 
 
 def dearest_pico(prices: PriceSet, components: Iterable[Component], most_input: int) -> int:
-    """Of a token of any of them, in a request of at most so much input."""
+    """Return the highest price of a token of any of them, in a request of at most so much input."""
     found = (prices[component] for component in components if component in prices)
     return max(price.dearest_pico(most_input) for price in found)
 

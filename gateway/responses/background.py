@@ -19,7 +19,7 @@ from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_http_error
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Desk, NotAccepting
+from gateway.inference.generate import GenerationServices, NotAccepting
 from gateway.request_errors import TooManyFollowed
 from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventLog, EventRows
@@ -45,7 +45,7 @@ MAX_FOLLOWERS_OF_ORG = 64
 
 
 class Background:
-    def __init__(self, desk: Desk, rows: RunningRows, events: EventRows) -> None:
+    def __init__(self, desk: GenerationServices, rows: RunningRows, events: EventRows) -> None:
         self._desk = desk
         self._rows = rows
         self._events = events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, Desk, start
+from gateway.inference.generate import Call, GenerationServices, start
 from gateway.responses.kept import ResponseOwner
 from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai_responses.items import Item
@@ -24,5 +24,5 @@ class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
     loop: LoopCall | None = None
     """Its tools are called here."""
 
-    def start(self, desk: Desk) -> Delivery:
+    def start(self, desk: GenerationServices) -> Delivery:
         return start(desk, self.call) if self.loop is None else start_loop(desk, self.loop)

@@ -12,8 +12,8 @@ import msgspec
 from gateway.db import DATABASE_ERRORS
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import Desk
-from gateway.lanes import turn_of
+from gateway.inference.generate import GenerationServices
+from gateway.lanes import priority_of
 from gateway.principal import Principal
 from gateway.request_errors import BadField
 from gateway.responses.created import StartableResponse
@@ -42,7 +42,7 @@ NEEDS_KEEPING = ("previous_response_id", "conversation", "background")
 
 
 async def create(
-    desk: Desk,
+    desk: GenerationServices,
     responses: Responses,
     context: RequestContext,
     body: bytes,
@@ -98,7 +98,9 @@ async def create(
     return msgspec.structs.replace(created, loop=loop)
 
 
-async def count_input(desk: Desk, responses: Responses, principal: Principal, body: bytes) -> int:
+async def count_input(
+    desk: GenerationServices, responses: Responses, principal: Principal, body: bytes
+) -> int:
     """Count the tokens of what would be asked, with what it continues. Raises: BadField, NotFound,
     NoPlace."""
     principal.check_served()
@@ -109,7 +111,7 @@ async def count_input(desk: Desk, responses: Responses, principal: Principal, bo
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
     replicas = desk.fleet.order(desk.fleet.resolve(request.model, principal))
-    return await replicas[0].count(generate, turn_of(principal, desk.deadlines, generate))
+    return await replicas[0].count(generate, priority_of(principal, desk.deadlines, generate))
 
 
 def is_kept(context: RequestContext, request: ResponseRequest) -> bool:

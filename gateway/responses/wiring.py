@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.resources import Resources
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
@@ -23,7 +23,7 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
     background: Background
 
 
-def open_responses(settings: Settings, resources: Resources, desk: Desk) -> Responses:
+def open_responses(settings: Settings, resources: Resources, desk: GenerationServices) -> Responses:
     """Open what is closed once the running generations were drained."""
     db, system_db = resources.db, resources.system_db
     cipher = Cipher(resources.secret, PURPOSE)

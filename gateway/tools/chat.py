@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.request_errors import BadField
 from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import known_servers
@@ -47,7 +47,9 @@ def names_servers(body: bytes) -> bool:
     return any(isinstance(tool, dict) and tool.get("type") == KIND for tool in listed)
 
 
-def to_loop(desk: Desk, loops: ToolLoops | None, context: RequestContext, body: bytes) -> LoopCall:
+def to_loop(
+    desk: GenerationServices, loops: ToolLoops | None, context: RequestContext, body: bytes
+) -> LoopCall:
     """Raises: BadField, UnknownModel, MissingScope."""
     check_values(body)
     fields = decode(_any_decoder, body)

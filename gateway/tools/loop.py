@@ -21,7 +21,7 @@ from gateway.fleet.errors import ReplicaOverloaded
 from gateway.generate_request import GenerateRequest, ToolUse
 from gateway.generation_events import Item, MeteredUsage, TextDelta
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, Desk, RateLimited, drive, watched
+from gateway.inference.generate import Call, GenerationServices, RateLimited, drive, watched
 from gateway.principal import Principal
 from gateway.request_errors import ContextTooLong
 from gateway.telemetry import RequestMeter
@@ -124,7 +124,7 @@ class _RoundEncoder:
         return b""
 
 
-def start_loop(desk: Desk, loop_call: LoopCall) -> Delivery:
+def start_loop(desk: GenerationServices, loop_call: LoopCall) -> Delivery:
     """Start a loop in a task of its own, as `inference.start` does a generation."""
     delivery = Delivery(desk.stalled_reader_s)
 
@@ -141,7 +141,7 @@ def start_loop(desk: Desk, loop_call: LoopCall) -> Delivery:
 
 
 class Loop:
-    def __init__(self, desk: Desk, loop_call: LoopCall, delivery: Delivery) -> None:
+    def __init__(self, desk: GenerationServices, loop_call: LoopCall, delivery: Delivery) -> None:
         self._desk, self._asked, self._delivery = desk, loop_call, delivery
         self._call, self._steps = loop_call.call, loop_call.steps
         self._bounds = loop_call.loops.bounds

@@ -18,8 +18,8 @@ from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, Desk, start
-from gateway.lanes import Turn
+from gateway.inference.generate import Call, GenerationServices, start
+from gateway.lanes import Priority
 from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.outcomes import Units
 from gateway.principal import Plan, Principal
@@ -62,7 +62,7 @@ class ScriptedReplica:
         self.rests: list[bool] = []
         self.predicted_s: float | None = None
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         return PreparedRequest(
             request=request,
             input_tokens=INPUT_TOKENS,
@@ -80,11 +80,11 @@ class ScriptedReplica:
             max_tokens_given=True,
         )
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
         return self.predicted_s
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Priority
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.attempts.append(attempt_id)
         if self.refuses is not None:
@@ -165,7 +165,7 @@ class PlainEncoder:
 class Office:
     """A desk over some replicas, and what came of the requests."""
 
-    def __init__(self, desk: Desk, redis: Redis) -> None:
+    def __init__(self, desk: GenerationServices, redis: Redis) -> None:
         self.desk, self.redis = desk, redis
         self.org = f"org_{uuid7().hex}"
         self.telemetry = Telemetry(models=["m"])
@@ -178,7 +178,7 @@ class Office:
         encoder: Encoder | None = None,
         max_tokens: int | None = None,
         forward: dict[str, Any] | None = None,
-        turn: Turn = ANYBODYS,
+        turn: Priority = ANYBODYS,
         timeout_s: float | None = None,
         request: GenerateRequest | None = None,
     ) -> Delivery:

@@ -12,7 +12,14 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from billing.events import TIERS, Tier
 from engine.protocol import Lane
 from gateway.generate_request import GenerateRequest, ServiceTier
-from gateway.lanes import MAX_DEADLINE_MS, LaneDeadlines, Turn, later, read_deadline_s, turn_of
+from gateway.lanes import (
+    MAX_DEADLINE_MS,
+    LaneDeadlines,
+    Priority,
+    later,
+    priority_of,
+    read_deadline_s,
+)
 from gateway.principal import UNLIMITED, Plan, Principal
 from gateway.request_errors import BadField
 
@@ -38,13 +45,13 @@ def principal(
 
 def test_the_narrowest_plan_that_pins_a_lane_says_which() -> None:
     agentic, batch = Plan(name="a", lane="agentic"), Plan(name="b", lane="batch")
-    assert turn_of(principal(), NO_DEADLINES, PLAIN) == Turn(tenant="org_a")
-    assert turn_of(principal(org=batch), NO_DEADLINES, PLAIN).lane == "batch"
-    assert turn_of(principal(key=agentic, org=batch), NO_DEADLINES, PLAIN).lane == "agentic"
+    assert priority_of(principal(), NO_DEADLINES, PLAIN) == Priority(tenant="org_a")
+    assert priority_of(principal(org=batch), NO_DEADLINES, PLAIN).lane == "batch"
+    assert priority_of(principal(key=agentic, org=batch), NO_DEADLINES, PLAIN).lane == "agentic"
     silent = principal(key=Plan(name="k"), project=agentic)
-    assert turn_of(silent, NO_DEADLINES, PLAIN).lane == "agentic"
+    assert priority_of(silent, NO_DEADLINES, PLAIN).lane == "agentic"
     client = replace(principal(project=batch), client_plan=agentic)
-    assert turn_of(client, NO_DEADLINES, PLAIN).lane == "agentic"
+    assert priority_of(client, NO_DEADLINES, PLAIN).lane == "agentic"
 
 
 def sold(model: str) -> bool:
@@ -56,7 +63,7 @@ def asking(tier: ServiceTier | None, **fields: Any) -> GenerateRequest:
 
 
 def served(who: Principal, request: GenerateRequest) -> tuple[Lane, Tier, float]:
-    turn = turn_of(who, NO_DEADLINES, request, sells_priority=sold)
+    turn = priority_of(who, NO_DEADLINES, request, sells_priority=sold)
     return turn.lane, turn.tier, turn.weight
 
 
@@ -86,7 +93,7 @@ def test_priority_doubles_the_weight_where_it_has_a_price(name: ServiceTier) -> 
     assert served(heavy, asking(name)) == ("interactive", "priority", 8.0)
     assert served(principal(), asking(name, has_tools=True)) == ("agentic", "priority", 2.0)
     assert served(heavy, asking(name, model="unsold")) == ("interactive", "default", 4.0)
-    assert turn_of(heavy, NO_DEADLINES, asking(name)).tier == "default"
+    assert priority_of(heavy, NO_DEADLINES, asking(name)).tier == "default"
 
 
 def test_a_plan_that_pins_a_lane_wins_and_the_tier_is_what_that_lane_serves() -> None:
@@ -102,8 +109,8 @@ def test_a_plan_that_pins_a_lane_wins_and_the_tier_is_what_that_lane_serves() ->
 
 def test_an_orgs_plan_says_what_it_weighs_and_a_keys_does_not() -> None:
     heavy = Plan(name="h", weight=4.0)
-    assert turn_of(principal(org=heavy), NO_DEADLINES, PLAIN).weight == 4.0
-    assert turn_of(principal(key=heavy), NO_DEADLINES, PLAIN).weight == 1.0
+    assert priority_of(principal(org=heavy), NO_DEADLINES, PLAIN).weight == 4.0
+    assert priority_of(principal(key=heavy), NO_DEADLINES, PLAIN).weight == 1.0
 
 
 def headers(*values: bytes) -> list[tuple[bytes, bytes]]:
@@ -117,17 +124,19 @@ def test_a_deadline_is_read_in_milliseconds() -> None:
 
 def test_the_sooner_deadline_counts_the_clients_or_its_lanes() -> None:
     deadlines = LaneDeadlines(interactive=10.0)
-    assert turn_of(principal(), deadlines, PLAIN).deadline_s == 10.0
-    assert turn_of(principal(), deadlines, PLAIN, deadline_s=1.5).deadline_s == 1.5
-    assert turn_of(principal(), deadlines, PLAIN, deadline_s=60.0).deadline_s == 10.0
+    assert priority_of(principal(), deadlines, PLAIN).deadline_s == 10.0
+    assert priority_of(principal(), deadlines, PLAIN, deadline_s=1.5).deadline_s == 1.5
+    assert priority_of(principal(), deadlines, PLAIN, deadline_s=60.0).deadline_s == 10.0
     batch = principal(org=Plan(name="b", lane="batch"))
-    assert turn_of(batch, deadlines, PLAIN).deadline_s is None
-    assert turn_of(batch, deadlines, PLAIN, deadline_s=60.0).deadline_s == 60.0
+    assert priority_of(batch, deadlines, PLAIN).deadline_s is None
+    assert priority_of(batch, deadlines, PLAIN, deadline_s=60.0).deadline_s == 60.0
 
 
 def test_of_a_deadline_is_left_what_was_not_spent() -> None:
-    assert later(Turn(lane="agentic", deadline_s=10.0), 2.5) == Turn(lane="agentic", deadline_s=7.5)
-    assert later(Turn(), 2.5) == Turn()
+    assert later(Priority(lane="agentic", deadline_s=10.0), 2.5) == Priority(
+        lane="agentic", deadline_s=7.5
+    )
+    assert later(Priority(), 2.5) == Priority()
 
 
 @pytest.mark.parametrize(

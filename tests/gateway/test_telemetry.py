@@ -8,7 +8,7 @@ from engine.fairness import LANE_WEIGHTS
 from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, ReplicaEvent, TextDelta
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.telemetry import RequestMeter, Telemetry
 
 
@@ -35,7 +35,7 @@ def test_what_waits_for_upstreams_is_told_by_lane() -> None:
     rooms = [WaitingRoom(1), WaitingRoom(1)]
     for room in rooms:
         for lane in ("batch", "batch", "interactive"):
-            room.join(Turn(lane=lane), 1)
+            room.join(Priority(lane=lane), 1)
     telemetry = Telemetry(models=["m"])
     telemetry.waiting_rooms("m", rooms)
     value = telemetry.registry.get_sample_value

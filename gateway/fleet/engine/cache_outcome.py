@@ -25,7 +25,7 @@ import msgspec
 
 from billing.cache_contracts import FLOORS, Breakpoint, ContractName
 from engine.protocol import SeenPrefix
-from gateway.fleet.engine.prefix_memory import SentBefore
+from gateway.fleet.engine.prefix_memory import EarlierPrompt
 from gateway.generation_events import CacheCause
 
 PREFIX_TOKENS = 128
@@ -34,12 +34,12 @@ DIGEST_BYTES = 8
 
 
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one prompt, when it was sent."""
+    """The circumstances of one prompt when it was sent."""
 
     contract: ContractName
     block_size: int
     engine_id: str
-    before: SentBefore
+    before: EarlierPrompt
     breakpoints: Sequence[Breakpoint] = ()
     """Those that the engine was told of."""
     is_marked: bool = False
@@ -80,12 +80,13 @@ def outcome_of(
 
 
 def cacheable_tokens(num_tokens: int, block_size: int) -> int:
-    """Of a prompt, in whole blocks: the last token is always computed."""
+    """Count the tokens of a prompt that may be cached, in whole blocks: the last token is always
+    computed."""
     return (num_tokens - 1) // block_size * block_size
 
 
 def prefix_digest(namespace: str, token_ids: Sequence[int]) -> str:
-    """Of the first `PREFIX_TOKENS`; empty of a shorter prompt."""
+    """Return the digest of the first `PREFIX_TOKENS`; empty of a shorter prompt."""
     if len(token_ids) < PREFIX_TOKENS:
         return ""
     return digest(namespace, array("I", token_ids[:PREFIX_TOKENS]).tobytes())

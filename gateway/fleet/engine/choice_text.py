@@ -96,7 +96,7 @@ class ChoiceText:
         return self.show(text, infos, reason)
 
     def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
-        """Of the tokens whose text is shown."""
+        """Return the logprobs of the tokens whose text is shown."""
         return logprobs[:num_shown]
 
     def push(self, token_ids: list[int]) -> Piece:
@@ -263,7 +263,7 @@ class Choices:
         return ReplicaEvent(usage=self.usage, finished=True)
 
     def _to_metered(self, output: EngineOutput) -> MeteredUsage:
-        """What was seen here counts as it comes. What the engine generated and never sent, because
+        """Count what was seen here as it comes. What the engine generated and never sent, because
         the request was aborted, is the client's unless it has its whole answer already."""
         told = output.usage
         used = sum(choice.num_used for choice in self._choices)
@@ -294,7 +294,7 @@ class Choices:
 
 
 class GenerationText(Choices):
-    """What is said in a conversation."""
+    """The text that is generated in a conversation."""
 
     def __init__(
         self,

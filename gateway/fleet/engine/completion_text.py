@@ -1,5 +1,5 @@
-"""What an attempt at plain completions says: text behind each prompt, and the prompt itself where
-it is to be said again.
+"""Reads what an attempt at plain completions says: text behind each prompt, and the prompt itself
+where it is to be said again.
 
 Pure.
 """
@@ -25,8 +25,8 @@ class PlainChoice(ChoiceText):
         return logprobs[:num_shown] if self.detokenizer.stopped else logprobs
 
 
-class NothingWritten(ChoiceText):
-    """Where no token was asked for. An engine says one all the same: the house's."""
+class EmptyCompletionText(ChoiceText):
+    """The text where no token was asked for. An engine says one all the same: the house's."""
 
     def read(self, output: EngineOutput) -> TextDelta | None:
         self.num_wasted += len(output.token_ids)
@@ -49,7 +49,7 @@ class CompletionText(Choices):
         contract: ContractName,
     ) -> None:
         """`prompts`: the same as token ids."""
-        kind: type[ChoiceText] = NothingWritten if prompt.max_tokens == 0 else PlainChoice
+        kind: type[ChoiceText] = EmptyCompletionText if prompt.max_tokens == 0 else PlainChoice
         choices = [kind(i, prompt, tokenizer) for i in range(n * len(prompts))]
         super().__init__(choices, contract)
         self._prompt, self._prompts, self._n = prompt, prompts, n

@@ -1,4 +1,4 @@
-"""What one attempt asks of an engine, and how its outputs are read, whatever the surface.
+"""Says what one attempt asks of an engine, and how its outputs are read, whatever the surface.
 
 Made by `engine_replica` of conversations, by `plain_jobs` of plain prompts.
 """
@@ -19,7 +19,7 @@ from gateway.request_errors import BadField
 
 
 class Reader(Protocol):
-    """Of one attempt's outputs."""
+    """A reader of one attempt's outputs."""
 
     @property
     def over(self) -> bool:

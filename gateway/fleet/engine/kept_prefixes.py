@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 
 class Prefixes(msgspec.Struct, frozen=True):
-    """What of a prompt is to be kept."""
+    """The parts of a prompt that are to be kept."""
 
     breakpoints: tuple[Breakpoint, ...] = ()
     digests: tuple[bytes, ...] = ()
@@ -40,8 +40,8 @@ class Prefixes(msgspec.Struct, frozen=True):
 NO_PREFIXES = Prefixes()
 
 
-class AskedToKeep(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attempt asked an engine to keep."""
+class KeepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefixes that one attempt asked an engine to keep."""
 
     org_id: str
     model: str
@@ -54,14 +54,14 @@ class AskedToKeep(msgspec.Struct, frozen=True, kw_only=True):
     """What is before each of them, as digests."""
 
 
-OnAsked = Callable[[str, AskedToKeep], None]
+OnAsked = Callable[[str, KeepRequest], None]
 """Of an attempt, by its id."""
 Render = Callable[[Sequence[Message], int | None], str]
 """A part of a conversation, with so many of its tools (None: all), to which nobody is to answer.
 Raises `engine.errors.InvalidRequest`."""
 
 
-def unheard(_attempt_id: str, _asked: AskedToKeep) -> None:
+def unheard(_attempt_id: str, _asked: KeepRequest) -> None:
     """Nobody wants to know."""
 
 
@@ -87,8 +87,9 @@ def find_breakpoints(
 
 
 def render_before(messages: Sequence[Message], place: PromptPlace, render: Render) -> str:
-    """What the template makes of the conversation before a place. One that does not take that alone
-    may take it before a message that says nothing; of one that takes neither nothing is known."""
+    """Render what the template makes of the conversation before a place. One that does not take
+    that alone may take it before a message that says nothing; of one that takes neither nothing is
+    known."""
     before, num_tools = messages_before(messages, place), None
     if not place.num_messages:
         num_tools = place.num_tools
@@ -132,7 +133,7 @@ def to_prefixes(token_ids: Sequence[int], breakpoints: tuple[Breakpoint, ...]) -
 
 
 def under(salt: str, digests: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Which nobody can compute who does not know the salt."""
+    """Return a name that nobody can compute who does not know the salt."""
     key = blake2b(salt.encode(), digest_size=32).digest()
     return tuple(blake2b(each, key=key, digest_size=16).digest() for each in digests)
 

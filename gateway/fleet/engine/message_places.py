@@ -1,5 +1,5 @@
-"""Which message of a conversation a token of its prompt lies in: told of a place where a prefix
-broke, so that its customer finds it.
+"""Finds the message of a conversation that a token of its prompt lies in: told of a place where a
+prefix broke, so that its customer finds it.
 
 Pure. A template does not say where it puts a message, so the conversation before it is rendered
 alone: as far as that and the whole prompt are the same text it lies behind. Of n messages some
@@ -24,7 +24,8 @@ BROKEN = "\ufffd"
 def chars_before(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], position: int
 ) -> int | None:
-    """Where in the text the token at `position` begins. None: another rendering had these ids."""
+    """Return where in the text the token at `position` begins. None: another rendering had these
+    ids."""
     decoded = tokenizer.decode([*token_ids[:position]], False).rstrip(BROKEN)
     if text.startswith(decoded):
         return len(decoded)
@@ -35,13 +36,13 @@ def chars_before(
 
 
 def place_at(prompt: ChatPrompt, text: str, at: int, render: Render) -> MessagePlace | None:
-    """What character `at` of the whole prompt's text lies in; None: in no message."""
+    """Return what character `at` of the whole prompt's text lies in; None: in no message."""
     if prompt.tools is not None and is_in_tools(prompt, text, at, render):
         return MessagePlace("tools")
     messages = prompt.messages
 
     def end_of(index: int) -> int:
-        """Of a message, no less than of those before it."""
+        """Return the end of a message, no less than of those before it."""
         place = PromptPlace(num_messages=index + 1)
         return common_chars(render_before(messages, place, render), text)
 

@@ -53,7 +53,7 @@ class ModelFormat:
         self._output = output or OutputFormat(tokenizer, template.source)
 
     def check(self, prompt: ChatPrompt) -> None:
-        """What can be said before anything is rendered. Raises UnsupportedField."""
+        """Check what can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None:
             options = template_options(prompt, self._template.variables)
             thinks = self._output.reasoning != "none"
@@ -146,8 +146,8 @@ class ModelFormat:
     def place_of(
         self, prompt: ChatPrompt, token_ids: Sequence[int], position: int
     ) -> MessagePlace | None:
-        """What a token of a rendered prompt lies in. Renders it again, and parts of it: off the
-        event loop. Raises BadField."""
+        """Find what a token of a rendered prompt lies in. Renders it again, and parts of it: off
+        the event loop. Raises BadField."""
         text = self._rendered(prompt)
         at = chars_before(self._tokenizer, text, token_ids, position)
         if at is None:

@@ -26,7 +26,7 @@ from gateway.generate_request import (
     ToTokenize,
 )
 from gateway.generation_events import EmbeddingVector, MeteredUsage, ReplicaEvent
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong
 
 MAX_TOKENS_TOGETHER = 300_000
@@ -51,7 +51,11 @@ class PlainJobs:
         self._contract = contract
 
     async def to_complete(
-        self, request: GenerateRequest, prompt: CompletionPrompt, status: ReplicaStatus, turn: Turn
+        self,
+        request: GenerateRequest,
+        prompt: CompletionPrompt,
+        status: ReplicaStatus,
+        turn: Priority,
     ) -> PreparedRequest:
         """Raises: BadField, ContextTooLong, NoPlace."""
         asked = prompt.max_tokens
@@ -84,7 +88,11 @@ class PlainJobs:
         )
 
     async def to_embed(
-        self, request: GenerateRequest, prompt: EmbeddingPrompt, status: ReplicaStatus, turn: Turn
+        self,
+        request: GenerateRequest,
+        prompt: EmbeddingPrompt,
+        status: ReplicaStatus,
+        turn: Priority,
     ) -> PreparedRequest:
         """Raises: BadField, ContextTooLong, NoPlace."""
         check_dimensions(prompt.dimensions, status.embedding_size)
@@ -109,7 +117,7 @@ class PlainJobs:
             ),
         )
 
-    async def tokenized(self, asked: ToTokenize, turn: Turn) -> list[int]:
+    async def tokenized(self, asked: ToTokenize, turn: Priority) -> list[int]:
         """Raises: BadField, NoPlace."""
         text = asked.text
         assert text is not None, "a conversation"
@@ -119,7 +127,7 @@ class PlainJobs:
     def texts_of(self, token_ids: Sequence[int]) -> list[str]:
         return [self._tokenizer.token_bytes(each).decode(errors="replace") for each in token_ids]
 
-    async def detokenized(self, token_ids: list[int], status: ReplicaStatus, turn: Turn) -> str:
+    async def detokenized(self, token_ids: list[int], status: ReplicaStatus, turn: Priority) -> str:
         """Raises: BadField, NoPlace."""
         if token_ids:
             check_ids(token_ids, "tokens", status.vocab_size)
@@ -131,7 +139,7 @@ class PlainJobs:
         prompts: Sequence[PlainPrompt],
         field: str,
         status: ReplicaStatus,
-        turn: Turn,
+        turn: Priority,
         *,
         room: int,
     ) -> list[list[int]]:

@@ -1,4 +1,5 @@
-"""What an engine has probably cached: prefixes of prompts that this gateway has sent it lately.
+"""Remembers what an engine has probably cached: prefixes of prompts that this gateway has sent it
+lately.
 
 It is a guess, in chunks of CHUNK_TOKENS: the engine may have evicted them, and knows what other
 gateways have sent. Prefixes are told apart by namespace (RFC 7693's BLAKE2b over namespace and
@@ -19,7 +20,7 @@ MAX_CHUNKS = 65_536
 """Of 16 bytes each, and what a mapping adds."""
 
 
-class SentBefore(NamedTuple):
+class EarlierPrompt(NamedTuple):
     """What was known of a prompt when it was sent: so many tokens of its front, in whole chunks,
     and the engine's process that the last of them went to."""
 
@@ -31,20 +32,21 @@ class PrefixMemory:
     def __init__(self) -> None:
         self._known: Lru[bytes, str] = Lru(MAX_CHUNKS)
 
-    def sent(self, namespace: str, token_ids: Sequence[int], engine_id: str = "") -> SentBefore:
+    def sent(self, namespace: str, token_ids: Sequence[int], engine_id: str = "") -> EarlierPrompt:
         """Remember it."""
-        before, goes_on = SentBefore(), True
+        before, goes_on = EarlierPrompt(), True
         for digest in _chain(namespace, token_ids):
             known = self._known.get(digest) if goes_on else None
             if known is None:
                 goes_on = False
             else:
-                before = SentBefore(before.tokens + CHUNK_TOKENS, known)
+                before = EarlierPrompt(before.tokens + CHUNK_TOKENS, known)
             self._known.put(digest, engine_id)
         return before
 
     def cached_tokens(self, namespace: str, token_ids: Sequence[int]) -> int:
-        """Of the front of these, in whole chunks; the last token is always computed."""
+        """Count the cached tokens at the front of these, in whole chunks; the last token is always
+        computed."""
         found = 0
         for digest in _chain(namespace, token_ids):
             if digest not in self._known:

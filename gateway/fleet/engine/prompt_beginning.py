@@ -17,7 +17,7 @@ PREFIX_CHARS = 512
 
 
 def text_digest(namespace: str, request: GenerateRequest) -> str:
-    """Of the first `PREFIX_CHARS` of its texts; empty where there are fewer."""
+    """Return the digest of the first `PREFIX_CHARS` of its texts; empty where there are fewer."""
     found: list[str] = []
     missing = PREFIX_CHARS
     for text in texts_of(request):

@@ -30,7 +30,7 @@ from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix
 from gateway.fleet.engine.choice_text import GenerationText
 from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
 from gateway.fleet.engine.kept_prefixes import (
-    AskedToKeep,
+    KeepRequest,
     OnAsked,
     Prefixes,
     num_renders,
@@ -51,7 +51,7 @@ from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import ANYBODYS, InTokens, MessagePlace, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, bounded_to
 from gateway.generation_events import CacheOutcome, ReplicaEvent
-from gateway.lanes import Turn, first_token_s
+from gateway.lanes import Priority, first_token_s
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 
 RESTART_S = 1.0
@@ -127,7 +127,7 @@ class EngineReplica:
     async def acknowledge(self, attempt_id: str) -> None:
         await self._client.acknowledge(attempt_id)
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         status = self._status()
         if request.embedding is not None:
             return await self._plain.to_embed(request, request.embedding, status, turn)
@@ -137,7 +137,7 @@ class EngineReplica:
             return await self._plain.to_complete(request, request.completion, status, turn)
         return await self._prepare_chat(request, status, turn)
 
-    async def tokenize(self, asked: ToTokenize, turn: Turn) -> InTokens:
+    async def tokenize(self, asked: ToTokenize, turn: Priority) -> InTokens:
         status = self._status()
         if asked.chat is None:
             token_ids = await self._plain.tokenized(asked, turn)
@@ -149,11 +149,11 @@ class EngineReplica:
         texts = self._plain.texts_of(token_ids) if asked.with_texts else None
         return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
 
-    async def detokenize(self, token_ids: list[int], turn: Turn) -> str:
+    async def detokenize(self, token_ids: list[int], turn: Priority) -> str:
         return await self._plain.detokenized(token_ids, self._status(), turn)
 
     async def _prepare_chat(
-        self, request: GenerateRequest, status: ReplicaStatus, turn: Turn
+        self, request: GenerateRequest, status: ReplicaStatus, turn: Priority
     ) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
@@ -167,7 +167,7 @@ class EngineReplica:
         check_token_ids(prompt, status.vocab_size)
         return self._to_prepared(request, prompt, rendered, status)
 
-    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         form = self._format_of_chats()
@@ -182,7 +182,7 @@ class EngineReplica:
         assert request.prompt is not None and rendered is not None, "a conversation names no bound"
         return self._to_prepared(request, request.prompt, rendered, self._status())
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
         """By what waits in its lane and what of its own prompt is not cached."""
         if not self._client.connected:
             return None
@@ -195,7 +195,12 @@ class EngineReplica:
         return first_token_s(lane, left)
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        turn: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         job = prepared.payload
         assert isinstance(job, Job)
@@ -237,7 +242,7 @@ class EngineReplica:
             yield generation.last()
 
     async def locate(
-        self, prepared: PreparedRequest, position: int, turn: Turn
+        self, prepared: PreparedRequest, position: int, turn: Priority
     ) -> MessagePlace | None:
         job, prompt = prepared.payload, prepared.request.prompt
         assert isinstance(job, Job)
@@ -275,7 +280,7 @@ class EngineReplica:
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
-    def _circumstances(self, job: Job, request: GenerateRequest, turn: Turn) -> Circumstances:
+    def _circumstances(self, job: Job, request: GenerateRequest, turn: Priority) -> Circumstances:
         """And remember that it was sent."""
         status = self._client.status if self._client.connected else None
         engine_id = "" if status is None else status.engine_id
@@ -291,7 +296,7 @@ class EngineReplica:
 
     def _ask_to_keep(self, kept: Prefixes, attempt_id: str, cache_salt: str, tenant: str) -> None:
         if kept.breakpoints and self._client.connected:
-            asked = AskedToKeep(
+            asked = KeepRequest(
                 org_id=tenant,
                 model=self.name,
                 engine_id=self._client.status.engine_id,
@@ -393,7 +398,7 @@ def with_outcome(
 
 
 def prompt_size(prompt: ChatPrompt) -> int:
-    """What rendering and tokenizing cost, in characters of text."""
+    """Return what rendering and tokenizing cost, in characters of text."""
     others = prompt.num_other_chars + (0 if prompt.tools is None else prompt.tools.num_chars)
     others += num_renders(prompt) * CHARS_PER_MESSAGE * len(prompt.messages)
     return others + sum(

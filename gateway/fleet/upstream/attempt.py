@@ -55,7 +55,7 @@ class Attempt:
         self._wait: asyncio.Timeout | None = None
 
     def shown(self, items: Items) -> Items | tuple[TextDelta, ...]:
-        """What came, as it came, or for who did not ask in these words as text. Raises
+        """Return what came, as it came, or for who did not ask in these words as text. Raises
         BrokenAnswer."""
         return items if self._text is None else self._text.read(items)
 

@@ -1,4 +1,4 @@
-"""What a request may cost at an upstream at most: what it can read, and what it is told to write.
+"""Bounds what a request may cost at an upstream: what it can read, and what it is told to write.
 
 Pure. Only under a hard cap on spending is the input bounded; without one the estimate is what is
 reserved, and nothing is sent that was not asked for.
@@ -91,7 +91,7 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
     def plain_size(
         self, prompts: Sequence[PlainPrompt], payload: bytes, is_capped: bool
     ) -> InputSize:
-        """Of prompts without a conversation, each of which may fill the window."""
+        """Bound the size of prompts without a conversation, each of which may fill the window."""
         estimate = sum(size_of(prompt, self.encode) for prompt in prompts)
         if not is_capped:
             return InputSize(estimate, None)
@@ -130,7 +130,7 @@ def size_of(prompt: PlainPrompt, encode: Encode | None) -> int:
 
 
 def without_bound(body: dict[str, Any]) -> dict[str, Any]:
-    """Of one that names none: without the fields that are null."""
+    """Return a body that names no bound, without the fields that are null."""
     return {name: value for name, value in body.items() if name not in MAX_TOKENS_FIELDS}
 
 
@@ -151,7 +151,7 @@ def most_input_tokens(body: dict[str, Any], payload: bytes, counted: int | None)
 
 
 def most_bytes(data: bytes) -> int:
-    """Of a text in UTF-8, in whatever normal form its reader brings it."""
+    """Bound the bytes of a text in UTF-8, in whatever normal form its reader brings it."""
     if data.isascii():
         return len(data)
     text = data.decode(errors="replace")

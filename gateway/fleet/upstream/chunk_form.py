@@ -24,7 +24,7 @@ _plain = re.compile(
 """What may stand between the quotes of a JSON string, or of several. It may still not be UTF-8."""
 
 
-class Run(NamedTuple):
+class ChunkRun(NamedTuple):
     texts: list[bytes]
     size_bytes: int
     """Of the stream that they took."""
@@ -48,8 +48,8 @@ class ChunkForm(msgspec.Struct, frozen=True):
         shown_before, _, shown_after = shown.partition(quoted)
         return cls(before + b'"', b'"' + after, shown_before + b'"', b'"' + shown_after)
 
-    def take(self, stream: bytes) -> Run | None:
-        """What `stream`, which begins with an event, begins with. None: another form."""
+    def take(self, stream: bytes) -> ChunkRun | None:
+        """Return what `stream`, which begins with an event, begins with. None: another form."""
         begin = len(DATA) + len(self.before)
         if not stream.startswith(self.before, len(DATA)) or not stream.startswith(DATA):
             return None
@@ -63,7 +63,7 @@ class ChunkForm(msgspec.Struct, frozen=True):
         if num_good < len(texts):
             del texts[num_good:]
         frame = begin + len(self.after) + len(END)
-        return Run(texts, sum(map(len, texts)) + num_good * frame)
+        return ChunkRun(texts, sum(map(len, texts)) + num_good * frame)
 
 
 def count_plain(texts: list[bytes]) -> int:

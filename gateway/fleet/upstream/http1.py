@@ -76,7 +76,7 @@ class Pool:
         return self._idle.pop() if self._idle else None
 
     def head_of(self, target: str) -> bytes:
-        """What `post` begins with that asks for something else than `url` does there."""
+        """Return what `post` begins with that asks for something else than `url` does there."""
         return f"POST {target} HTTP/1.1\r\n{self._headers}\r\ncontent-length: ".encode()
 
     def post(self, connection: Connection, body: bytes, head: bytes | None = None) -> None:
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def interrupt(self, error: Exception) -> None:
-        """Whatever waits for this answer now, or would from now on, gets `error`."""
+        """Fail whatever waits for this answer, now or from now on, with `error`."""
         self._interruption = error
         if self._wake is not None and not self._wake.done():
             self._wake.set_exception(error)

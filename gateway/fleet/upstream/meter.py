@@ -1,4 +1,4 @@
-"""What an upstream says, read for what it costs: its usage where it gives one, an estimate until
+"""Reads what an upstream says for what it costs: its usage where it gives one, an estimate until
 then.
 
 Pure: bytes in, payloads and `MeteredUsage` out. Payloads leave under our model's name and without
@@ -92,7 +92,7 @@ def _to_form(data: bytes, shown: bytes, choices: list[_Choice]) -> ChunkForm | N
 
 
 def _written(choice: _Choice) -> list[tuple[str, bytes]]:
-    """Whatever the model wrote counts, whatever the vendor calls it: content, reasoning,
+    """Return all that the model wrote, whatever the vendor calls it: content, reasoning,
     arguments."""
     fields = choice.delta or choice.message or {}
     values = [(name, bytes(raw)) for name, raw in fields.items() if name != "role"]
@@ -178,8 +178,8 @@ class UpstreamMeter:
         return RawChunk(shown)
 
     def read_run(self, stream: bytes) -> tuple[RawRun, int] | None:
-        """Of a stream that begins with an event: chunks like the one before, and the bytes that
-        they took. None: the next event has to be parsed."""
+        """Read the front of a stream that begins with an event: chunks like the one before, and the
+        bytes that they took. None: the next event has to be parsed."""
         if self.form is None or self.done or (run := self.form.take(stream)) is None:
             return None
         self._misses = 0

@@ -42,7 +42,7 @@ from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
 from gateway.generate_request import GenerateRequest, MaxTokensField, PlainForward, bounded_to
 from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class UpstreamReplica:
             backlog=room.backlog,
         )
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         if request.plain is not None:
             return await self._prepare_plain(request, request.plain, turn)
         body = self._to_body(request)
@@ -148,7 +148,7 @@ class UpstreamReplica:
             payload=payload,
         )
 
-    async def count(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
         body = self._to_body(request)
         payload = self._to_payload(request, body)
         size = await self._threads.run(
@@ -157,7 +157,7 @@ class UpstreamReplica:
         return size.estimate
 
     async def _prepare_plain(
-        self, request: GenerateRequest, plain: PlainForward, turn: Turn
+        self, request: GenerateRequest, plain: PlainForward, turn: Priority
     ) -> PreparedRequest:
         payload = self._to_payload(request, self._to_body(request))
         size = await self._threads.run(
@@ -184,12 +184,18 @@ class UpstreamReplica:
             payload=self._bounds.told_anew(prepared.payload, per_choice),
         )
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Turn) -> float | None:
-        """What waits here, where anything does; an upstream does not say what waits there."""
+    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
+        """Predict from what waits here, where anything does; an upstream does not say what waits
+        there."""
         return None if self._room is None else self._room.predicted_ttft_s(turn)
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn = ANYBODYS
+        self,
+        prepared: PreparedRequest,
+        *,
+        attempt_id: str,
+        cache_salt: str,
+        turn: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
         is the upstream's matter. Whose it is here, the room says. Who names a tier is told what we
@@ -216,7 +222,7 @@ class UpstreamReplica:
     # ---- whose turn it is
 
     async def _in_turn(
-        self, run: Answer, room: WaitingRoom, turn: Turn, attempt: Attempt
+        self, run: Answer, room: WaitingRoom, turn: Priority, attempt: Attempt
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Raises NoPlace, and what `run` raises."""
         place = room.join(turn, attempt.prepared.input_tokens)
@@ -295,7 +301,7 @@ class UpstreamReplica:
         return connection
 
     def _let_go(self, attempt: Attempt) -> None:
-        """Of its connection, which is the next one's from now on. Idempotent."""
+        """Let go of its connection, which is the next one's from now on. Idempotent."""
         self._attempts.pop(attempt.id, None)
         if attempt.connection is not None:
             connection, attempt.connection = attempt.connection, None
@@ -353,7 +359,8 @@ class UpstreamReplica:
         return b"".join(pieces)
 
     def _guess(self, attempt: Attempt) -> MeteredUsage | None:
-        """What was generated of an answer that nobody waited for. None: it was never asked for."""
+        """Estimate what was generated of an answer that nobody waited for. None: it was never asked
+        for."""
         if not attempt.sent:
             return None
         rate = self._tokens_per_s or ASSUMED_TOKENS_PER_S
@@ -371,7 +378,7 @@ class UpstreamReplica:
     # ---- an answer as a stream
 
     async def _stream(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
-        """What each read brings, without waiting for more. Raises ReplicaUnavailable until
+        """Yield what each read brings, without waiting for more. Raises ReplicaUnavailable until
         something has been yielded, ReplicaLost from then on."""
         meter, parser = attempt.meter, EventParser()
         begun = ended = False
@@ -462,7 +469,7 @@ def target_of(url: str) -> str:
 
 
 def names_of(base_url: str, api_key: str | None) -> list[str]:
-    """What tells whose the upstream is, the longest of what contain each other first."""
+    """Return what tells whose the upstream is, the longest of what contain each other first."""
     parts = urlsplit(base_url)
     netloc = parts.netloc.rpartition("@")[2]
     return [name for name in (api_key, netloc, parts.hostname) if name]

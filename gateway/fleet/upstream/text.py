@@ -1,5 +1,5 @@
-"""What an upstream answers, as the same `TextDelta`s that our own engines bring: for surfaces other
-than OpenAI's chat completions, which pass it on as it came.
+"""Turns what an upstream answers into the same `TextDelta`s that our own engines bring: for
+surfaces other than OpenAI's chat completions, which pass it on as it came.
 
 Pure. It reads payloads that `upstream_meter` has counted. Chunks that differ in their text alone
 are read at once, as one with all their text.
@@ -36,7 +36,7 @@ FINISH_REASONS: dict[str, FinishReason] = {
 
 
 class _Part(msgspec.Struct):
-    """Of a content in parts (Mistral's)."""
+    """One part of a content in parts (Mistral's)."""
 
     text: str = ""
     thinking: list[_Part] = []
@@ -155,7 +155,7 @@ def payload_of(item: RawChunk | RawRun | RawBody) -> bytes:
 
 
 def text_of(said: _Said) -> tuple[str, str]:
-    """What was said, a refusal too, and what was thought."""
+    """Return what was said, a refusal too, and what was thought."""
     thought = said.reasoning_content or said.reasoning or ""
     if not isinstance(said.content, list):
         return (said.content or "") + (said.refusal or ""), thought

@@ -49,11 +49,11 @@ EverUsed = Callable[[], Awaitable[bool]]
 
 
 async def never() -> bool:
-    """Where nothing was ever used."""
+    """Return False: nothing was ever used."""
     return False
 
 
-class Epochs:
+class DataLossDetector:
     """`ever_used`: False in a new installation alone. Where it has several gateways, and one of
     them asks before any of the others' first requests has ended, it is a burst too many."""
 

@@ -10,7 +10,7 @@ from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.limits.redis.scripts import LimiterUnavailable
 
 
-class Gateways:
+class GatewayCount:
     """One per process. `at_least`: so many there are, heard of or not."""
 
     def __init__(self, pipeline: Pipeline, *, at_least: int) -> None:

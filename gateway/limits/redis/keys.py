@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.limits.outcomes import ScopeLimits
+from gateway.limits.redis.scope_limits import ScopeLimits
 
 GATEWAYS = "tollgate:gateways"
 """Who serves: process id -> when it was last heard of, in Unix seconds."""
@@ -18,7 +18,7 @@ def epoch_key(org_id: str) -> str:
 
 
 def org_keys(org_id: str) -> list[str]:
-    """What each script takes first: the org's open leases, the prefix of their records, its
+    """Return what each script takes first: the org's open leases, the prefix of their records, its
     epoch."""
     tag = f"tollgate:{{{org_id}}}"
     return [f"{tag}:leases", f"{tag}:lease:", f"{tag}:epoch"]

@@ -1,4 +1,4 @@
-"""What one gateway may let pass by itself while Redis is away.
+"""Decides what one gateway may let pass by itself while Redis is away.
 
 It knows no Redis. Of N gateways each has its share, limit / N, of which SHARE is used, and its
 buckets hold a quarter of what that share's burst would be: whatever the others do, and however
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.limits.outcomes import BucketKind, BucketLimit, ScopeLimits, UnitKind
+from gateway.limits.redis.scope_limits import BucketKind, BucketLimit, ScopeLimits, UnitKind
 from gateway.lru import Lru
 
 SHARE = 0.8
@@ -42,7 +42,7 @@ class LocalRefusal(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What is still missing of one bucket: as much must be taken in Redis."""
+    """The part that is still missing of one bucket: as much must be taken in Redis."""
 
     bucket: BucketLimit
     least: int

@@ -40,32 +40,32 @@ NOBODY = org_keys("-")
 """To probe with, where nothing was granted."""
 
 
-class Call(msgspec.Struct, frozen=True):
-    """Of a script."""
+class ScriptCall(msgspec.Struct, frozen=True):
+    """A call of a script."""
 
     keys: list[str]
     asked: Any
 
 
 class Debit(msgspec.Struct, frozen=True):
-    """What was granted here of one scope, as it is posted: under its id it is taken once."""
+    """The units granted here of one scope, as they are posted: under its id it is taken once."""
 
     id: str
     key: str
     grants: list[Grant]
 
-    def to_call(self) -> Call:
+    def to_call(self) -> ScriptCall:
         charges = [
             (*msgspec.structs.astuple(each.bucket), each.least, each.most, owed_at_most(each))
             for each in self.grants
         ]
         keys = [*org_keys(org_of(self.key)), self.key]
-        return Call(keys, (self.id, DEBIT_TTL_MS, [charges]))
+        return ScriptCall(keys, (self.id, DEBIT_TTL_MS, [charges]))
 
 
 def owed_at_most(grant: Grant) -> int:
-    """What a bucket may come to lack by what is posted, where it would lack less without: what it
-    holds, and what all gateways let pass at once."""
+    """Return what a bucket may come to lack by what is posted, where it would lack less without:
+    what it holds, and what all gateways let pass at once."""
     return math.ceil(grant.bucket.burst * (1 + SHARE / BURST_PARTS))
 
 
@@ -75,7 +75,7 @@ class Outage:
     def __init__(self, scripts: Scripts, local: LocalBuckets) -> None:
         self._scripts, self._local = scripts, local
         self._debits: list[Debit] = []
-        self._deferred: OrderedDict[str, Call] = OrderedDict()
+        self._deferred: OrderedDict[str, ScriptCall] = OrderedDict()
         self._mending: asyncio.Task[None] | None = None
 
     def begins(self) -> None:
@@ -87,7 +87,7 @@ class Outage:
         if self._mending is not None:
             await end_tasks(self._mending)
 
-    def defer(self, lease_id: str, call: Call) -> None:
+    def defer(self, lease_id: str, call: ScriptCall) -> None:
         """Settle it when Redis is back."""
         self._deferred[lease_id] = call
         if len(self._deferred) > MAX_DEFERRED:

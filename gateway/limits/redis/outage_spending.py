@@ -1,4 +1,4 @@
-"""What a gateway may let pass under hard caps by itself, while Redis is away.
+"""Decides what a gateway may let pass under hard caps by itself, while Redis is away.
 
 Only where what was left when it last heard is comfortable: of N gateways each may spend the N-th
 part of a tenth of it, all it lets pass meanwhile together, and only if that was heard lately. So
@@ -29,7 +29,7 @@ class _Known(msgspec.Struct):
     """Of it, since then, by this gateway alone."""
 
 
-class Comfort:
+class OutageSpending:
     """Counters are known by their keys in Redis. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -105,8 +105,8 @@ class Scripts:
             raise self.failed(name, keys[0], error) from error
 
     def failed(self, name: str, key: str, error: Exception) -> LimiterUnavailable:
-        """What it means that a script or command failed; logged where it is one organization's
-        matter. `key`: the organization's, or nobody's."""
+        """Return what it means that a script or command failed; logged where it is one
+        organization's matter. `key`: the organization's, or nobody's."""
         found = unavailable(name, key, error)
         if isinstance(found, ScriptFailed):
             what, now = (name, org_of(key)), self._clock()

@@ -9,7 +9,7 @@ from asyncio import CancelledError
 import msgspec
 
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import Desk, start
+from gateway.inference.generate import GenerationServices, start
 from gateway.mcp.metered import Callers
 from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.surfaces import ApiSurface
@@ -19,7 +19,7 @@ from mcp_bridge.caller import Caller
 class OwnModels(msgspec.Struct, frozen=True):
     """The models of this gateway, for MCP callers. `callers`: who they are to limits and bills."""
 
-    desk: Desk
+    desk: GenerationServices
     telemetry: Telemetry
     callers: Callers
 

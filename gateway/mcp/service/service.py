@@ -12,7 +12,7 @@ import msgspec
 
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.principal import Principal
 from gateway.resources import Resources
 from gateway.settings.file import WrittenMcpServer
@@ -135,7 +135,7 @@ def to_actor(principal: Principal) -> Actor:
 
 
 async def open_mcp(
-    settings: Settings, resources: Resources, desk: Desk, auth: Auth
+    settings: Settings, resources: Resources, desk: GenerationServices, auth: Auth
 ) -> McpService | None:
     """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
     stack, secret = resources.stack, resources.secret

@@ -9,7 +9,7 @@ from litestar import post
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
-from gateway.lanes import turn_of
+from gateway.lanes import priority_of
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
@@ -88,7 +88,7 @@ async def count_tokens(request: AuthenticatedRequest) -> MessageTokensCount:
     request.scope["state"][MODEL] = peeked.model
     replicas = desk.fleet.order(desk.fleet.resolve(peeked.model, principal))
     asked = from_count_tokens(body)
-    counted = await replicas[0].count(asked, turn_of(principal, desk.deadlines, asked))
+    counted = await replicas[0].count(asked, priority_of(principal, desk.deadlines, asked))
     return MessageTokensCount(counted)
 
 

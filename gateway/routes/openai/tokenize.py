@@ -14,7 +14,7 @@ from litestar import Response, post
 from gateway.fleet.replica import Tokenizing
 from gateway.generate_request import GenerateRequest
 from gateway.inference.generate import RateLimited
-from gateway.lanes import Turn, turn_of
+from gateway.lanes import Priority, priority_of
 from gateway.limits.limiter import Refusal
 from gateway.limits.outcomes import Units
 from gateway.principal import SCOPE_INFERENCE
@@ -79,7 +79,7 @@ async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
 @asynccontextmanager
 async def admitted(
     request: AuthenticatedRequest, body: bytes
-) -> AsyncIterator[tuple[Tokenizing, Turn]]:
+) -> AsyncIterator[tuple[Tokenizing, Priority]]:
     """Admit the request like one that writes nothing; within, it counts.
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
@@ -93,7 +93,7 @@ async def admitted(
         raise not_of_an_upstream()
     principal.check_served()
     asked = GenerateRequest(model=model, stream=False, include_usage=False)
-    turn = turn_of(principal, desk.deadlines, asked)
+    turn = priority_of(principal, desk.deadlines, asked)
     verdict = await desk.limiter.admit(
         principal,
         model,

@@ -24,7 +24,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
@@ -42,7 +42,7 @@ OBSERVE_INTERVAL_S = 1.0
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
-    desk: Desk
+    desk: GenerationServices
     telemetry: Telemetry
     readiness: Readiness
     authenticator: Authenticator

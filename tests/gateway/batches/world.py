@@ -33,7 +33,7 @@ from gateway.files.store import FileStore
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage, TextDelta
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.limits.limiter import Limiter
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
@@ -72,7 +72,7 @@ class World:
 
     def __init__(self, db: AsyncEngine, owner: Tenant, key_id: str, **parts: Any) -> None:
         self.db, self.owner, self.key_id = db, owner, key_id
-        self.desk: Desk = parts["desk"]
+        self.desk: GenerationServices = parts["desk"]
         self.pools: list[AsyncEngine] = parts["pools"]
         self.files: FileStore = parts["files"]
 
@@ -169,7 +169,7 @@ async def opened(
     pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
     spool, tasks, limiter = await Spool.open(folder / "spool"), TaskSet(), Limiter(redis)
     route = Route(model=MODEL, kind="engine", replicas=(replica,))
-    desk = Desk(
+    desk = GenerationServices(
         fleet=Fleet([route], rng=AsListed()),
         limiter=limiter,
         spool=spool,

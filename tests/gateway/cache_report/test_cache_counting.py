@@ -17,13 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.cache_report import reading as cache_reading
 from gateway.cache_report import report as cache_report
 from gateway.cache_report import rows as cache_rows
-from gateway.cache_report.notes import CacheNote
 from gateway.cache_report.reading import read_cache_report
 from gateway.cache_report.report import CacheReport
 from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
 from gateway.db import create_engine, tenant
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
+from gateway.inference.cache_notes import CacheNote
 from gateway.wire.usage.cache_report import CacheRow
 from tests.billing.samples import an_attempt
 

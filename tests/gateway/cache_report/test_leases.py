@@ -19,7 +19,7 @@ from engine.protocol import LeaseEnded, LeaseGranted
 from gateway.cache_report import leases as cache_leases
 from gateway.cache_report.leases import CacheLeases, leased_models, place_of
 from gateway.db import create_engine
-from gateway.fleet.engine.kept_prefixes import AskedToKeep
+from gateway.fleet.engine.kept_prefixes import KeepRequest
 from gateway.ids import uuid7
 from gateway.limits import recounts
 from gateway.limits.counters import index_key
@@ -50,7 +50,7 @@ class Heard:
         self.counted[outcome] += number
 
     def ask(self) -> None:
-        asked = AskedToKeep(
+        asked = KeepRequest(
             org_id="org_a",
             model="penny",
             engine_id=self.engine.status.engine_id,

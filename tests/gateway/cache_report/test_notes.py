@@ -15,10 +15,10 @@ from redis.asyncio import Redis
 from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
-from gateway.cache_report.notes import CacheNote, OnCached
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.fleet.router import Fleet, Route
-from gateway.inference.generate import Desk
+from gateway.inference.cache_notes import CacheNote, OnCached
+from gateway.inference.generate import GenerationServices
 from gateway.limits.limiter import Limiter
 from tests.gateway.office import AsListed, Office, ScriptedReplica, read
 
@@ -31,7 +31,7 @@ async def open_office(tmp_path: Path, redis: Redis) -> AsyncIterator[Open]:
 
     def make(on_cached: OnCached, replica: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=(replica,))
-        desk = Desk(
+        desk = GenerationServices(
             fleet=Fleet([route], rng=AsListed()),
             limiter=limiter,
             spool=spool,

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.prepare_threads import AHEAD, INLINE_CHARS, PrepareThreads
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from tests.budget import examples
 
-FLOOD = Turn(lane="batch", tenant="flood")
+FLOOD = Priority(lane="batch", tenant="flood")
 LONG = INLINE_CHARS + 1
 
 
@@ -82,7 +82,7 @@ async def test_who_comes_into_a_flood_is_next(
             _, lane, tenant = waiting.pop(0)
             name = f"{tenant}{len(came)}"
             came[name] = len(done)
-            turn = Turn(lane=lane, tenant=tenant)
+            turn = Priority(lane=lane, tenant=tenant)
             running.append(asyncio.create_task(threads.run(turn, LONG, done.append, name)))
         await settle()
         shop.finish()
@@ -99,7 +99,7 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
     threads = PrepareThreads(max_threads=1, max_queued=8, executor=shop)
     ended: Counter[str] = Counter()
 
-    async def ask(turn: Turn) -> None:
+    async def ask(turn: Priority) -> None:
         try:
             await threads.run(turn, LONG, str)
         except NoPlace:
@@ -109,7 +109,7 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
 
     asked = [asyncio.create_task(ask(FLOOD)) for _ in range(20)]
     await settle()
-    asked += [asyncio.create_task(ask(Turn(lane="batch", tenant="b"))) for _ in range(2)]
+    asked += [asyncio.create_task(ask(Priority(lane="batch", tenant="b"))) for _ in range(2)]
     await settle()
     while shop.begun:
         shop.finish()
@@ -121,7 +121,7 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
 async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_place() -> None:
     threads = PrepareThreads(max_threads=1, max_queued=1)
     go_on, here = threading.Event(), threading.get_ident
-    turn = Turn(tenant="a")
+    turn = Priority(tenant="a")
     try:
         assert await threads.run(turn, INLINE_CHARS, here) == here()
         first = asyncio.create_task(threads.run(turn, LONG, go_on.wait, 5))

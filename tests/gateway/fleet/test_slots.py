@@ -18,7 +18,7 @@ from gateway.fleet import slots as places_module
 from gateway.fleet.slots import LOG_EVERY_S, MAX_LOOK, REST_S, SharedPlaces
 from gateway.fleet.upstream.routes import room_before
 from gateway.fleet.waiting_room import Place, WaitingRoom
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.settings.load import Settings, load
 
 OTHER = """
@@ -106,7 +106,7 @@ async def test_who_waits_is_served_when_another_gives_back(tmp_path: Path, other
     for _ in range(10):
         other.take()
     assert room.backlog > 0
-    came: list[Place] = [room.join(Turn(tenant="a"), 10) for _ in range(2)]
+    came: list[Place] = [room.join(Priority(tenant="a"), 10) for _ in range(2)]
     assert not came[0].served.is_set()
     other.says("give back")
     await asyncio.wait_for(came[0].served.wait(), 30)
@@ -153,7 +153,7 @@ def test_who_rests_has_no_full_room(tmp_path: Path, other: Other) -> None:
     room = WaitingRoom(5, places=mine, clock=lambda: now[0])
     taken = [mine.take() for _ in range(6)]
     mine.give_back(taken[0] or 0)
-    assert mine.take() is None and room.backlog == 0.0 and room.predicted_ttft_s(Turn()) == 0.0
+    assert mine.take() is None and room.backlog == 0.0 and room.predicted_ttft_s(Priority()) == 0.0
     now[0] += REST_S
     assert mine.take() is not None
     for _ in range(4):
@@ -201,7 +201,7 @@ async def test_a_request_outlives_a_kernel_without_locks(
 
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "lockf", refuse)
-        came = room.join(Turn(tenant="a"), 10)
+        came = room.join(Priority(tenant="a"), 10)
         assert not came.served.is_set()
     await asyncio.wait_for(came.served.wait(), 30)
     room.leave(came)

@@ -15,7 +15,7 @@ from engine.protocol import Lane
 from gateway.fleet.errors import NoPlace
 from gateway.fleet.waiting_room import Place, WaitingRoom
 from gateway.generation_events import MeteredUsage
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from tests.budget import examples
 
 LANES = tuple(LANE_WEIGHTS)
@@ -29,7 +29,7 @@ class Clock:
 
 
 def joined(room: WaitingRoom, lane: Lane, tenant: str = "a", **changes: Any) -> Place:
-    return room.join(Turn(lane=lane, tenant=tenant, **changes), 10)
+    return room.join(Priority(lane=lane, tenant=tenant, **changes), 10)
 
 
 def used(output: int) -> MeteredUsage:
@@ -50,7 +50,7 @@ class RoomMachine(RuleBasedStateMachine):
         tokens=st.integers(0, 100),
     )
     def come(self, lane: Lane, tenant: str, weight: float, tokens: int) -> None:
-        turn = Turn(lane=lane, tenant=tenant, weight=weight)
+        turn = Priority(lane=lane, tenant=tenant, weight=weight)
         predicted, is_free = self.room.predicted_ttft_s(turn), self.room.backlog == 0.0
         place = self.room.join(turn, tokens)
         assert place.served.is_set() == is_free, "at once, and only then"
@@ -170,7 +170,7 @@ def test_a_full_lane_takes_nobody_and_others_do() -> None:
 def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     clock = Clock()
     room = WaitingRoom(2, clock=clock)
-    turn = Turn(lane="interactive", tenant="a")
+    turn = Priority(lane="interactive", tenant="a")
     assert room.predicted_ttft_s(turn) == 0.0
     first = joined(room, "interactive")
     clock.now = 4.0
@@ -179,11 +179,11 @@ def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     assert room.predicted_ttft_s(turn) == pytest.approx(2.0), "the next of two places"
     batch += [joined(room, "batch", "b") for _ in range(64)]
     assert room.predicted_ttft_s(turn) == pytest.approx((1 + 1 / 16) * 2.0)
-    behind = Turn(lane="batch", tenant="b")
+    behind = Priority(lane="batch", tenant="b")
     assert room.predicted_ttft_s(behind) == pytest.approx(65 * 2.0)
-    other = Turn(lane="batch", tenant="c")
+    other = Priority(lane="batch", tenant="c")
     assert room.predicted_ttft_s(other) == pytest.approx(2 * 2.0), "one of each in turn"
-    heavy = Turn(lane="batch", tenant="c", weight=2.0)
+    heavy = Priority(lane="batch", tenant="c", weight=2.0)
     assert room.predicted_ttft_s(heavy) == pytest.approx(1.5 * 2.0)
     for place in batch:
         room.leave(place)
@@ -193,4 +193,4 @@ def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
 def test_while_nothing_is_known_nothing_is_predicted() -> None:
     room = WaitingRoom(1)
     joined(room, "interactive")
-    assert room.predicted_ttft_s(Turn()) is None and room.backlog == 1.0
+    assert room.predicted_ttft_s(Priority()) is None and room.backlog == 1.0

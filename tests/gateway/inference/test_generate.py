@@ -33,8 +33,8 @@ from gateway.generate_request import GenerateRequest
 from gateway.generation_events import ReplicaEvent
 from gateway.http_errors.table import to_http_error
 from gateway.inference import generate as inference
-from gateway.inference.generate import Desk, RateLimited
-from gateway.lanes import Turn
+from gateway.inference.generate import GenerationServices, RateLimited
+from gateway.lanes import Priority
 from gateway.limits.limiter import LimiterUnavailable
 from gateway.principal import Plan
 from tests.gateway.office import (
@@ -76,7 +76,7 @@ async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterat
     def make(*replicas: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=replicas)
         fleet = Fleet([route], rng=AsListed())
-        desk = Desk(
+        desk = GenerationServices(
             fleet=fleet,
             limiter=limiter,
             spool=spool,
@@ -366,7 +366,7 @@ async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
     replica, may_prepare = ScriptedReplica(), asyncio.Event()
     prepare = replica.prepare
 
-    async def slow(request: GenerateRequest, turn: Turn) -> PreparedRequest:
+    async def slow(request: GenerateRequest, turn: Priority) -> PreparedRequest:
         await may_prepare.wait()
         return await prepare(request, turn)
 
@@ -386,14 +386,14 @@ class SlowlyPrepared(ScriptedReplica):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns: list[Turn] = []
+        self.turns: list[Priority] = []
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         await asyncio.sleep(self.PREPARE_S)
         return await super().prepare(request, turn)
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Turn
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Priority
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.turns.append(turn)
         return super().stream(prepared, attempt_id=attempt_id, cache_salt=cache_salt, turn=turn)
@@ -402,8 +402,8 @@ class SlowlyPrepared(ScriptedReplica):
 async def test_a_replica_hears_what_is_left_of_the_deadline(open_office) -> None:
     replica = SlowlyPrepared()
     office = open_office(replica)
-    assert await read(office.begin(turn=Turn(lane="agentic", deadline_s=10.0)))
-    assert await read(office.begin(turn=Turn()))
+    assert await read(office.begin(turn=Priority(lane="agentic", deadline_s=10.0)))
+    assert await read(office.begin(turn=Priority()))
     (bound, unbound) = replica.turns
     assert (bound.lane, unbound.deadline_s) == ("agentic", None)
     assert bound.deadline_s is not None and 5.0 < bound.deadline_s <= 10.0 - replica.PREPARE_S
@@ -413,7 +413,7 @@ async def test_a_lanes_deadline_that_passes_while_it_is_prepared_asks_nobody(ope
     replica = SlowlyPrepared()
     office = open_office(replica)
     with pytest.raises(NoPlace):
-        await read(office.begin(turn=Turn(deadline_s=replica.PREPARE_S / 2)))
+        await read(office.begin(turn=Priority(deadline_s=replica.PREPARE_S / 2)))
     await office.settled()
     assert replica.turns == [] and await office.billed() == []
 
@@ -425,11 +425,11 @@ async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
     replica.predicted_s = 12.5
     office = open_office(replica)
     with pytest.raises(ReplicaOverloaded) as refused:
-        await read(office.begin(turn=Turn(deadline_s=10.0)))
+        await read(office.begin(turn=Priority(deadline_s=10.0)))
     assert refused.value.retry_after_s == pytest.approx(2.5, abs=0.1)
     assert replica.attempts == [] and office.desk.limiter.settled == []
-    assert await read(office.begin(turn=Turn(deadline_s=13.0))) == b"w1 w2 w3 [3]"
-    assert await read(office.begin(turn=Turn())) == b"w1 w2 w3 [3]"
+    assert await read(office.begin(turn=Priority(deadline_s=13.0))) == b"w1 w2 w3 [3]"
+    assert await read(office.begin(turn=Priority())) == b"w1 w2 w3 [3]"
 
 
 async def test_a_limiter_that_is_away_is_told_later(

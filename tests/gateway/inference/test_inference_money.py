@@ -14,7 +14,7 @@ from gateway.fleet.replica import ANYBODYS, PreparedRequest
 from gateway.fleet.router import Route
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.inference.generate import RateLimited
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.limits.spending import MAX_NANO, UnpricedModel, spending_of
 from gateway.principal import Principal, SpendCap
 from tests.gateway.limits.capped_office import CappedOffice, open_office
@@ -34,7 +34,7 @@ output = "2"
 class Careful(ScriptedReplica):
     """Says as much as it may."""
 
-    async def prepare(self, request: GenerateRequest, turn: Turn = ANYBODYS) -> PreparedRequest:
+    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
         assert request.prompt is not None
         found = await super().prepare(request, turn)
         given = request.prompt.max_tokens

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.pricing.price_book import PriceBook
 from gateway.inference.metering import Terms
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.principal import Plan, Principal
 from gateway.routes.admin.billing.prices import lists_of, to_list_view, to_rule
 from gateway.tenancy.errors import InvalidField
@@ -50,7 +50,7 @@ def book(tmp_path: Path) -> PriceBook:
 
 
 def test_an_org_pays_by_the_list_of_its_plan(book: PriceBook) -> None:
-    def terms(who: Principal, turn: Turn = Turn()) -> Terms:  # noqa: B008
+    def terms(who: Principal, turn: Priority = Priority()) -> Terms:  # noqa: B008
         return Terms.of_now(book, who, "m", turn)
 
     assert terms(WHO).prices["output"].pico_per_token == 2_000_000
@@ -58,7 +58,7 @@ def test_an_org_pays_by_the_list_of_its_plan(book: PriceBook) -> None:
     keys_own = msgspec.structs.replace(WHO, key_plan=Plan(name="gold", price_list="acme"))
     assert terms(keys_own).prices == terms(WHO).prices, "who pays is the org"
     assert terms(WHO).batch_queue == 0
-    assert terms(WHO, Turn(lane="batch")).batch_queue == 1
+    assert terms(WHO, Priority(lane="batch")).batch_queue == 1
 
 
 def test_an_org_sees_the_lists_that_it_pays_by(book: PriceBook) -> None:

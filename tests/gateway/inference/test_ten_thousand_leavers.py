@@ -28,8 +28,8 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import delivery as delivery_module
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Desk, RateLimited
-from gateway.lanes import Turn
+from gateway.inference.generate import GenerationServices, RateLimited
+from gateway.lanes import Priority
 from gateway.principal import Plan
 from tests.gateway.office import Office, WatchedLimiter
 
@@ -72,12 +72,12 @@ async def desk(
     threads: PrepareThreads,
     tmp_path: Path,
     redis: Redis,
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[GenerationServices]:
     replica = EngineReplica(
         name="m", client=engine, tokenizer=tokenizer, template=template, threads=threads
     )
     spool, limiter, tasks = await Spool.open(tmp_path / "spool"), WatchedLimiter(redis), TaskSet()
-    yield Desk(
+    yield GenerationServices(
         fleet=Fleet([Route(model="m", kind="engine", replicas=(replica,))]),
         limiter=limiter,
         spool=spool,
@@ -128,7 +128,7 @@ async def take_all(spool: Spool) -> list[UsageEvent]:
 
 @pytest.mark.slow
 async def test_whoever_leaves_leaves_nothing_behind(
-    desk: Desk, engine: WatchedEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    desk: GenerationServices, engine: WatchedEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery_module, "MAX_QUEUED_CHUNKS", 3)
     rng = random.Random(11)
@@ -140,7 +140,7 @@ async def test_whoever_leaves_leaves_nothing_behind(
         """One after the other."""
         while next(numbers) < NUM_REQUESTS:
             office, plan = rng.choice(offices)
-            turn = Turn(
+            turn = Priority(
                 lane=rng.choice(sorted(LANE_WEIGHTS)),
                 tenant=rng.choice("abc"),
                 deadline_s=rng.choice([None, None, 0.002]),

@@ -16,8 +16,8 @@ from foundation.tasks import TaskSet
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.ids import uuid7
-from gateway.inference.generate import Call, Desk, start
-from gateway.lanes import Turn
+from gateway.inference.generate import Call, GenerationServices, start
+from gateway.lanes import Priority
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import counter_of
 from gateway.principal import Principal, SpendCap
@@ -30,7 +30,7 @@ IDLE_TIMEOUT_S = 5.0
 class CappedOffice:
     """`key_a` asks; it has one hard cap, on all that it spends."""
 
-    def __init__(self, desk: Desk, redis: Redis, models: Sequence[str]) -> None:
+    def __init__(self, desk: GenerationServices, redis: Redis, models: Sequence[str]) -> None:
         self.desk, self.redis = desk, redis
         self.telemetry = Telemetry(models=models)
 
@@ -47,7 +47,7 @@ class CappedOffice:
             spend_caps=(SpendCap("key", "key_a", "total", cap_nano),),
         )
         call = Call(
-            turn=Turn(),
+            turn=Priority(),
             request_id=f"req_{uuid7().hex}",
             principal=caller,
             request=request,
@@ -78,7 +78,7 @@ async def open_office(
     path.write_text(book)
     spool, tasks = await Spool.open(folder / "spool"), TaskSet()
     limiter = Limiter(redis, grace_s=0)
-    desk = Desk(
+    desk = GenerationServices(
         fleet=Fleet(routes, rng=AsListed()),
         limiter=limiter,
         spool=spool,

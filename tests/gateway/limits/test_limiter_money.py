@@ -18,7 +18,7 @@ from gateway.limits import counters
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.outcomes import Units
-from gateway.limits.redis.outage_spending import COMFORT, HEARD_S, Comfort
+from gateway.limits.redis.outage_spending import COMFORT, HEARD_S, OutageSpending
 from gateway.limits.spending import UnpricedModel, counter_of
 from gateway.principal import Plan, Principal, SpendCap
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
@@ -339,7 +339,7 @@ async def test_while_redis_is_away_only_what_is_comfortable_passes(
 
 def test_what_was_left_long_ago_is_no_comfort() -> None:
     now_s = 0.0
-    comfort = Comfort(clock=lambda: now_s)
+    comfort = OutageSpending(clock=lambda: now_s)
     comfort.note(["a", "b"], [1000, 50])
     assert comfort.allows(["a"], 100, 1) and not comfort.allows(["a"], 101, 1)
     assert not comfort.allows(["a", "b"], 100, 1) and not comfort.allows(["a"], 100, 2)

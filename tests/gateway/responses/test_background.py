@@ -19,7 +19,7 @@ from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import ReplicaLost
 from gateway.ids import uuid7
 from gateway.inference.generate import Call, NotAccepting
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.principal import Principal
 from gateway.request_errors import BadField, TooManyFollowed, TooManyInBackground
 from gateway.responses import background as module
@@ -99,7 +99,7 @@ class Stage:
             key_plan=PLAN,
         )
         call = Call(
-            turn=Turn(),
+            turn=Priority(),
             request_id=response_id.replace("resp_", "req_"),
             principal=principal,
             request=generate,

@@ -17,7 +17,7 @@ from billing.invoices.balance import unapplied_pico
 from billing.ledger.spend_totals import spent_by_org
 from billing.money import format_usd, usd
 from billing.tables import credit_grants, to_moment
-from gateway.inference.generate import Desk
+from gateway.inference.generate import GenerationServices
 from gateway.limits.spending import counter_of
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
@@ -64,7 +64,7 @@ def to_view(credit: Credit) -> CreditView:
     )
 
 
-def refuse_unknown(models: Sequence[str], desk: Desk) -> None:
+def refuse_unknown(models: Sequence[str], desk: GenerationServices) -> None:
     """Refuse a misspelt name: it would be money that pays for nothing. Raises: InvalidField."""
     served = {route.model for route in desk.fleet.routes}
     for index, model in enumerate(models):

@@ -26,20 +26,20 @@ from gateway.fleet.engine.cache_outcome import (
     prefix_digest,
 )
 from gateway.fleet.engine.model_format import ModelFormat
-from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, SentBefore
+from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, EarlierPrompt
 from gateway.fleet.engine.prompt_beginning import PREFIX_CHARS, text_digest
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MessagePlace
 from gateway.generate_request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
 from gateway.generation_events import CacheOutcome, MeteredUsage
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.wire.openai.from_chat import from_openai
 from tests.budget import examples
 
 BLOCK = 16
 PENNY = Path(__file__).resolve().parents[4] / "models/penny"
-TURN = Turn(tenant="org_a")
+TURN = Priority(tenant="org_a")
 
 
 class Served:
@@ -157,7 +157,7 @@ async def test_where_no_prefix_is_looked_for_nobody_can_say(
 def marked(*positions: int, **others: Any) -> Circumstances:
     """Of a model that keeps what is marked."""
     told = tuple(Breakpoint(each) for each in positions)
-    fields = {"is_marked": True, "before": SentBefore(), "breakpoints": told} | others
+    fields = {"is_marked": True, "before": EarlierPrompt(), "breakpoints": told} | others
     return Circumstances(contract="explicit", block_size=BLOCK, engine_id="e", **fields)
 
 
@@ -173,7 +173,7 @@ def marked(*positions: int, **others: Any) -> Circumstances:
         (marked(2048), SeenPrefix(2500, "continued", 400), 0, ("evicted", 2096)),
         (marked(1024, 2048), SeenPrefix(1500, "broken"), 1024, ("changed", 1500)),
         (marked(1024, 2048), SeenPrefix(1500, "continued"), 1024, ("intact", 0)),
-        (marked(2048, before=SentBefore(2500, "d")), None, 0, ("restarted", 0)),
+        (marked(2048, before=EarlierPrompt(2500, "d")), None, 0, ("restarted", 0)),
     ],
 )
 def test_what_is_kept_for_a_time_has_causes_of_its_own(
@@ -183,7 +183,9 @@ def test_what_is_kept_for_a_time_has_causes_of_its_own(
 
 
 def test_a_minimum_of_the_contract_is_told_before_all_else() -> None:
-    here = Circumstances(contract="automatic", block_size=BLOCK, engine_id="e", before=SentBefore())
+    here = Circumstances(
+        contract="automatic", block_size=BLOCK, engine_id="e", before=EarlierPrompt()
+    )
     seen = SeenPrefix(1024, "repeated")
     assert outcome_of(here, 1024, seen, 0) == ("too_short", 0), "its last token is computed"
     assert outcome_of(here, 1041, seen, 1024) == ("intact", 0)

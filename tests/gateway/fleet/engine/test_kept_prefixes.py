@@ -14,7 +14,7 @@ from engine.fake.engine import FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.kept_prefixes import (
-    AskedToKeep,
+    KeepRequest,
     common_chars,
     to_prefixes,
     under,
@@ -24,7 +24,7 @@ from gateway.fleet.engine.replica import EngineReplica, Job
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.wire.openai.from_chat import from_openai
 
 BLOCK = 16
@@ -160,7 +160,7 @@ async def answered(
     contract: ContractName,
     model: tuple[Tokenizer, ChatTemplate, PrepareThreads],
     requests: list[GenerateRequest],
-    heard: dict[str, AskedToKeep],
+    heard: dict[str, KeepRequest],
 ) -> list[MeteredUsage]:
     tokenizer, template, threads = model
     core = FakeCore(vocab_size=tokenizer.vocab_size, respond=lambda *_: iter([5]))
@@ -175,7 +175,7 @@ async def answered(
     )
     usages = []
     for number, request in enumerate(requests):
-        turn = Turn(tenant="org_a")
+        turn = Priority(tenant="org_a")
         prepared = await replica.prepare(request, turn)
         bounded = replica.bounded(prepared, 1)
         assert isinstance(bounded.payload, Job) and bounded.payload == prepared.payload
@@ -190,7 +190,7 @@ async def answered(
 async def test_a_conversation_is_written_and_read_by_an_explicit_contract_alone(
     contract: ContractName, tokenizer: Tokenizer, template: ChatTemplate, threads: PrepareThreads
 ) -> None:
-    heard: dict[str, AskedToKeep] = {}
+    heard: dict[str, KeepRequest] = {}
     system = says("system", LONG, cache_control={**KEPT, "ttl": "1h"})
     first = asked(system, says("user", "u" * 200, cache_control=KEPT))
     spoken = (says("user", "u" * 200), says("assistant", "a" * 100, cache_control=KEPT))

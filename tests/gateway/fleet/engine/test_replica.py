@@ -25,7 +25,7 @@ from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavaila
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong
 from gateway.wire.openai.from_chat import from_openai
 
@@ -436,13 +436,13 @@ async def test_the_engine_hears_whose_turn_it_is(make: Make, tokenizer: Tokenize
         return iter([5])
 
     replica = make(fake(tokenizer, respond))
-    turn = Turn(lane="agentic", tenant="org_a", weight=2.0, deadline_s=30.0)
+    turn = Priority(lane="agentic", tenant="org_a", weight=2.0, deadline_s=30.0)
     prepared = await replica.prepare(chat())
     async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
         continue
     (request,) = {id(each): each for each in heard}.values()
     assert (
-        Turn(
+        Priority(
             lane=request.lane,
             tenant=request.tenant,
             weight=request.weight,
@@ -479,7 +479,7 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
     engine = fake(tokenizer, lambda request, index: iter([5]))
     replica = make(engine)
     prepared = await replica.prepare(chat(messages=[{"role": "user", "content": "word " * 400}]))
-    turn = Turn(lane="agentic", tenant="org_a")
+    turn = Priority(lane="agentic", tenant="org_a")
     assert replica.predicted_ttft_s(prepared, turn) is None, "nobody has waited yet"
     lanes = {"agentic": LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=100.0)}
     said = msgspec.structs.replace(engine.status, lanes=lanes)
@@ -490,6 +490,6 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
         continue
     cached = size // CHUNK_TOKENS * CHUNK_TOKENS
     assert cached and replica.predicted_ttft_s(prepared, turn) == (1000 + size - cached) / 100
-    assert replica.predicted_ttft_s(prepared, Turn(tenant="org_a")) is None, "another lane"
+    assert replica.predicted_ttft_s(prepared, Priority(tenant="org_a")) is None, "another lane"
     engine.lose()
     assert replica.predicted_ttft_s(prepared, turn) is None

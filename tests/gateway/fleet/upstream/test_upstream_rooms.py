@@ -19,7 +19,7 @@ from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import ReplicaEvent
-from gateway.lanes import Turn
+from gateway.lanes import Priority
 from tests.gateway.fleet.upstream.scripted_upstream import (
     COUNTED,
     Exchange,
@@ -33,7 +33,7 @@ Chat = Callable[..., GenerateRequest]
 
 
 async def ask(
-    replica: UpstreamReplica, request: GenerateRequest, name: str, turn: Turn
+    replica: UpstreamReplica, request: GenerateRequest, name: str, turn: Priority
 ) -> list[ReplicaEvent]:
     prepared = await replica.prepare(request)
     stream = replica.stream(prepared, attempt_id=name, cache_salt="", turn=turn)
@@ -76,7 +76,12 @@ async def test_lanes_are_served_sixteen_to_four_to_one_and_never_more_than_the_b
     numbers: dict[Lane, int] = {"batch": 40, "agentic": 60, "interactive": 200}
     asked = [
         asyncio.create_task(
-            ask(replica, chat(stream=stream, user=lane), f"{lane}-{n}", Turn(lane=lane, tenant="t"))
+            ask(
+                replica,
+                chat(stream=stream, user=lane),
+                f"{lane}-{n}",
+                Priority(lane=lane, tenant="t"),
+            )
         )
         for lane, number in numbers.items()
         for n in range(number)
@@ -102,13 +107,15 @@ async def test_a_deadline_that_passes_while_it_waits_asks_nobody(
     room = WaitingRoom(1)
     replica = make_replica(room=room)
     gate = upstream.script = Gate()
-    first = asyncio.create_task(ask(replica, chat(stream=True), "first", Turn()))
+    first = asyncio.create_task(ask(replica, chat(stream=True), "first", Priority()))
     await until(lambda: upstream.exchanges)
     with pytest.raises(NoPlace) as refused:
-        await ask(replica, chat(stream=True), "late", Turn(deadline_s=0.05))
+        await ask(replica, chat(stream=True), "late", Priority(deadline_s=0.05))
     assert refused.value.retry_after_s == 1.0
     assert sum(room.num_waiting.values()) == 0 and len(upstream.exchanges) == 1
-    waiter = asyncio.create_task(ask(replica, chat(stream=True), "in time", Turn(deadline_s=30)))
+    waiter = asyncio.create_task(
+        ask(replica, chat(stream=True), "in time", Priority(deadline_s=30))
+    )
     await until(lambda: sum(room.num_waiting.values()))
     await asyncio.sleep(0.05)
     gate.opened.set()
@@ -126,9 +133,11 @@ async def test_who_leaves_while_waiting_frees_the_place_and_costs_nothing(
     room = WaitingRoom(1)
     replica = make_replica(room=room)
     gate = upstream.script = Gate()
-    first = asyncio.create_task(ask(replica, chat(), "first", Turn()))
+    first = asyncio.create_task(ask(replica, chat(), "first", Priority()))
     await until(lambda: upstream.exchanges)
-    waiters = [asyncio.create_task(ask(replica, chat(), name, Turn())) for name in ("b", "c", "d")]
+    waiters = [
+        asyncio.create_task(ask(replica, chat(), name, Priority())) for name in ("b", "c", "d")
+    ]
     await until(lambda: room.num_waiting["interactive"] == 3)
     await replica.abort("b")
     (left,) = await waiters[0]
@@ -160,7 +169,7 @@ async def test_random_leavers_leave_an_empty_room(
     ended: Counter[str] = Counter()
 
     async def client(name: str) -> None:
-        turn = Turn(
+        turn = Priority(
             lane=rng.choice(sorted(LANE_WEIGHTS)),
             tenant=rng.choice("ab"),
             deadline_s=rng.choice([None, None, 0.01]),
@@ -191,7 +200,7 @@ async def test_random_leavers_leave_an_empty_room(
 async def test_what_waits_here_is_what_is_predicted(
     upstream: Upstream, make_replica: Make, chat: Chat
 ) -> None:
-    turn, room = Turn(), WaitingRoom(1)
+    turn, room = Priority(), WaitingRoom(1)
     bounded, free = make_replica(room=room), make_replica()
     prepared = await bounded.prepare(chat())
     assert free.predicted_ttft_s(prepared, turn) is None, "nothing waits here, nobody knows"
@@ -215,7 +224,7 @@ async def test_an_upstream_that_fails_gives_its_place_back(
     upstream.script = dies
     for name in ("a", "b"):
         with pytest.raises(ReplicaUnavailable):
-            await ask(replica, chat(stream=True), name, Turn())
+            await ask(replica, chat(stream=True), name, Priority())
     assert room.backlog == 0.0
 
 
@@ -225,9 +234,9 @@ async def test_of_several_replicas_the_one_where_least_waits_is_first(
     rooms = [WaitingRoom(1), WaitingRoom(2)]
     busy, free = (make_replica(name=f"r/{n}", room=room) for n, room in enumerate(rooms))
     fleet = Fleet([route := Route(model="big", kind="upstream", replicas=(busy, free))])
-    rooms[0].join(Turn(), 1)
+    rooms[0].join(Priority(), 1)
     assert {fleet.order(route)[0] for _ in range(20)} == {free}
     for _ in range(5):
-        rooms[1].join(Turn(), 1)
+        rooms[1].join(Priority(), 1)
     assert {fleet.order(route)[0] for _ in range(20)} == {busy}
     assert busy.health().backlog == 1.0 and free.health().num_waiting == 3

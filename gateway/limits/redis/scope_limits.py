@@ -1,0 +1,35 @@
+"""The limits of one scope, as the scripts read them. Pure data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ScopeName = Literal["key", "key_model", "model", "client", "project", "org"]
+"""`key_model`: what a key may use of a model; `model`: what a project may. `client`: an OAuth
+client."""
+BucketKind = Literal["t", "i", "o", "d", "r"]
+"""As the scripts name them."""
+UnitKind = Literal["t", "i", "o", "d", "r", "m"]
+"""`m`: money, in nano-USD, which no bucket holds."""
+
+
+class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
+    """One limit, as `admit.lua` reads it."""
+
+    kind: BucketKind
+    limit: int
+    """Units per window."""
+    burst: int
+    """Units that a full bucket holds."""
+    window_us: int
+
+
+class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """One owner that limits a request."""
+
+    scope: ScopeName
+    owner_id: str
+    buckets: tuple[BucketLimit, ...]
+    max_streams: int | None
