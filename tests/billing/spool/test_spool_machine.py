@@ -87,7 +87,7 @@ class SpoolMachine(RuleBasedStateMachine):
         """What recovery must have billed, from our own account of what was on disk."""
         open_attempts: dict[str, UsageEvent] = {}
         for verb, attempt, detail, _ in self.history:
-            if verb == "Opened":
+            if verb == "OpenRecord":
                 bill = an_event(attempt, Quantities(), finish="recovered")
                 open_attempts[attempt.id] = msgspec.structs.replace(
                     bill, occurred_at=attempt.admitted_at
@@ -99,7 +99,7 @@ class SpoolMachine(RuleBasedStateMachine):
                     quantities=detail.quantities,
                     estimated=detail.estimated,
                 )
-            elif verb in ("Closed", "Voided", "Recovered"):
+            elif verb in ("CloseRecord", "VoidRecord", "Recovered"):
                 open_attempts.pop(attempt.id, None)
         found = {event.id: event for event in self.spool.recovered}
         assert found.keys() == open_attempts.keys()
@@ -255,7 +255,7 @@ class SpoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "spool") or self.spool._flushing or self.spool._syncing:
             return
         if not self.spool._buffered_closes:
-            billed = {e.attempt.id for e in self.history if e.verb in ("Closed", "Recovered")}
+            billed = {e.attempt.id for e in self.history if e.verb in ("CloseRecord", "Recovered")}
             assert self.spool.backlog == len(billed - self.committed)
 
     def teardown(self) -> None:
@@ -264,7 +264,7 @@ class SpoolMachine(RuleBasedStateMachine):
             self.on_disk = len(self.history)
             self.start()
             self.ship_everything()
-            closed = {e.attempt.id: e.detail for e in self.history if e.verb == "Closed"}
+            closed = {e.attempt.id: e.detail for e in self.history if e.verb == "CloseRecord"}
             closed |= {e.attempt.id: e.detail for e in self.history if e.verb == "Recovered"}
             assert self.postgres == closed
             assert not (self.root / "quarantine").exists()
