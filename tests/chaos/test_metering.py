@@ -15,13 +15,13 @@ KILLS = cycles(100, daily=20)
 KILLS_THAT_TELL = 12
 
 
-async def test_a_hundred_kills_lose_nothing_double_nothing_and_invent_nothing() -> None:
+async def test_kills_lose_nothing_double_nothing_and_invent_nothing() -> None:
     verdict = await run(KILLS, seed=6)
     assert (verdict.lost, verdict.phantom, verdict.wrong) == ([], [], [])
     assert sum(verdict.killed.values()) >= KILLS
     assert verdict.killed.keys() == {*GATEWAYS, *SHIPPERS, *INVOICERS, POSTGRES}
     assert verdict.answered > 10 * KILLS and verdict.recovered > 0
-    assert verdict.invoices > 5 * len(ACCOUNTS) and verdict.late > 0
+    assert verdict.invoices > KILLS // 20 * len(ACCOUNTS) and verdict.late > 0
 
 
 async def test_an_offset_that_is_saved_before_the_commit_is_caught() -> None:
