@@ -127,7 +127,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     weight: float = 1.0
     """Of the tenant, in its lane: twice the weight, twice the service when all wait."""
     deadline_s: float | None = None
-    """After its arrival here. Not begun by then it never is: `Rejected`, as `deadline_exceeded`."""
+    """After its arrival here. If not begun by then it is a `Rejection` (`deadline_exceeded`)."""
     breakpoints: tuple[Breakpoint, ...] = ()
     """From the first on; `Usage` says what came of them. A request without any has no part in what
     others had kept. Of a single prompt."""
@@ -238,7 +238,7 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_queued: int = 0
     """Requests of which nothing ever ran."""
     max_queued: int = 0
-    """With so many the next one of the lane is `Rejected`."""
+    """With so many the next one of the lane is `Rejection`."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="status"):
@@ -324,7 +324,7 @@ class Resume(msgspec.Struct, frozen=True, tag_field="t", tag="resume"):
 class OrphanAck(msgspec.Struct, frozen=True, tag_field="t", tag="orphan_ack"):
     """The final usage of these is on this gateway's disk: orphans, and its own finished requests,
     which become orphans when the connection is lost before their ack. A request that was never
-    prefilled or was `Rejected` needs none; unknown and unfinished ids are ignored."""
+    prefilled or was `Rejection` needs none; unknown and unfinished ids are ignored."""
 
     request_ids: list[str]
 
@@ -375,7 +375,7 @@ class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
         return self.kept_s < self.ttl_s
 
 
-class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
+class Rejection(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
     """The request never ran; `code` is one of `engine.errors`."""
 
     request_id: str
@@ -385,4 +385,4 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="re
 
 
 ClientMessage = Submit | Abort | Pause | Resume | OrphanAck | LeaseAck
-ServerMessage = ReplicaStatus | Outputs | Rejected | OrphanedUsage | LeaseGranted | LeaseEnded
+ServerMessage = ReplicaStatus | Outputs | Rejection | OrphanedUsage | LeaseGranted | LeaseEnded

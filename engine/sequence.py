@@ -310,14 +310,14 @@ def _within(sampling: SamplingParams, room: int) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptTokens:
     """As in `Usage`."""
 
     kept_tokens: int = 0
     written_tokens: tuple[int, ...] = ()
 
 
-NOTHING_KEPT = Kept()
+NOTHING_KEPT = KeptTokens()
 
 
 @dataclass(slots=True, eq=False)
@@ -351,7 +351,7 @@ class RequestState:
     prompt_tokens: int = field(init=False)
     cached_tokens: int = 0
     """As in `Usage`, both."""
-    kept: Kept = NOTHING_KEPT
+    kept: KeptTokens = NOTHING_KEPT
     """Frozen when the first choice is first scheduled."""
     generated_tokens: int = 0
     num_unfinished: int = field(init=False)

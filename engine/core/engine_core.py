@@ -66,7 +66,7 @@ Runner = ModelRunner | EncoderRunner
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedModel:
     """A model whose weights are there."""
 
     model: Decoder | Encoder
@@ -277,7 +277,7 @@ def _check_draft(config: EngineConfig) -> None:
             )
 
 
-def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Loaded:
+def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _LoadedModel:
     used_before = used_bytes(device)
     model = load_model(
         config.model,
@@ -297,12 +297,12 @@ def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Load
         cache_dtype=config.kv_cache_dtype,
         deterministic=config.deterministic,
     )
-    return _Loaded(model, shape)
+    return _LoadedModel(model, shape)
 
 
 def _load_draft(
     config: EngineConfig, folder: Path, device: torch.device, startup: Startup
-) -> _Loaded:
+) -> _LoadedModel:
     """Neither with adapters nor deterministic: whatever it says, what is verified is the same."""
     used_before = used_bytes(device)
     with startup.phase("draft model"):
@@ -317,7 +317,9 @@ def _load_draft(
     if not model.config.generates:
         raise ConfigError(f"draft_model {folder} has no head: it embeds and cannot guess")
     startup.took("draft model", used_bytes(device) - used_before)
-    return _Loaded(model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype))
+    return _LoadedModel(
+        model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype)
+    )
 
 
 def _guesser(config: EngineConfig, draft: Decoder | Encoder, runner: Runner) -> Guesser | None:
@@ -360,7 +362,7 @@ def _prepare(runners: list[Runner], resolved: ResolvedConfig, startup: Startup) 
             startup.took("graphs of decodes", graph_bytes)
 
 
-def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> ResolvedConfig:
+def _resolve(config: EngineConfig, loaded: list[_LoadedModel], startup: Startup) -> ResolvedConfig:
     """Size the KV cache from what is free and cut max_model_len to what it can hold."""
     model, shape = loaded[0].model, loaded[0].shape
     per_token = sum(each.kv_bytes_per_token for each in loaded)
@@ -414,7 +416,7 @@ def _resolve(config: EngineConfig, loaded: list[_Loaded], startup: Startup) -> R
     )
 
 
-def _allocate(loaded: _Loaded, resolved: ResolvedConfig) -> list[KVLayer]:
+def _allocate(loaded: _LoadedModel, resolved: ResolvedConfig) -> list[KVLayer]:
     try:
         model = loaded.model
         return allocate_kv_cache(
@@ -433,7 +435,7 @@ def _num_drafts(config: EngineConfig, *, verifies: bool) -> int:
 
 
 def _runner(
-    loaded: _Loaded, cache: list[KVLayer], resolved: ResolvedConfig, num_draft_tokens: int
+    loaded: _LoadedModel, cache: list[KVLayer], resolved: ResolvedConfig, num_draft_tokens: int
 ) -> Runner:
     model, shape = loaded.model, loaded.shape
     if isinstance(model, Encoder):

@@ -19,7 +19,7 @@ import msgspec
 
 from engine.protocol import EngineOutput
 from engine.runner.encoder_runner import EncoderRunner
-from engine.runner.model_runner import Launched, ModelRunner, Sampled
+from engine.runner.model_runner import LaunchedStep, ModelRunner, Sampled
 from engine.runner.speculative.guesser import Guesser
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_plan import Embedded, ScheduledSequence, SchedulerOutput, Scored
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class _InFlight:
     output: SchedulerOutput
     parts: _Parts
-    launched: Launched
+    launched: LaunchedStep
     started_s: float
     is_usual: bool
     """Whether its time says what such a step takes."""

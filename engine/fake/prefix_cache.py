@@ -13,14 +13,14 @@ from typing import NamedTuple
 from engine.config import BLOCK_SIZE, ResolvedConfig
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.miss_history import PromptMemory
-from engine.kv_cache.prefix_leases import Keeping
+from engine.kv_cache.prefix_leases import PrefixLeases
 from engine.protocol import EngineRequest, SeenPrefix
-from engine.sequence import NOTHING_KEPT, Kept
+from engine.sequence import NOTHING_KEPT, KeptTokens
 
 
-class Found(NamedTuple):
+class PrefixMatch(NamedTuple):
     cached_tokens: int
-    kept: Kept
+    kept: KeptTokens
     """Of them and of the others."""
     seen: SeenPrefix | None = None
 
@@ -35,17 +35,17 @@ class FakeCache:
         self.num_queried = self.num_hit = 0
         """Tokens."""
         self.leases = CacheLeases(int(self.num_blocks * config.cache_lease_share), clock)
-        self.keeping = Keeping(self.leases, BLOCK_SIZE)
+        self.keeping = PrefixLeases(self.leases, BLOCK_SIZE)
         self._prompts = PromptMemory(BLOCK_SIZE)
         self._numbers = count()
         self._prefixes: dict[bytes, int] = {}
         """Blocks' numbers by content, a child before its parent, least recently used first."""
 
-    def look_up(self, request: EngineRequest) -> Found:
+    def look_up(self, request: EngineRequest) -> PrefixMatch:
         """Find the longest remembered prefix in whole blocks, and remember this prompt's own."""
         breakpoints, kept = request.breakpoints, NOTHING_KEPT
         if not self.enabled:
-            return Found(0, Kept(written_tokens=(0,) * len(breakpoints)))
+            return PrefixMatch(0, KeptTokens(written_tokens=(0,) * len(breakpoints)))
         prompt = request.prompt_token_ids
         salt = prefix = request.cache_namespace.encode()
         digests, table, cached_tokens = [], [], 0
@@ -69,7 +69,7 @@ class FakeCache:
         self.num_queried += len(prompt)
         self.num_hit += cached_tokens
         seen = self._prompts.meet(prompt, [salt, *digests], cached_tokens)
-        return Found(cached_tokens, kept, seen)
+        return PrefixMatch(cached_tokens, kept, seen)
 
     def _forget_oldest(self, held: set[int]) -> None:
         """As many as there are too many, those under lease last."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.kv_cache.block_leases import CacheLeases, Lease
 from engine.protocol import Breakpoint, LeaseEnded, LeaseGranted
-from engine.sequence import Kept
+from engine.sequence import KeptTokens
 
 LeaseEvent = LeaseGranted | LeaseEnded
 
@@ -32,7 +32,7 @@ class _Promise:
     ttl_s: float
 
 
-class Keeping:
+class PrefixLeases:
     """One per cache."""
 
     def __init__(self, leases: CacheLeases, block_size: int) -> None:
@@ -44,7 +44,7 @@ class Keeping:
 
     def begin(
         self, request_id: str, tenant: str, table: Items[int], breakpoints: Items[Breakpoint]
-    ) -> Kept:
+    ) -> KeptTokens:
         """table: what was found in the cache of its prompt, which it holds now."""
         leases, size = self._leases, self._block_size
         done = kept = min(leases.num_held(table), breakpoints[-1].num_tokens // size)
@@ -66,7 +66,7 @@ class Keeping:
         if promises:
             self.promised[request_id] = promises
         written += [0] * (len(breakpoints) - len(written))
-        return Kept(kept * size, tuple(written))
+        return KeptTokens(kept * size, tuple(written))
 
     def computed(self, request_id: str, table: Items[int], num_blocks: int) -> None:
         """The first `num_blocks` of its table can be found by others: keep what was promised of

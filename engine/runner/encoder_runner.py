@@ -12,7 +12,7 @@ import torch
 from engine.kernels.attention.dispatch import AttentionShape
 from engine.models.encoder import Encoder
 from engine.runner.batch.batch import build_batch
-from engine.runner.model_runner import Launched, Sampled
+from engine.runner.model_runner import LaunchedStep, Sampled
 from engine.runner.sampling.pooling import Pooler
 from engine.scheduling.step_plan import NOTHING, Embedded, SchedulerOutput, Scored
 
@@ -26,24 +26,24 @@ class EncoderRunner:
         self._pooler = Pooler(model, deterministic=shape.deterministic)
 
     @torch.inference_mode()
-    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def launch(self, output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         """As `ModelRunner.launch`; each entry is a whole text."""
         assert all(entry.embeds and entry.start == 0 for entry in output.scheduled)
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
         lengths: list[int] = batch.attention.query_lens.tolist()
         states = self._model.encode(batch.token_ids, batch.positions, lengths)
-        return Launched(batch.rows, None, self._pooler(states, batch.pooled))
+        return LaunchedStep(batch.rows, None, self._pooler(states, batch.pooled))
 
-    def collect(self, launched: Launched) -> Sampled:
+    def collect(self, launched: LaunchedStep) -> Sampled:
         """Nothing is said."""
         return {}
 
     @staticmethod
-    def embedded(launched: Launched) -> Embedded:
+    def embedded(launched: LaunchedStep) -> Embedded:
         """Wait for a step's embeddings. One whose numbers are not finite is left out."""
         return NOTHING if launched.pooled is None else launched.pooled.results()
 
     @staticmethod
-    def scored(launched: Launched) -> Scored:
+    def scored(launched: LaunchedStep) -> Scored:
         return NOTHING

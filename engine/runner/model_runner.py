@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.kernels.attention.dispatch import AttentionShape, KVLayer, attention_planner
 from engine.models.decoder import Decoder, States
 from engine.runner.batch.batch import Batch, SampleRow, build_batch
-from engine.runner.sampling.pooling import Pooled, Pooler
+from engine.runner.sampling.pooling import PooledStates, Pooler
 from engine.runner.sampling.prompt_scores import PromptScorer, PromptScores
 from engine.runner.sampling.sampler import Drawing, Sampler, TorchDrawing, is_plain
 from engine.scheduling.step_plan import Embedded, SchedulerOutput, Scored
@@ -29,13 +29,13 @@ Sampled = dict[Key, SampledTokens]
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedStep:
     """A step on the device."""
 
     rows: list[SampleRow]
     drawing: Drawing | None
     """What is being sampled, a row each; None when the step samples nothing."""
-    pooled: Pooled | None = None
+    pooled: PooledStates | None = None
     """Embeddings; None when the step completes none."""
     scores: PromptScores | None = None
     """Of prompts' tokens; None when nobody asks for any."""
@@ -68,12 +68,12 @@ class ModelRunner:
         return self._model.config.generates
 
     @torch.inference_mode()
-    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def launch(self, output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         """Start a step. `before` is the step launched last, if it was not collected yet."""
         batch, states = self._compute(output, before)
         drawing = self._draw(states, batch) if batch.rows else None
         pooled = self._pooler(states, batch.pooled)
-        return Launched(batch.rows, drawing, pooled, self._scorer(states, batch.scored))
+        return LaunchedStep(batch.rows, drawing, pooled, self._scorer(states, batch.scored))
 
     def _draw(self, states: States, batch: Batch) -> Drawing:
         rows, model = batch.rows, self._model
@@ -82,7 +82,7 @@ class ModelRunner:
             return TorchDrawing(chosen.clamp(min=0), chosen >= 0, {}, rows)
         return self._sampler(model.logits(states, batch.sampling_rows), rows)
 
-    def collect(self, launched: Launched) -> Sampled:
+    def collect(self, launched: LaunchedStep) -> Sampled:
         """Wait for a step: (request_id, index) -> the drafts that were right and the token behind
         them, for each sequence that samples. One whose logits are not finite numbers has no next
         token and is left out."""
@@ -103,25 +103,27 @@ class ModelRunner:
         return sampled
 
     @staticmethod
-    def embedded(launched: Launched) -> Embedded:
+    def embedded(launched: LaunchedStep) -> Embedded:
         """Wait for a step's embeddings. One whose numbers are not finite is left out."""
         return {} if launched.pooled is None else launched.pooled.results()
 
     @staticmethod
-    def scored(launched: Launched) -> Scored:
+    def scored(launched: LaunchedStep) -> Scored:
         """Wait for what a step tells of prompts. One whose numbers are not finite is left out."""
         return {} if launched.scores is None else launched.scores.results()
 
     @torch.inference_mode()
     def logits(
-        self, output: SchedulerOutput, before: Launched | None = None
+        self, output: SchedulerOutput, before: LaunchedStep | None = None
     ) -> tuple[list[SampleRow], Tensor]:
         """Compute the step. The rows that sample and their logits [S, vocab], in the model's
         dtype."""
         batch, states = self._compute(output, before)
         return batch.rows, self._model.logits(states, batch.sampling_rows)
 
-    def _compute(self, output: SchedulerOutput, before: Launched | None) -> tuple[Batch, States]:
+    def _compute(
+        self, output: SchedulerOutput, before: LaunchedStep | None
+    ) -> tuple[Batch, States]:
         shape = self._shape
         batch = build_batch(output, block_size=shape.block_size, device=shape.device)
         self._feed(batch, before)
@@ -131,7 +133,7 @@ class ModelRunner:
         return batch, self._model.states(batch.token_ids, batch.positions, plans, self._cache)
 
     @staticmethod
-    def _feed(batch: Batch, before: Launched | None) -> None:
+    def _feed(batch: Batch, before: LaunchedStep | None) -> None:
         """Fill in, on the device, the tokens that the step before samples."""
         if not batch.unknown:
             return

@@ -14,7 +14,7 @@ from engine.protocol import Lane
 from engine.scheduling.lanes import LaneLimits, Lanes
 from engine.scheduling.pace import Pace
 from engine.scheduling.queues import WaitingRoom
-from engine.scheduling.running import Running
+from engine.scheduling.running import RunningSequences
 from engine.scheduling.step_plan import StepPlan
 from engine.sequence import FREED, Sequence, SequenceStatus
 
@@ -65,7 +65,7 @@ class Planner:
         self._cache = cache
         self._whole_prompts = whole_prompts
         self.share = share
-        self.running = Running(self.share)
+        self.running = RunningSequences(self.share)
         self.waiting: WaitingRoom[Sequence] = WaitingRoom(self.share)
         self.lanes = Lanes(
             self.share,

@@ -41,7 +41,7 @@ def _remove(queue: list[Sequence], seq: Sequence) -> bool:
     return True
 
 
-class Running:
+class RunningSequences:
     def __init__(self, share: FairShare) -> None:
         self._share = share
         self.active: list[Sequence] = []

@@ -41,7 +41,7 @@ from engine.errors import InvalidRequest
 from engine.fairness import LANE_WEIGHTS, OUTPUT_COST, FairShare
 from engine.kv_cache.miss_history import PromptMemory
 from engine.kv_cache.prefix_cache import PrefixCache, max_blocks_per_sequence
-from engine.kv_cache.prefix_leases import Keeping, LeaseEvent
+from engine.kv_cache.prefix_leases import LeaseEvent, PrefixLeases
 from engine.protocol import (
     Breakpoint,
     EngineOutput,
@@ -65,7 +65,7 @@ from engine.scheduling.step_plan import (
 from engine.scheduling.validation import check_request
 from engine.sequence import (
     Constraint,
-    Kept,
+    KeptTokens,
     RequestState,
     SampledTokens,
     Sequence,
@@ -128,7 +128,7 @@ class Scheduler:
         self._num_arrived = self._num_paused = 0
         self._requests: dict[str, RequestState] = {}
         self._deadlines = Deadlines(self._waits_until)
-        self._keeping = Keeping(cache.leases, cache.block_size)
+        self._keeping = PrefixLeases(cache.leases, cache.block_size)
         self._prompts = PromptMemory(cache.block_size)
         self._updated_s = 0.0
         self._planner = Planner(
@@ -409,12 +409,12 @@ class Scheduler:
             if state.breakpoints:
                 state.kept = self._keep(seq, state.breakpoints)
 
-    def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> Kept:
+    def _keep(self, seq: Sequence, breakpoints: tuple[Breakpoint, ...]) -> KeptTokens:
         """Keep nothing of a sliding window, whose beginning is given back while it is computed:
         nothing is kept.
         """
         if not self.cache.serves(seq) or self.cache.sliding_window is not None:
-            return Kept(written_tokens=(0,) * len(breakpoints))
+            return KeptTokens(written_tokens=(0,) * len(breakpoints))
         return self._keeping.begin(seq.request_id, seq.tenant, seq.block_table, breakpoints)
 
     def _answer(

@@ -32,7 +32,7 @@ TEXTS = re.compile(rf"[^/]+\.(json|jinja)|merges\.txt|vocab\.txt|{re.escape(POOL
 GIB = 1 << 30
 
 
-class Fetched(NamedTuple):
+class FetchedModel(NamedTuple):
     """A model in the hub's cache."""
 
     folder: Path
@@ -44,7 +44,7 @@ def names_a_repository(model: str | Path) -> bool:
     return NAME.fullmatch(str(model)) is not None and not Path(model).exists()
 
 
-def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fetched:
+def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> FetchedModel:
     """The folder of `name` at `revision` (a branch, a tag or a commit; None: the default branch).
 
     weights: False leaves them out: a gateway needs the texts alone. A commit that is in the cache
@@ -79,7 +79,7 @@ def fetch(name: str, *, revision: str | None = None, weights: bool = True) -> Fe
         ) from error
 
 
-def _download(name: str, commit: str, weights: bool) -> Fetched:
+def _download(name: str, commit: str, weights: bool) -> FetchedModel:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -103,10 +103,10 @@ def _download(name: str, commit: str, weights: bool) -> Fetched:
     exactly = [glob.escape(file) for file in sorted(wanted)]
     folder = snapshot_download(name, revision=commit, allow_patterns=exactly)
     log.info("%s@%s is complete after %.1f s", name, commit, time.monotonic() - began)
-    return Fetched(Path(folder), commit)
+    return FetchedModel(Path(folder), commit)
 
 
-def _cached(name: str, commit: str, weights: bool) -> Fetched:
+def _cached(name: str, commit: str, weights: bool) -> FetchedModel:
     """Raises LocalEntryNotFoundError when the cache lacks it, or a part of it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -124,7 +124,7 @@ def _cached(name: str, commit: str, weights: bool) -> Fetched:
     for file in needed:
         if not (folder / file).exists():
             raise LocalEntryNotFoundError(f"{folder / file} is missing")
-    return Fetched(folder, commit)
+    return FetchedModel(folder, commit)
 
 
 def _shards(index: Path) -> list[str]:

@@ -38,7 +38,7 @@ from engine.protocol import (
     OrphanedUsage,
     Outputs,
     Pause,
-    Rejected,
+    Rejection,
     ReplicaStatus,
     Resume,
     ServerMessage,
@@ -374,7 +374,7 @@ class EngineClient:
                     stream.push(output)
         elif isinstance(message, ReplicaStatus):
             self._status = message
-        elif isinstance(message, Rejected):
+        elif isinstance(message, Rejection):
             if stream := self._streams.get(message.request_id):
                 kind = _REJECTIONS.get(message.code, EngineUnavailable)
                 stream.fail(kind(message.message, param=message.param))

@@ -42,7 +42,7 @@ from engine.protocol import (
     OrphanedUsage,
     Outputs,
     Pause,
-    Rejected,
+    Rejection,
     ReplicaStatus,
     Resume,
     Submit,
@@ -59,7 +59,7 @@ from engine.transport.frames import (
 )
 from engine.transport.sockets import SocketFile, bind_unix, is_loopback, socket_file
 from engine.transport.step_loop import Core, Result, StepLoop, refusal_of
-from engine.transport.unacked import Unacknowledged
+from engine.transport.unacked import UnackedItems
 from engine.transport.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
@@ -145,13 +145,13 @@ class EngineServer:
         self._idle.set()
         self._record = record
         left = {} if record is None else record.left
-        self._orphans: Unacknowledged[OrphanedUsage] = Unacknowledged(
+        self._orphans: UnackedItems[OrphanedUsage] = UnackedItems(
             "orphaned usage", self._max_orphans
         )
         for request_id, usage in left.items():
             self._orphans[request_id] = OrphanedUsage(request_id=request_id, usage=usage)
-        self._broken_leases: Unacknowledged[LeaseEnded]
-        self._broken_leases = Unacknowledged("broken lease", self._max_orphans)
+        self._broken_leases: UnackedItems[LeaseEnded]
+        self._broken_leases = UnackedItems("broken lease", self._max_orphans)
         self._draining = False
 
     @property
@@ -324,17 +324,17 @@ class EngineServer:
                 self._orphans.pop(request_id, None)
                 self._fold(request_id)
 
-    def _submit(self, connection: _Connection, request: EngineRequest) -> Rejected | None:
+    def _submit(self, connection: _Connection, request: EngineRequest) -> Rejection | None:
         request_id = request.request_id
         if request_id in self._live or request_id in self._orphans:
-            return Rejected(
+            return Rejection(
                 request_id=request_id,
                 code=InvalidRequest.code,
                 message="request_id is in use",
                 param="request_id",
             )
         if self._draining:
-            return Rejected(
+            return Rejection(
                 request_id=request_id, code=EngineUnavailable.code, message="shutting down"
             )
         live = _LiveRequest(connection)
@@ -347,13 +347,13 @@ class EngineServer:
             self._idle.clear()
         return refusal
 
-    def _hand_over(self, request: EngineRequest) -> Rejected | None:
+    def _hand_over(self, request: EngineRequest) -> Rejection | None:
         if self._step_loop.submit(request):
             return None
         message = f"too many requests of lane {request.lane} wait for the step in progress"
         return refusal_of(request, EngineOverloaded(message))
 
-    def _prepare(self, request: EngineRequest, live: _LiveRequest) -> Rejected | None:
+    def _prepare(self, request: EngineRequest, live: _LiveRequest) -> Rejection | None:
         queue = self._preparing_of[request.lane]
         if not queue.has_room(request.tenant):
             message = f"{queue.num_taken} requests of lane {request.lane} wait for their grammars"
@@ -425,11 +425,11 @@ class EngineServer:
             if isinstance(result, LeaseGranted | LeaseEnded):
                 self._tell_of_lease(result)
                 continue
-            is_last = isinstance(result, Rejected) or result.finished
+            is_last = isinstance(result, Rejection) or result.finished
             live = self._live.pop(result.request_id) if is_last else self._live[result.request_id]
             if self._record and isinstance(result, EngineOutput) and result.usage.prefilled:
                 self._record.note(result.request_id, result.usage)
-            if isinstance(result, Rejected):
+            if isinstance(result, Rejection):
                 if live.connection is not None:
                     self._send(live.connection, result)
             elif live.connection is not None:

@@ -24,7 +24,7 @@ from engine.protocol import (
     EngineRequest,
     LeaseEnded,
     LeaseGranted,
-    Rejected,
+    Rejection,
     ReplicaStatus,
     Submit,
 )
@@ -44,7 +44,7 @@ INTEGRITY_INTERVAL_S = 60.0
 """Least time between two checks: one looks at every block (0.5 s for two million) and holds the GIL
 meanwhile."""
 
-Result = EngineOutput | Rejected | LeaseGranted | LeaseEnded
+Result = EngineOutput | Rejection | LeaseGranted | LeaseEnded
 
 
 class Core(Protocol):
@@ -89,14 +89,14 @@ class Core(Protocol):
         """Raises `AssertionError` when a block is leaked or doubly owned."""
 
 
-def refusal_of(request: EngineRequest, error: EngineError) -> Rejected:
-    return Rejected(
+def refusal_of(request: EngineRequest, error: EngineError) -> Rejection:
+    return Rejection(
         request_id=request.request_id, code=error.code, message=error.message, param=error.param
     )
 
 
-def _expired(request_id: str) -> Rejected:
-    return Rejected(
+def _expired(request_id: str) -> Rejection:
+    return Rejection(
         request_id=request_id,
         code=DeadlineExceeded.code,
         message="its deadline passed before it was begun",

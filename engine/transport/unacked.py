@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Unacknowledged(dict[str, T]):
+class UnackedItems(dict[str, T]):
     """Things of one kind by id, oldest first; `what` names one in the log."""
 
     def __init__(self, what: str, most: int) -> None:

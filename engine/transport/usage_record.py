@@ -61,7 +61,7 @@ class Totals(msgspec.Struct, frozen=True):
         )
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a record. While its engine runs a request may stand in both."""
 
     since: float
@@ -174,7 +174,7 @@ class UsageRecord:
             self._cells[_SLOTS + slot * _SLOT_CELLS] = generation + 1
 
 
-def read(path: Path) -> Reading:
+def read(path: Path) -> UsageReading:
     """Return what stands there, whether or not its engine runs; of a lost one nothing may be left.
 
     Raises: OSError, ValueError if it is no record.
@@ -184,7 +184,9 @@ def read(path: Path) -> Reading:
         with memoryview(mapped) as view, view.cast("q") as cells:
             if len(cells) < _SLOTS or cells[_MAGIC] != MAGIC:
                 if is_lost:
-                    return Reading(since=0, is_lost=True, open={}, acknowledged=Totals(), recent={})
+                    return UsageReading(
+                        since=0, is_lost=True, open={}, acknowledged=Totals(), recent={}
+                    )
                 raise ValueError(f"{path} is no record of usage")
             # The slots first: what is folded meanwhile is then seen twice, and never missed.
             opened: dict[str, Usage] = {}
@@ -193,7 +195,7 @@ def read(path: Path) -> Reading:
                 if request_id := _id_in(mapped, cells, slot):
                     found = opened if _is_taken(cells, slot) else recent
                     found[request_id] = _usage_in(cells, slot)
-            return Reading(
+            return UsageReading(
                 since=cells[_SINCE_US] / 1_000_000,
                 is_lost=is_lost,
                 open=opened,

@@ -57,7 +57,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """One tensor where it lies."""
 
     path: Path
@@ -93,7 +93,7 @@ class Checkpoint:
         """Elements of all tensors, from the files' headers."""
         return sum(torch.Size(stored.shape).numel() for stored in self._stored.values())
 
-    def find(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         """Return where `name` lies; it must have `shape`."""
         if name not in self._stored:
             raise ConfigError(f"{self.folder}: tensor {name} is missing")
@@ -111,7 +111,7 @@ class Checkpoint:
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         return self._stored[name].shape if name in self._stored else None
 
-    def _locate(self) -> dict[str, Stored]:
+    def _locate(self) -> dict[str, StoredTensor]:
         index = self.folder / INDEX_FILE
         if not index.exists():
             return self._open(SINGLE_FILE)
@@ -125,7 +125,7 @@ class Checkpoint:
                 raise ConfigError(f"{self.folder / file}: tensor {name} is missing")
         return {name: files[file][name] for name, file in located.items()}
 
-    def _open(self, file: str) -> dict[str, Stored]:
+    def _open(self, file: str) -> dict[str, StoredTensor]:
         path = self.folder / file
         if path.parent != self.folder:
             raise ConfigError(f"{self.folder / INDEX_FILE}: {file!r} lies outside the folder")
@@ -138,7 +138,7 @@ class Checkpoint:
             raise ConfigError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _read_header(path: Path) -> dict[str, Stored]:
+def _read_header(path: Path) -> dict[str, StoredTensor]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
@@ -147,7 +147,7 @@ def _read_header(path: Path) -> dict[str, Stored]:
     for name, raw in header.items():
         entry = msgspec.json.decode(raw, type=_Entry)
         offset = LENGTH_BYTES + length + entry.data_offsets[0]
-        found[name] = Stored(path, offset, entry.dtype, entry.shape)
+        found[name] = StoredTensor(path, offset, entry.dtype, entry.shape)
     return found
 
 

@@ -34,7 +34,7 @@ TIED = frozenset({"lm_head.weight"})
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _LoadOptions:
     """The options that are asked of a model, wherever its weights come from."""
 
     dtype: str
@@ -78,7 +78,7 @@ def load_model(
         [Adapter(name, path) for name, path in (adapters or {}).items()],
         deterministic,
     )
-    how = _How(dtype, device, group, linear, startup)
+    how = _LoadOptions(dtype, device, group, linear, startup)
     if load_format == "dummy":
         model, num_parameters = _build_dummy(config, how, seed)
     else:
@@ -95,7 +95,9 @@ def load_model(
     return model
 
 
-def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder | Encoder, int]:
+def _build_stored(
+    folder: Path, config: ModelConfig, how: _LoadOptions
+) -> tuple[Decoder | Encoder, int]:
     began = time.perf_counter()
     checkpoint = Checkpoint(folder)
     if not checkpoint.has_head:
@@ -119,7 +121,7 @@ def _build_stored(folder: Path, config: ModelConfig, how: _How) -> tuple[Decoder
 
 
 def _build(
-    config: ModelConfig, source: LinearSource, dtype: torch.dtype, how: _How
+    config: ModelConfig, source: LinearSource, dtype: torch.dtype, how: _LoadOptions
 ) -> Decoder | Encoder:
     if config.encoder is None:
         return Decoder(config, source, dtype=dtype, device=how.device, group=how.group)
@@ -132,7 +134,9 @@ def _optional(config: ModelConfig) -> frozenset[str]:
     return TIED if config.tie_word_embeddings else frozenset()
 
 
-def _build_dummy(config: ModelConfig, how: _How, seed: int) -> tuple[Decoder | Encoder, int]:
+def _build_dummy(
+    config: ModelConfig, how: _LoadOptions, seed: int
+) -> tuple[Decoder | Encoder, int]:
     num_parameters = _num_matrix_elements(config)
     chosen = how.choose_dtype(config, num_parameters)
     with how.startup.phase("weights: random"):

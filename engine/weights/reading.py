@@ -55,7 +55,7 @@ class _Run(NamedTuple):
     """Elements from the start of the (flat) place."""
 
 
-class _Staging:
+class _ChunkBuffer:
     """A buffer that one chunk at a time passes through."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
@@ -74,7 +74,7 @@ class TensorReader:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="weights")
-        self._staging: queue.SimpleQueue[_Staging | None] = queue.SimpleQueue()
+        self._staging: queue.SimpleQueue[_ChunkBuffer | None] = queue.SimpleQueue()
         """Free buffers; None stands for one that was never needed yet."""
         for _ in range(num_threads * STAGING_PER_THREAD):
             self._staging.put(None)
@@ -177,7 +177,7 @@ class TensorReader:
             self._read_s += time.perf_counter() - began
             self.bytes_read += done
 
-    def _place(self, rows: Tensor, run: _Run, target: Tensor, staging: _Staging) -> None:
+    def _place(self, rows: Tensor, run: _Run, target: Tensor, staging: _ChunkBuffer) -> None:
         began = time.perf_counter()
         if self._stream is None:
             target.copy_(rows[:, run.start : run.stop])
@@ -193,13 +193,13 @@ class TensorReader:
         with self._lock:
             self._convert_s += time.perf_counter() - began
 
-    def _take_staging(self, num_bytes: int) -> _Staging:
+    def _take_staging(self, num_bytes: int) -> _ChunkBuffer:
         staging = self._staging.get()
         if staging is not None and staging.copied is not None:
             staging.copied.synchronize()
         if staging is None or len(staging.bytes) < num_bytes:
             size = max(num_bytes, self._chunk_bytes)
-            staging = _Staging(size, pinned=self._stream is not None)
+            staging = _ChunkBuffer(size, pinned=self._stream is not None)
         return staging
 
 

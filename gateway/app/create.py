@@ -36,7 +36,7 @@ from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
-from gateway.batches.endpoints import Endpoint, ask_response, ask_surface, in_anthropic_shape
+from gateway.batches.endpoints import LineEndpoint, ask_response, ask_surface, in_anthropic_shape
 from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.batches.wiring import open_batches
 from gateway.bookkeeping.credit_sweeper import CreditSweeper
@@ -54,7 +54,7 @@ from gateway.home import Home
 from gateway.http_errors.table import to_http_error, to_responses_error
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import GenerationServices, drain
-from gateway.inference.settlement import Settlement
+from gateway.inference.settlement import CrashSettlement
 from gateway.inference.superseded import start_superseded
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
@@ -272,16 +272,16 @@ async def open_resources(
     )
 
 
-def batch_endpoints(desk: GenerationServices, responses: Responses) -> dict[str, Endpoint]:
+def batch_endpoints(desk: GenerationServices, responses: Responses) -> dict[str, LineEndpoint]:
     """Return what a line of a batch may ask, by its path."""
-    respond = Endpoint(
+    respond = LineEndpoint(
         to_call=partial(ask_response, desk, responses), to_http_error=to_responses_error
     )
     plain = {
-        path: Endpoint(to_call=partial(ask_surface, desk, surface))
+        path: LineEndpoint(to_call=partial(ask_surface, desk, surface))
         for path, surface in SURFACES.items()
     }
-    messages = Endpoint(to_call=partial(ask_surface, desk, MESSAGES), encode=in_anthropic_shape)
+    messages = LineEndpoint(to_call=partial(ask_surface, desk, MESSAGES), encode=in_anthropic_shape)
     return {**plain, RESPONSES: respond, MESSAGES_PATH: messages}
 
 
@@ -301,8 +301,8 @@ def to_desk(
     )
 
 
-def open_settlement(resources: Resources, limiter: Limiter) -> Settlement:
-    settlement = Settlement(
+def open_settlement(resources: Resources, limiter: Limiter) -> CrashSettlement:
+    settlement = CrashSettlement(
         db=resources.system_db,
         limiter=limiter,
         tasks=resources.tasks,
@@ -320,7 +320,9 @@ def start_cache_report(resources: Resources) -> CacheReport:
     return report
 
 
-def start_shipper(resources: Resources, settlement: Settlement, on_booked: OnBooked) -> Shipper:
+def start_shipper(
+    resources: Resources, settlement: CrashSettlement, on_booked: OnBooked
+) -> Shipper:
     shipper = Shipper(
         resources.spool,
         resources.system_db,

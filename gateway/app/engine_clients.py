@@ -10,7 +10,7 @@ from functools import partial
 from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
 from gateway.cache_report.leases import CacheLeases, place_of
-from gateway.inference.settlement import Settlement
+from gateway.inference.settlement import CrashSettlement
 from gateway.settings.load import Settings
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ ENGINE_WAIT_S = 10.0
 
 
 def connect_engines(
-    settings: Settings, settlement: Settlement, leases: CacheLeases
+    settings: Settings, settlement: CrashSettlement, leases: CacheLeases
 ) -> dict[str, EngineClient]:
     """Return a client for each in-repo model; each connects from now on."""
     places = {model.name: model.engine for model in settings.models if model.engine is not None}

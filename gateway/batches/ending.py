@@ -17,7 +17,7 @@ from billing.ingestion.settle_late import settle_late
 from billing.ingestion.shipper import OnBooked, is_refusal
 from billing.spool.spool import Spool
 from gateway.batches import lines
-from gateway.batches.endpoints import Endpoint
+from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused, waste_of
 from gateway.db import DATABASE_ERRORS
@@ -43,7 +43,7 @@ class LineEnder:
         db: AsyncEngine,
         holder: str,
         spool: Spool,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
     ) -> None:
         self._db, self._holder, self._spool = db, holder, spool

@@ -38,7 +38,7 @@ def in_anthropic_shape(found: HttpError, request_id: str) -> bytes:
     return msgspec.json.encode(to_anthropic_error(status, body.message, request_id, body.param))
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class LineEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     to_call: Callable[[RequestContext, bytes], Awaitable[Call]]
     """Raises what the surface raises: BadField, UnknownModel, NotFound."""
     to_http_error: Callable[[Exception], HttpError] = to_http_error

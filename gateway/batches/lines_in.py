@@ -87,7 +87,7 @@ async def without_mark(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield begun
 
 
-class Reader:
+class LinesReader:
     """A reader of one input; it remembers which ids were there. `serves`: whether a model may be
     asked."""
 

@@ -24,7 +24,7 @@ from gateway.batches import lines, steward
 from gateway.batches.batches import forget_deleted
 from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
-from gateway.batches.endpoints import Endpoint
+from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import LeasedLine
 from gateway.batches.running import LineAccount, LineRun, PutOff, model_of, refused, run
 from gateway.batches.validation import InputBounds
@@ -73,7 +73,7 @@ class BatchRunner:
         system_db: AsyncEngine,
         files: FileStore,
         bounds: InputBounds,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
         max_running: int,
         lease_s: float = LEASE_S,
@@ -239,7 +239,7 @@ class BatchRunner:
             is_loss=ran.outcome.is_loss,
         )
 
-    async def _ask(self, endpoint: Endpoint, principal: Principal, line: LeasedLine) -> LineRun:
+    async def _ask(self, endpoint: LineEndpoint, principal: Principal, line: LeasedLine) -> LineRun:
         """Ask for a line, unless its model is away; then one line tries for all."""
         scope = (line.org_id, model_of(line))
         wait_s = self._absences.wait_s(scope)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import msgspec
 
 from billing.events import Attempt, Quantities, UsageEvent
-from gateway.batches.endpoints import Endpoint
+from gateway.batches.endpoints import LineEndpoint
 from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
@@ -78,7 +78,7 @@ class LineRun(msgspec.Struct, frozen=True):
 async def run(
     desk: GenerationServices,
     telemetry: Telemetry,
-    endpoint: Endpoint,
+    endpoint: LineEndpoint,
     principal: Principal,
     line: LeasedLine,
 ) -> LineRun:
@@ -102,7 +102,7 @@ async def run(
 async def _answer(
     desk: GenerationServices,
     telemetry: Telemetry,
-    endpoint: Endpoint,
+    endpoint: LineEndpoint,
     principal: Principal,
     line: LeasedLine,
     account: LineAccount,
@@ -142,7 +142,7 @@ def being_drained(desk: GenerationServices, delivery: Delivery) -> Iterator[None
         raise GivenUp
 
 
-def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine | PutOff:
+def _failed(endpoint: LineEndpoint, line: LeasedLine, error: Exception) -> EndedLine | PutOff:
     """Return what a failure means: waiting where that helps, else the error is its answer."""
     if isinstance(error, RateLimited) and error.refusal.retry_after_s is not None:
         return PutOff(min(error.refusal.retry_after_s, MAX_DELAY_S))
@@ -158,7 +158,7 @@ def _failed(endpoint: Endpoint, line: LeasedLine, error: Exception) -> EndedLine
     return refused(endpoint, line, found)
 
 
-def refused(endpoint: Endpoint, line: LeasedLine, found: HttpError) -> EndedLine:
+def refused(endpoint: LineEndpoint, line: LeasedLine, found: HttpError) -> EndedLine:
     return EndedLine(
         line=line,
         state="failed",

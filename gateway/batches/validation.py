@@ -16,7 +16,7 @@ from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.batches.lines_in import (
     Line,
     LineError,
-    Reader,
+    LinesReader,
     RequestsReader,
     TooLong,
     split,
@@ -33,7 +33,7 @@ from gateway.wire.shared.batch import Batch
 log = logging.getLogger(__name__)
 
 INSERTED_AT_ONCE = 200
-AnyReader = Reader | RequestsReader
+AnyReader = LinesReader | RequestsReader
 
 
 class InputBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ async def validate(
     Postgres and the store of files raise."""
     reader: AnyReader = RequestsReader()
     if shape_of(batch.endpoint) == "openai":
-        reader = Reader(batch.endpoint, serves, max_lines=bounds.max_lines)
+        reader = LinesReader(batch.endpoint, serves, max_lines=bounds.max_lines)
     try:
         async with tenant(db, batch.org_id) as conn:
             await _read(conn, files, batch, reader, bounds)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from billing.ingestion.shipper import OnBooked
 from gateway.batches.endpoints import (
-    Endpoint,
+    LineEndpoint,
 )
 from gateway.batches.runner import BatchRunner
 from gateway.batches.validation import InputBounds
@@ -22,7 +22,7 @@ def open_batches(
     desk: GenerationServices,
     files: FileStore,
     on_booked: OnBooked,
-    endpoints: Mapping[str, Endpoint],
+    endpoints: Mapping[str, LineEndpoint],
 ) -> BatchRunner:
     """Start the runner of batches. `endpoints`: what a line may ask, by its path."""
     runner = BatchRunner(

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt
 from foundation.periodic import Flusher
-from gateway.cache_report.rows import MAX_PREFIXES, OTHER, Counted, RowId, forget_old, write
+from gateway.cache_report.rows import MAX_PREFIXES, OTHER, ReportCounts, RowId, forget_old, write
 from gateway.db import DATABASE_ERRORS
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import UNBROKEN, CacheCause
@@ -63,7 +63,7 @@ class CacheReport(Flusher):
         super().__init__("cache report", interval_s)
         self._db = db
         self._wall_clock = wall_clock
-        self._rows: dict[RowId, Counted] = {}
+        self._rows: dict[RowId, ReportCounts] = {}
         self._prefixes: dict[tuple[str, str, str, str, int], int] = {}
         """Of a key, a model and an hour, how many are in `_rows`."""
         self._places: Lru[tuple[str, str, str, str], str] = Lru(MAX_PLACES)
@@ -133,7 +133,7 @@ class CacheReport(Flusher):
         missed = told == "first" or (told == "unknown" and not note.usage.cache_read)
         return "other_replica" if moved and missed else told
 
-    def _row(self, attempt: Attempt, label: PrefixLabel) -> Counted:
+    def _row(self, attempt: Attempt, label: PrefixLabel) -> ReportCounts:
         hour = int(attempt.admitted_at) // HOUR_S * HOUR_S
         whose = (attempt.org, attempt.project, attempt.key, attempt.model, hour)
         each = RowId(*whose, *label)
@@ -147,13 +147,13 @@ class CacheReport(Flusher):
                 each = RowId(attempt.org, "", "", "", hour, _OTHER_KIND, OTHER)
         else:
             self._prefixes[whose] = known + 1
-        return self._rows.setdefault(each, Counted())
+        return self._rows.setdefault(each, ReportCounts())
 
-    def _take_back(self, each: RowId, counted: Counted) -> None:
+    def _take_back(self, each: RowId, counted: ReportCounts) -> None:
         """Take it back; what came meanwhile is added to it."""
         if len(self._rows) >= 2 * MAX_ROWS and each not in self._rows:
             each = RowId(each.org, "", "", "", each.hour, _OTHER_KIND, OTHER)
-        self._rows.setdefault(each, Counted()).add(counted)
+        self._rows.setdefault(each, ReportCounts()).add(counted)
 
     def _may_locate(self, org_id: str) -> bool:
         located = self._located_of

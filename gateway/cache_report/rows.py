@@ -43,7 +43,7 @@ class RowId(NamedTuple):
     prefix: str
 
 
-class Counted(msgspec.Struct, kw_only=True):
+class ReportCounts(msgspec.Struct, kw_only=True):
     num_requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +63,7 @@ class Counted(msgspec.Struct, kw_only=True):
         entry.at, entry.request_id = at, request_id
         return entry
 
-    def add(self, other: Counted) -> None:
+    def add(self, other: ReportCounts) -> None:
         """Add what was counted before; it stays as it is."""
         self.num_requests += other.num_requests
         self.input_tokens += other.input_tokens
@@ -165,7 +165,7 @@ FORGET = sa.text(
 
 
 async def write(
-    db: AsyncEngine, rows: Mapping[RowId, Counted], due: Sequence[RowId]
+    db: AsyncEngine, rows: Mapping[RowId, ReportCounts], due: Sequence[RowId]
 ) -> list[RowId]:
     """Add the first of `due`, which are in order, in one transaction; returns the others."""
     batch = due[:MAX_BATCH]
@@ -182,7 +182,9 @@ async def forget_old(db: AsyncEngine) -> None:
         await conn.execute(FORGET)
 
 
-async def _fitted(conn: AsyncConnection, rows: Mapping[RowId, Counted]) -> dict[RowId, Counted]:
+async def _fitted(
+    conn: AsyncConnection, rows: Mapping[RowId, ReportCounts]
+) -> dict[RowId, ReportCounts]:
     """With what is beyond `MAX_PREFIXES` under "other": by what is there already."""
     groups = [
         dict(zip(_GROUP.split(", "), each, strict=True)) for each in {id_[:5] for id_ in rows}
@@ -191,18 +193,18 @@ async def _fitted(conn: AsyncConnection, rows: Mapping[RowId, Counted]) -> dict[
     known: defaultdict[tuple[Any, ...], set[tuple[str, str]]] = defaultdict(set)
     for row in await conn.execute(KNOWN, asked):
         known[tuple(row[:5])].add((row[5], row[6]))
-    fitting: dict[RowId, Counted] = {}
+    fitting: dict[RowId, ReportCounts] = {}
     for each, counted in rows.items():
         there, label = known[each[:5]], (each.prefix_kind, each.prefix)
         if label not in there and len(there) >= MAX_PREFIXES and each.prefix_kind != "other":
             each = each._replace(prefix_kind="other", prefix=OTHER)
         else:
             there.add(label)
-        fitting.setdefault(each, Counted()).add(counted)
+        fitting.setdefault(each, ReportCounts()).add(counted)
     return fitting
 
 
-def _encoded(each: RowId, counted: Counted) -> dict[str, Any]:
+def _encoded(each: RowId, counted: ReportCounts) -> dict[str, Any]:
     causes = {f"num_{cause}": counted.causes.get(cause, 0) for cause in CAUSES}
     return {
         **each._asdict(),

@@ -119,7 +119,7 @@ class Replica(Protocol):
 
 
 @runtime_checkable
-class Tokenizing(Protocol):
+class TokenizingReplica(Protocol):
     """A replica whose tokenizer is here."""
 
     async def tokenize(self, asked: ToTokenize, turn: Priority) -> InTokens:
@@ -132,7 +132,7 @@ class Tokenizing(Protocol):
 
 
 @runtime_checkable
-class Locating(Protocol):
+class LocatingReplica(Protocol):
     """A replica that knows what it made of a conversation."""
 
     async def locate(

@@ -11,7 +11,7 @@ import msgspec
 
 from billing.events import Attempt
 from gateway.fleet.engine.prompt_beginning import text_digest
-from gateway.fleet.replica import Locating, MessagePlace, PreparedRequest, Replica
+from gateway.fleet.replica import LocatingReplica, MessagePlace, PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Priority
 from gateway.wire.usage.cache_report import PrefixKind
@@ -79,7 +79,7 @@ def note_of(
 async def _locate(
     replica: Replica, prepared: PreparedRequest, turn: Priority, position: int
 ) -> MessagePlace | None:
-    if not isinstance(replica, Locating):
+    if not isinstance(replica, LocatingReplica):
         return None
     return await replica.locate(prepared, position, turn)
 

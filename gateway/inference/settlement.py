@@ -22,7 +22,7 @@ from gateway.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 
-class Settlement:
+class CrashSettlement:
     """Settles in the background what no running generation will."""
 
     def __init__(

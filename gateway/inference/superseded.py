@@ -24,7 +24,7 @@ SWEEP_INTERVAL_S = 2.0
 SWEEP_TIMEOUT_S = 10.0
 
 
-class Superseded(Flusher):
+class SupersededSettler(Flusher):
     """One per process. `db`: of a role that sees every org's rows."""
 
     def __init__(self, db: AsyncEngine, redis: Redis) -> None:
@@ -41,6 +41,6 @@ class Superseded(Flusher):
 
 
 def start_superseded(stack: AsyncExitStack, db: AsyncEngine, redis: Redis) -> None:
-    superseded = Superseded(db, redis)
+    superseded = SupersededSettler(db, redis)
     superseded.start()
     stack.push_async_callback(superseded.close)

@@ -44,7 +44,7 @@ Key = tuple[str, str, str, BucketKind, int]
 """Org, scope, its id, what is limited, and the minute in Unix seconds."""
 
 
-class Noted(msgspec.Struct):
+class MinuteUse(msgspec.Struct):
     tokens: int
     limit: int
     is_told: bool = False
@@ -67,7 +67,7 @@ class Ceilings(Flusher):
         self._db = db
         self._num_gateways = num_gateways
         self._wall_clock = wall_clock
-        self._noted: dict[Key, Noted] = {}
+        self._noted: dict[Key, MinuteUse] = {}
 
     def note(
         self, org_id: str, scopes: Sequence[ScopeLimits], taken: Units, given_back: Units
@@ -89,12 +89,12 @@ class Ceilings(Flusher):
                     known.tokens += tokens
                     known.limit = bucket.limit
                 elif len(noted) < MAX_NOTED:
-                    noted[key] = Noted(tokens, bucket.limit)
+                    noted[key] = MinuteUse(tokens, bucket.limit)
 
     async def flush(self) -> None:
         minute = int(self._wall_clock()) // MINUTE_S * MINUTE_S
         floor = QUIET_SHARE * self._num_gateways()
-        told: list[tuple[Key, Noted, int]] = []
+        told: list[tuple[Key, MinuteUse, int]] = []
         for key, each in list(self._noted.items()):
             if each.tokens and (each.is_told or each.tokens * floor >= each.limit):
                 told.append((key, each, each.tokens))
@@ -116,7 +116,7 @@ class Ceilings(Flusher):
                     self._noted.pop(key, None)
 
 
-def _to_use(key: Key, noted: Noted, tokens: int) -> CeilingUse:
+def _to_use(key: Key, noted: MinuteUse, tokens: int) -> CeilingUse:
     org_id, scope, scope_id, kind, minute = key
     return CeilingUse(
         org_id=org_id,

@@ -21,7 +21,7 @@ from gateway.limits.redis.scope_limits import (
     ScopeName,
     UnitKind,
 )
-from gateway.limits.spending import Spending, counter_keys
+from gateway.limits.spending import SpendReservation, counter_keys
 from gateway.principal import UNLIMITED, CapPeriod, Plan, Principal
 
 MAX_PLANS = 4096
@@ -109,7 +109,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """The most it may write, which may be less than was asked for: what is left of a cap."""
     scopes: tuple[ScopeLimits, ...]
     state: RateState
-    spending: Spending | None = None
+    spending: SpendReservation | None = None
     is_local: bool = False
     """Redis was away, and knows nothing of it."""
 
@@ -157,7 +157,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def overspent(
-    spending: Spending, place: int, amount_nano: int, left: int, state: RateState
+    spending: SpendReservation, place: int, amount_nano: int, left: int, state: RateState
 ) -> Refusal:
     """`amount_nano`: of the cap, by now."""
     cap = spending.caps[place - 1]

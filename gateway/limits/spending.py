@@ -71,7 +71,7 @@ class Cap(msgspec.Struct, frozen=True):
     """And no more than is leased of the org's balance (`funding`)."""
 
 
-class Spending(msgspec.Struct, frozen=True, kw_only=True):
+class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
     """The most that one request may cost, and the caps that it must fit under."""
 
     caps: tuple[Cap, ...]
@@ -174,7 +174,7 @@ def spending_of(
     min_output_tokens: int,
     admitted_at: float,
     num_tool_calls: int = 0,
-) -> Spending | None:
+) -> SpendReservation | None:
     """None: no cap binds it. `num_tool_calls`: it is nothing but these. Raises: UnpricedModel."""
     caps = caps_of(principal.spend_caps, admitted_at)
     if not caps:
@@ -187,7 +187,7 @@ def spending_of(
     output_pico = dearest_pico(prices, OUTPUTS, input_tokens)
     queue = prices.get("batch_queue")
     input_total = input_tokens * input_pico + (queue.dearest_pico(input_tokens) if queue else 0)
-    return Spending(
+    return SpendReservation(
         caps=caps,
         model=model,
         input_pico=input_pico,
@@ -200,12 +200,12 @@ def spending_of(
 
 def spending_of_calls(
     caps: tuple[Cap, ...], model: str, prices: PriceSet, num_tool_calls: int
-) -> Spending:
+) -> SpendReservation:
     """What they cost is known; without a price they are free."""
     price = prices.get("tool_call")
     total = 0 if price is None else num_tool_calls * price.dearest_pico(0)
     hold = min(MAX_NANO, to_nano(total))
-    return Spending(
+    return SpendReservation(
         caps=caps,
         model=model,
         input_pico=0,

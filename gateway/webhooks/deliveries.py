@@ -32,7 +32,7 @@ SENDER = Actor(kind="system", id="webhooks")
 """Who disables an endpoint whose receiver wants no more."""
 
 
-class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     org_id: str
     endpoint_id: str
@@ -68,7 +68,7 @@ class LeasedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     older_secret_id: str | None
 
 
-COLUMNS = [deliveries.c[name] for name in Delivery.__struct_fields__]
+COLUMNS = [deliveries.c[name] for name in DeliveryRecord.__struct_fields__]
 
 
 def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None) -> sa.Select[Any]:
@@ -78,19 +78,19 @@ def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None
     return found if state is None else found.where(deliveries.c.state == state)
 
 
-def to_deliveries(rows: Iterable[sa.Row[Any]]) -> list[Delivery]:
-    return [Delivery(**row._mapping) for row in rows]
+def to_deliveries(rows: Iterable[sa.Row[Any]]) -> list[DeliveryRecord]:
+    return [DeliveryRecord(**row._mapping) for row in rows]
 
 
 async def get_delivery(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, delivery_id: str
-) -> Delivery:
+) -> DeliveryRecord:
     """Raises: NotFound."""
     found = select_deliveries(org_id, endpoint_id).where(deliveries.c.id == delivery_id)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound("delivery_id", f"no delivery {delivery_id!r}")
-    return Delivery(**row._mapping)
+    return DeliveryRecord(**row._mapping)
 
 
 def to_row(org_id: str, endpoint_id: str, event_id: str, event: WebhookEvent) -> dict[str, Any]:
@@ -107,14 +107,14 @@ def to_row(org_id: str, endpoint_id: str, event_id: str, event: WebhookEvent) ->
 
 async def ping_endpoint(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, now: datetime, actor: Actor
-) -> Delivery:
+) -> DeliveryRecord:
     """Send an endpoint a test event. Raises: NotFound, ReadOnly."""
     await _check_open(conn, org_id, endpoint_id)
     data = EndpointPing(organization_id=org_id, endpoint_id=endpoint_id)
     event = WebhookEvent(type=PING, timestamp=now, data=data)
     row = to_row(org_id, endpoint_id, f"ping_{uuid7().hex}", event)
     added = sa.insert(deliveries).values(**row, expires_at=in_s(LIFETIME_S)).returning(*COLUMNS)
-    made = Delivery(**(await conn.execute(added)).one()._mapping)
+    made = DeliveryRecord(**(await conn.execute(added)).one()._mapping)
     await record(
         conn,
         org_id=org_id,
@@ -128,7 +128,7 @@ async def ping_endpoint(
 
 async def redeliver(
     conn: AsyncConnection, *, org_id: str, endpoint_id: str, delivery_id: str, actor: Actor
-) -> Delivery:
+) -> DeliveryRecord:
     """Try a delivery now, and for another day, whatever became of it, under the same event id.
     Raises: NotFound, ReadOnly."""
     await _check_open(conn, org_id, endpoint_id)
@@ -150,7 +150,7 @@ async def redeliver(
     row = (await conn.execute(again.returning(*COLUMNS))).one_or_none()
     if row is None:
         raise NotFound("delivery_id", f"no delivery {delivery_id!r}")
-    made = Delivery(**row._mapping)
+    made = DeliveryRecord(**row._mapping)
     await record(
         conn,
         org_id=org_id,

@@ -28,7 +28,7 @@ MAX_ENDPOINTS_PER_ORG = 50
 MAX_GRACE_S = 7 * 86_400
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     org_id: str
     url: str
@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointOnce(msgspec.Struct, frozen=True):
-    endpoint: Endpoint
+    endpoint: EndpointRecord
     secret: str
     """For this once."""
 
@@ -52,8 +52,8 @@ class EndpointOnce(msgspec.Struct, frozen=True):
         return f"EndpointOnce({self.endpoint.id})"
 
 
-COLUMNS = [endpoints.c[name] for name in Endpoint.__struct_fields__]
-Check = Callable[[Endpoint], None]
+COLUMNS = [endpoints.c[name] for name in EndpointRecord.__struct_fields__]
+Check = Callable[[EndpointRecord], None]
 """Of the row under its lock, before it is changed; raises where that must not be."""
 
 
@@ -87,7 +87,7 @@ async def create_endpoint(
         "secret_id": sealed.secret_id,
     }
     added = sa.insert(endpoints).values(**row).returning(*COLUMNS)
-    made = Endpoint(**(await conn.execute(added)).one()._mapping)
+    made = EndpointRecord(**(await conn.execute(added)).one()._mapping)
     await record(
         conn,
         org_id=org_id,
@@ -99,7 +99,7 @@ async def create_endpoint(
     return EndpointOnce(made, secret)
 
 
-async def get_endpoint(conn: AsyncConnection, *, org_id: str, endpoint_id: str) -> Endpoint:
+async def get_endpoint(conn: AsyncConnection, *, org_id: str, endpoint_id: str) -> EndpointRecord:
     """Return a live or an archived endpoint. Raises: NotFound."""
     return await _find(conn, org_id, endpoint_id)
 
@@ -110,8 +110,8 @@ def select_endpoints(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     return listed if archived else listed.where(endpoints.c.archived_at.is_(None))
 
 
-def to_endpoints(rows: Iterable[sa.Row[Any]]) -> list[Endpoint]:
-    return [Endpoint(**row._mapping) for row in rows]
+def to_endpoints(rows: Iterable[sa.Row[Any]]) -> list[EndpointRecord]:
+    return [EndpointRecord(**row._mapping) for row in rows]
 
 
 async def update_endpoint(
@@ -123,7 +123,7 @@ async def update_endpoint(
     actor: Actor,
     check: Check = unchecked,
     allow_loopback: bool = False,
-) -> Endpoint:
+) -> EndpointRecord:
     """Change an endpoint. `fields`: of url, description, event_types, enabled. Raises: NotFound,
     InvalidField, ReadOnly, what `check` raises."""
     before = await _hold(conn, org_id, endpoint_id, check)
@@ -180,7 +180,7 @@ async def archive_endpoint(
     endpoint_id: str,
     actor: Actor,
     check: Check = unchecked,
-) -> Endpoint:
+) -> EndpointRecord:
     """Archive an endpoint: nothing is sent to it from now on, not even what waits. Idempotent.
     Raises: NotFound, what `check` raises."""
     known = await _find(conn, org_id, endpoint_id, lock=True)
@@ -227,16 +227,18 @@ def check_description(description: str | None) -> None:
 
 async def _find(
     conn: AsyncConnection, org_id: str, endpoint_id: str, *, lock: bool = False
-) -> Endpoint:
+) -> EndpointRecord:
     """Raises: NotFound."""
     found = sa.select(*COLUMNS).where(endpoints.c.id == endpoint_id, endpoints.c.org_id == org_id)
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
     if row is None:
         raise NotFound("endpoint_id", f"no webhook endpoint {endpoint_id!r}")
-    return Endpoint(**row._mapping)
+    return EndpointRecord(**row._mapping)
 
 
-async def _hold(conn: AsyncConnection, org_id: str, endpoint_id: str, check: Check) -> Endpoint:
+async def _hold(
+    conn: AsyncConnection, org_id: str, endpoint_id: str, check: Check
+) -> EndpointRecord:
     """Return an endpoint under its lock, to be changed. Raises: NotFound, ReadOnly, what `check`
     raises."""
     found = await _find(conn, org_id, endpoint_id, lock=True)
@@ -248,16 +250,16 @@ async def _hold(conn: AsyncConnection, org_id: str, endpoint_id: str, check: Che
 
 async def _change(
     conn: AsyncConnection,
-    before: Endpoint,
+    before: EndpointRecord,
     values: Mapping[str, Any],
     action: str,
     actor: Actor,
-) -> Endpoint:
+) -> EndpointRecord:
     changed = sa.update(endpoints).where(
         endpoints.c.id == before.id, endpoints.c.org_id == before.org_id
     )
     changed = changed.values(**values, version=endpoints.c.version + 1).returning(*COLUMNS)
-    after = Endpoint(**(await conn.execute(changed)).one()._mapping)
+    after = EndpointRecord(**(await conn.execute(changed)).one()._mapping)
     await record(
         conn,
         org_id=before.org_id,
@@ -270,7 +272,7 @@ async def _change(
     return after
 
 
-def _seen(endpoint: Endpoint) -> dict[str, Any]:
+def _seen(endpoint: EndpointRecord) -> dict[str, Any]:
     """Return what the audit log shows of an endpoint."""
     fields = ("url", "description", "event_types", "disabled_at", "archived_at", "version")
     return {name: getattr(endpoint, name) for name in fields}

@@ -18,7 +18,7 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
-from engine.runner.model_runner import Launched, ModelRunner
+from engine.runner.model_runner import LaunchedStep, ModelRunner
 from engine.scheduling.step_plan import SchedulerOutput
 from tests.engine import checkpoints
 
@@ -183,7 +183,7 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives_on(
     before = ids(run(core, request("before", ignore_eos=True)))
     collect = ModelRunner.collect
 
-    def fail_once(self: ModelRunner, launched: Launched) -> Any:
+    def fail_once(self: ModelRunner, launched: LaunchedStep) -> Any:
         monkeypatch.setattr(ModelRunner, "collect", collect)
         collect(self, launched)
         raise RuntimeError("out of memory")
@@ -439,7 +439,7 @@ def watch_draws(core: EngineCore) -> dict[tuple[str, int], int]:
     runner = core._stepper._runner
     launch = runner.launch
 
-    def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def watched(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         for entry in output.scheduled:
             if entry.samples:
                 drawn[entry.key] = max(entry.output_index + 1, drawn.get(entry.key, 0))

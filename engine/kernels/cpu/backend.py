@@ -76,7 +76,7 @@ class Call(NamedTuple):
     """Names those calls whose arguments differ from step to step in the same way."""
 
 
-class Recording(Protocol):
+class KernelRecorder(Protocol):
     def started(self, call: Call) -> None:
         """A kernel runs."""
 
@@ -85,13 +85,13 @@ class Recording(Protocol):
 
 
 class _Thread(threading.local):
-    recording: Recording | None = None
+    recording: KernelRecorder | None = None
 
 
 _thread = _Thread()
 
 
-def record(recording: Recording | None) -> None:
+def record(recording: KernelRecorder | None) -> None:
     """Tell `recording` of every kernel that this thread starts, until None is given."""
     _thread.recording = recording
 

@@ -108,7 +108,7 @@ def layout_of(size: StepSize) -> StepLayout:
     return StepLayout(size)
 
 
-class Staging:
+class StagingBuffer:
     """One piece of memory that steps are written to on the host."""
 
     def __init__(self, transfers: Transfers, num_bytes: int) -> None:
@@ -149,7 +149,7 @@ class DeviceBuffers:
         self.drawn = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         """What the last step sampled, a row each; negative where nothing could be drawn."""
         transfers = Transfers(device)
-        self._stagings = [Staging(transfers, num_bytes) for _ in range(NUM_STAGINGS)]
+        self._stagings = [StagingBuffer(transfers, num_bytes) for _ in range(NUM_STAGINGS)]
 
     @property
     def num_bytes(self) -> int:
@@ -157,7 +157,7 @@ class DeviceBuffers:
         kept = (self.inputs, self.kept_tables, self.tables, self.drawn)
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
-    def next_staging(self) -> Staging:
+    def next_staging(self) -> StagingBuffer:
         """The one that was used longest ago."""
         self._stagings.append(self._stagings.pop(0))
         return self._stagings[-1]

@@ -46,7 +46,7 @@ from engine.runner.device.device_buffers import (
     layout_of,
 )
 from engine.runner.device.step_packer import StepPacker
-from engine.runner.model_runner import Launched, ModelRunner
+from engine.runner.model_runner import LaunchedStep, ModelRunner
 from engine.runner.sampling.device_sampler import DeviceSampler
 from engine.runner.sampling.logit_adjustments import is_adjusted
 from engine.scheduling.step_plan import SchedulerOutput
@@ -175,7 +175,7 @@ class DeviceRunner(ModelRunner):
         self._graphs = graphs
 
     @torch.inference_mode()
-    def launch(self, output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def launch(self, output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         """Start a step; the host waits for nothing."""
         parts = lay_out(output, MAX_VERIFIED)
         try:
@@ -185,7 +185,7 @@ class DeviceRunner(ModelRunner):
             self._packer.forget()
             raise
 
-    def _launch(self, parts: StepParts, before: Launched | None) -> Launched:
+    def _launch(self, parts: StepParts, before: LaunchedStep | None) -> LaunchedStep:
         num_rows = len(parts.rows)
         graph = self._graph_for(parts)
         pooled = scores = None
@@ -208,7 +208,7 @@ class DeviceRunner(ModelRunner):
             pooled = self._pooler(states, parts.pooled)
             scores = self._scorer(states, parts.scored)
             if num_rows == 0:
-                return Launched(parts.rows, None, pooled, scores)
+                return LaunchedStep(parts.rows, None, pooled, scores)
             logits = self._model.logits(states, views.sampling_rows)
             last_tokens = views.token_ids[views.sampling_rows]
         if any(is_adjusted(row) for row in parts.rows):
@@ -218,7 +218,7 @@ class DeviceRunner(ModelRunner):
         elif graph is None:
             sampling.sample(logits, views.sampling, drawn)
         answer = self._device_sampler.answer(logits, drawn, parts.rows)
-        return Launched(parts.rows, answer, pooled, scores)
+        return LaunchedStep(parts.rows, answer, pooled, scores)
 
     def _graph_for(self, parts: StepParts) -> Decode | None:
         """Return what a graph must be for to do this step; None if there is none."""
@@ -229,7 +229,7 @@ class DeviceRunner(ModelRunner):
         queries, longest = int(parts.query_lens.max()), int(parts.seq_lens.max())
         return self._graphs.find(Decode(len(parts.entries), longest, adapted, queries))
 
-    def _send(self, parts: StepParts, before: Launched | None, layout: StepLayout) -> None:
+    def _send(self, parts: StepParts, before: LaunchedStep | None, layout: StepLayout) -> None:
         """Put the step's inputs under way to the device."""
         previous = {}
         if parts.unknown:

@@ -30,7 +30,7 @@ LEAST_NORM = 1e-12
 """A shorter vector has no direction: it is divided by this instead of its length."""
 
 
-class Pooled:
+class PooledStates:
     """The embeddings that a step completes, first of all on the device."""
 
     def __init__(self, spans: Rows[PooledSpan], head: EmbeddingHead, sums: Download) -> None:
@@ -65,7 +65,7 @@ class Pooler:
         self._sums: dict[Sequence, Tensor] = {}
         """[hidden] of those whose last token is still to come; float64 if deterministic"""
 
-    def __call__(self, states: States, spans: Rows[PooledSpan]) -> Pooled | None:
+    def __call__(self, states: States, spans: Rows[PooledSpan]) -> PooledStates | None:
         """Put the step's embeddings under way; None where it completes none."""
         for seq in [s for s in self._sums if s.status is not SequenceStatus.RUNNING]:
             del self._sums[seq]
@@ -83,7 +83,7 @@ class Pooler:
             return None
         if self._transfers is None:
             self._transfers = Transfers(device)
-        return Pooled(complete, self._model.config.embedding, self._transfers.download(sums))
+        return PooledStates(complete, self._model.config.embedding, self._transfers.download(sums))
 
     def _add_up(self, hidden: Tensor, spans: Rows[PooledSpan]) -> Tensor:
         """float32 [complete spans, hidden]; what is not complete is kept."""

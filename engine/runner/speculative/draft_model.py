@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from engine.runner.model_runner import Launched, ModelRunner
+from engine.runner.model_runner import LaunchedStep, ModelRunner
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence, SequenceStatus
 
@@ -38,7 +38,7 @@ PLACEHOLDER = 0
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _DraftedSequence:
     """The tokens of one sequence that the draft model has computed, from its last preemption on."""
 
     seq: Sequence
@@ -118,8 +118,8 @@ class Drafter:
         self._max_num_tokens = max_num_tokens
         self._max_model_len = max_model_len
         self._has_graphs = has_graphs
-        self._held: dict[Sequence, _Held] = {}
-        self._behind: list[_Held] = []
+        self._held: dict[Sequence, _DraftedSequence] = {}
+        self._behind: list[_DraftedSequence] = []
         """Those that should catch up in this step."""
         self._was_catching_up = False
 
@@ -149,7 +149,7 @@ class Drafter:
         """Replace the placeholders that got room in the step, and let others catch up by `room`
         tokens at most. Whether any did: the time of such a step says nothing of a usual one."""
         budget = self._max_num_tokens
-        drafting: list[tuple[ScheduledSequence, _Held]] = []
+        drafting: list[tuple[ScheduledSequence, _DraftedSequence]] = []
         for entry in output.scheduled:
             if not entry.draft_token_ids:
                 continue
@@ -161,7 +161,7 @@ class Drafter:
                 drafting.append((entry, held))
         # Never twice in a row where plain steps could be timed: one of two shows what they take.
         prompts = any(not entry.decodes for entry in output.scheduled)
-        portions: list[tuple[_Held, int]] = []
+        portions: list[tuple[_DraftedSequence, int]] = []
         if prompts or not self._was_catching_up:
             portions = self._portions(min(room, budget))
         self._was_catching_up = bool(portions)
@@ -169,16 +169,16 @@ class Drafter:
             self._run(drafting, portions)
         return bool(portions)
 
-    def _held_of(self, seq: Sequence) -> _Held:
+    def _held_of(self, seq: Sequence) -> _DraftedSequence:
         held = self._held.get(seq)
         if held is None:
             # Nobody reads log-probabilities of drafts, and a grammar is kept to by what verifies.
             sampling = msgspec.structs.replace(seq.sampling, logprobs=None)
             shadow = replace(seq, sampling=sampling, adapter="", constraint=None, block_table=[])
-            held = self._held[seq] = _Held(seq, shadow, seq.num_preemptions)
+            held = self._held[seq] = _DraftedSequence(seq, shadow, seq.num_preemptions)
         return held
 
-    def _portions(self, room: int) -> list[tuple[_Held, int]]:
+    def _portions(self, room: int) -> list[tuple[_DraftedSequence, int]]:
         """Return who catches up, and to which of the tokens that the large model has computed."""
         portions = []
         for held in self._behind:
@@ -190,8 +190,8 @@ class Drafter:
 
     def _run(
         self,
-        drafting: list[tuple[ScheduledSequence, _Held]],
-        portions: list[tuple[_Held, int]],
+        drafting: list[tuple[ScheduledSequence, _DraftedSequence]],
+        portions: list[tuple[_DraftedSequence, int]],
     ) -> None:
         """A failure costs the guesses of those it touches, as long as they run, and no request."""
         try:
@@ -210,8 +210,8 @@ class Drafter:
 
     def _draw(
         self,
-        drafting: list[tuple[ScheduledSequence, _Held]],
-        portions: list[tuple[_Held, int]],
+        drafting: list[tuple[ScheduledSequence, _DraftedSequence]],
+        portions: list[tuple[_DraftedSequence, int]],
     ) -> list[list[int]]:
         """Drafts for each of `drafting`; fewer than asked where logits are not finite."""
         if self._has_graphs and not portions:
@@ -238,7 +238,7 @@ class Drafter:
                     drafts.append(found[0][0])
         return drawn
 
-    def _make_up(self, drafting: list[tuple[ScheduledSequence, _Held]]) -> None:
+    def _make_up(self, drafting: list[tuple[ScheduledSequence, _DraftedSequence]]) -> None:
         """Compute the one token that some lack before their last, if nobody lacks more: so that the
         passes behind it are decodes. What it draws is not looked at: the next token is known."""
         missing = [entry.start - held.num_computed for entry, held in drafting]
@@ -255,6 +255,8 @@ class Drafter:
         for entry, held in drafting:
             held.num_computed = entry.start
 
-    def _launch(self, entries: list[ScheduledSequence], before: Launched | None) -> Launched:
+    def _launch(
+        self, entries: list[ScheduledSequence], before: LaunchedStep | None
+    ) -> LaunchedStep:
         num_tokens = sum(entry.num_new_tokens for entry in entries)
         return self._runner.launch(SchedulerOutput(entries, [], num_tokens), before)

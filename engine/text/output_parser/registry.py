@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 from engine.text.output_parser.families import deepseek, hermes, json_calls, llama3, mistral
-from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import Reader, Steps
 from engine.text.output_parser.reasoning import MISTRAL_THINK, THINK, Reasoning
 
@@ -25,7 +25,7 @@ HasToken: TypeAlias = Callable[[str], bool]
 
 class Family(NamedTuple):
     read: Callable[[Reader], Steps[None]]
-    writing: Writing
+    writing: CallFormat
     markers: tuple[str, ...] = ()
 
 

@@ -64,7 +64,7 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         return uris
 
 
-class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class IssuedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """RFC 6749, 5.1; OpenID Connect Core, 3.1.3.3; RFC 8693, 2.2.1."""
 
     access_token: str

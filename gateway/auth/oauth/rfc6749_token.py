@@ -30,7 +30,7 @@ from gateway.auth.errors import AuthUnavailable, InvalidToken, RevokedToken
 from gateway.auth.oauth import rfc8693_exchange
 from gateway.auth.oauth.authority import (
     Authority,
-    TokenAnswer,
+    IssuedTokens,
     check_binding,
     check_grant_type,
     expiry,
@@ -93,11 +93,11 @@ async def respond(authority: Authority, request: TokenRequest) -> bytes:
     return msgspec.json.encode(answer)
 
 
-async def from_code(authority: Authority, request: TokenRequest) -> TokenAnswer:
+async def from_code(authority: Authority, request: TokenRequest) -> IssuedTokens:
     form, client = request.form, request.client
     code, verifier = form.require("code"), form.require("code_verifier")
     redirect_uri = form.get("redirect_uri")
-    answer: TokenAnswer | None = None
+    answer: IssuedTokens | None = None
 
     async def redeem(conn: AsyncConnection) -> tuple[str, str] | None:
         nonlocal answer
@@ -135,7 +135,7 @@ def _check_code(code: Code, request: TokenRequest, redirect_uri: str | None, ver
 
 async def _answer_code(
     conn: AsyncConnection, authority: Authority, request: TokenRequest, code: Code, grant: Grant
-) -> TokenAnswer:
+) -> IssuedTokens:
     client = request.client
     resources = authority.narrowed_resources(
         request.form.all("resource"), code.resources, code.org_id
@@ -173,9 +173,9 @@ async def _answer_code(
     return _to_answer(claims, access_token, refresh_token=refresh_token, id_token=id_token)
 
 
-async def from_refresh_token(authority: Authority, request: TokenRequest) -> TokenAnswer:
+async def from_refresh_token(authority: Authority, request: TokenRequest) -> IssuedTokens:
     token = request.form.require("refresh_token")
-    answer: TokenAnswer | None = None
+    answer: IssuedTokens | None = None
 
     async def use(conn: AsyncConnection) -> tuple[str, str] | None:
         nonlocal answer
@@ -207,7 +207,7 @@ async def _rotate(
     token: str,
     held: RefreshToken,
     grant: Grant,
-) -> TokenAnswer:
+) -> IssuedTokens:
     resources = authority.narrowed_resources(
         request.form.all("resource"), held.resources, held.org_id
     )
@@ -228,7 +228,7 @@ async def _rotate(
 
 async def _lost_answer(
     conn: AsyncConnection, authority: Authority, token: str, held: RefreshToken
-) -> TokenAnswer | None:
+) -> IssuedTokens | None:
     """The answer that `token` was exchanged for, while nobody can have used it."""
     tokens = authority.refresh_tokens
     assert held.used_at is not None
@@ -247,7 +247,7 @@ async def _lost_answer(
     return _to_answer(claims, access_token, refresh_token=fresh)
 
 
-async def from_client_credentials(authority: Authority, request: TokenRequest) -> TokenAnswer:
+async def from_client_credentials(authority: Authority, request: TokenRequest) -> IssuedTokens:
     client = request.client
     if not client.confidential or client.org_id is None:
         raise OAuthError("unauthorized_client", "it belongs to nobody")
@@ -294,11 +294,11 @@ async def _project_of(conn: AsyncConnection, client: Client) -> str:
     return project_id
 
 
-async def exchange(authority: Authority, request: TokenRequest) -> TokenAnswer:
+async def exchange(authority: Authority, request: TokenRequest) -> IssuedTokens:
     return await rfc8693_exchange.exchange(authority, request.form, request.client, request.jkt)
 
 
-GRANTS: Mapping[str, Callable[[Authority, TokenRequest], Awaitable[TokenAnswer]]] = {
+GRANTS: Mapping[str, Callable[[Authority, TokenRequest], Awaitable[IssuedTokens]]] = {
     AUTHORIZATION_CODE: from_code,
     REFRESH_TOKEN: from_refresh_token,
     CLIENT_CREDENTIALS: from_client_credentials,
@@ -410,8 +410,8 @@ def _confirmation(jkt: str | None) -> Confirmation | None:
     return None if jkt is None else Confirmation(jkt=jkt)
 
 
-def _to_answer(claims: AccessClaims, access_token: str, **more: Any) -> TokenAnswer:
-    return TokenAnswer(
+def _to_answer(claims: AccessClaims, access_token: str, **more: Any) -> IssuedTokens:
+    return IssuedTokens(
         access_token=access_token,
         token_type=token_type(None if claims.cnf is None else claims.cnf.jkt),
         expires_in=claims.exp - claims.iat,

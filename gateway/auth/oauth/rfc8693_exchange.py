@@ -14,7 +14,7 @@ from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import InvalidToken, RevokedToken
 from gateway.auth.oauth.authority import (
     Authority,
-    TokenAnswer,
+    IssuedTokens,
     check_binding,
     expiry,
     narrowed_scopes,
@@ -40,7 +40,7 @@ TYPES = (ACCESS_TOKEN, JWT)
 
 async def exchange(
     authority: Authority, form: Form, client: Client, jkt: str | None
-) -> TokenAnswer:
+) -> IssuedTokens:
     """Raises: OAuthError, AuthUnavailable."""
     if not client.confidential or client.org_id is None:
         raise OAuthError("unauthorized_client", "an agent is known to its org")
@@ -52,7 +52,7 @@ async def exchange(
         raise OAuthError("invalid_grant", "of another org")
     claims = await _conferred(authority, await _claims(authority, form, client, subject, jkt))
     access_token = sign(authority.keys.ring, claims)
-    return TokenAnswer(
+    return IssuedTokens(
         access_token=access_token,
         token_type=token_type(jkt),
         expires_in=claims.exp - claims.iat,

@@ -140,7 +140,7 @@ class ChoiceText:
         )
 
 
-class Parsing(NamedTuple):
+class ChoiceParser(NamedTuple):
     """How the text of each choice is read where it is more than an answer."""
 
     parser: Callable[[], OutputParser]
@@ -161,7 +161,7 @@ class ParsedChoice(ChoiceText):
         prompt: OutputOptions,
         tokenizer: Tokenizer,
         ends: Container[int] | None,
-        parsing: Parsing,
+        parsing: ChoiceParser,
     ) -> None:
         super().__init__(index, prompt, tokenizer, ends, parsing.shown_ids)
         self._parser = parsing.parser()
@@ -305,7 +305,7 @@ class GenerationText(Choices):
         *,
         breakpoints: Sequence[Breakpoint] = (),
         ends: Container[int] | None = None,
-        parsing: Parsing | None = None,
+        parsing: ChoiceParser | None = None,
     ) -> None:
         """`ends`: see `ChoiceText`. `parsing`: None where all that is said is the answer."""
         choices: list[ChoiceText]

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes
-from gateway.fleet.engine.model_format import Rendered
+from gateway.fleet.engine.model_format import RenderedPrompt
 from gateway.generate_request import OutputForm, OutputOptions
 from gateway.generation_events import ReplicaEvent
 from gateway.request_errors import BadField
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kept: Prefixes = NO_PREFIXES
     form: OutputForm | None = None
     """What the output must be."""
-    rendered: Rendered | None = None
+    rendered: RenderedPrompt | None = None
     """Of a conversation."""
 
 

@@ -18,7 +18,7 @@ from engine.text.output_parser import OutputFormat, ReasoningState, Tool
 from engine.text.output_parser.grammars.ebnf import EbnfError
 from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.choice_text import Parsing
+from gateway.fleet.engine.choice_text import ChoiceParser
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
 from gateway.fleet.replica import MessagePlace
@@ -33,7 +33,7 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What chat templates call it: Qwen's, DeepSeek's."""
 
 
-class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as the model reads it."""
 
     token_ids: list[int]
@@ -75,13 +75,13 @@ class ModelFormat:
         text = self._rendered(prompt, is_whole=asked.add_generation_prompt)
         return self._tokenizer.encode(text, asked.add_special_tokens)
 
-    def render(self, prompt: ChatPrompt, block_size: int | None = None) -> Rendered:
+    def render(self, prompt: ChatPrompt, block_size: int | None = None) -> RenderedPrompt:
         """Off the event loop where it is long. `block_size`: of the prefixes that the engine keeps;
         None: of this model it keeps none. Raises BadField."""
         text = self._rendered(prompt)
         state = self._output.reasoning_state(text)
         token_ids, kept = self._encode(prompt, text, block_size)
-        return Rendered(
+        return RenderedPrompt(
             token_ids=token_ids,
             reasoning_state=state,
             form=self._form(prompt, state),
@@ -154,13 +154,13 @@ class ModelFormat:
             return None
         return place_at(prompt, text, at, partial(self._text, prompt, is_whole=False))
 
-    def parsing(self, prompt: ChatPrompt, rendered: Rendered) -> Parsing | None:
+    def parsing(self, prompt: ChatPrompt, rendered: RenderedPrompt) -> ChoiceParser | None:
         """None: all that is said is the answer."""
         use = prompt.tools
         if use is None and self._output.reasoning == "none":
             return None
         names = [] if use is None else callable_names(use)
-        return Parsing(
+        return ChoiceParser(
             parser=lambda: self._output.parser(
                 tools=names, reasoning_state=rendered.reasoning_state
             ),

@@ -112,7 +112,7 @@ class PlainJobs:
                     embed=True,
                     dimensions=prompt.dimensions,
                 ),
-                reader=partial(Vectors, len(found)),
+                reader=partial(PromptVectors, len(found)),
                 names=EMBEDDING_NAMES,
             ),
         )
@@ -187,7 +187,7 @@ class PlainJobs:
             raise too_long(f"at least {fewest} tokens", field, max_model_len)
 
 
-class Vectors:
+class PromptVectors:
     """The embeddings of one attempt."""
 
     def __init__(self, num_prompts: int) -> None:

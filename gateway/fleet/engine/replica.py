@@ -37,7 +37,7 @@ from gateway.fleet.engine.kept_prefixes import (
     under,
     unheard,
 )
-from gateway.fleet.engine.model_format import ModelFormat, Rendered
+from gateway.fleet.engine.model_format import ModelFormat, RenderedPrompt
 from gateway.fleet.engine.plain_jobs import PlainJobs
 from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import (
@@ -310,7 +310,7 @@ class EngineReplica:
         self,
         request: GenerateRequest,
         prompt: ChatPrompt,
-        rendered: Rendered,
+        rendered: RenderedPrompt,
         status: ReplicaStatus,
     ) -> PreparedRequest:
         """Raises ContextTooLong, or BadField for `min_tokens`."""
@@ -354,7 +354,7 @@ class EngineReplica:
             parsing=self._format_of_chats().parsing(prompt, rendered),
         )
 
-    def _ends(self, prompt: ChatPrompt, rendered: Rendered) -> Container[int] | None:
+    def _ends(self, prompt: ChatPrompt, rendered: RenderedPrompt) -> Container[int] | None:
         """An output that is kept to a form may be complete without any of these."""
         if rendered.form is None:
             return None

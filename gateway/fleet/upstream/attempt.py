@@ -25,7 +25,7 @@ def is_embedding(request: GenerateRequest) -> bool:
     return request.plain is not None and request.plain.path == "embeddings"
 
 
-class Aborted(Exception):
+class UpstreamAborted(Exception):
     """Nobody waits for this attempt any more."""
 
 
@@ -72,13 +72,13 @@ class Attempt:
         """Around an await. Raises TimeoutError, or Aborted when `abort` was called before or
         meanwhile."""
         if self._aborted:
-            raise Aborted
+            raise UpstreamAborted
         try:
             async with asyncio.timeout(timeout_s) as self._wait:
                 yield
         except TimeoutError as error:
             if self._aborted:
-                raise Aborted from error
+                raise UpstreamAborted from error
             raise
         finally:
             self._wait = None
@@ -87,7 +87,7 @@ class Attempt:
         """Raises Aborted, and nothing is asked."""
         self.connection = connection
         if self._aborted:
-            raise Aborted
+            raise UpstreamAborted
 
     def abort(self) -> None:
         if self._aborted:
@@ -95,6 +95,6 @@ class Attempt:
         self._aborted = True
         self.sent = self.connection is not None and self.connection.sent
         if self.connection is not None:
-            self.connection.interrupt(Aborted())
+            self.connection.interrupt(UpstreamAborted())
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(asyncio.get_running_loop().time())

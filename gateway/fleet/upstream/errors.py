@@ -62,7 +62,7 @@ STEP = re.compile(r"[.\[]*([^.\[\]]+)\]?")
 """One step of a path such as `messages[0].content`, `messages.[0].content` or `tools.0`."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class UpstreamRefusal(msgspec.Struct, frozen=True):
     """The error object of a body, as far as it has one."""
 
     message: str
@@ -123,7 +123,7 @@ def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:
     return param[:end] or None
 
 
-def parse_refusal(body: bytes) -> Refusal:
+def parse_refusal(body: bytes) -> UpstreamRefusal:
     """`{"error": {...}}`, or what else is seen: the object bare, in a list, `detail` or
     `message` alone.
     """
@@ -138,7 +138,7 @@ def parse_refusal(body: bytes) -> Refusal:
     if not isinstance(found, dict):
         found = {"message": found}
     message = next((found[k] for k in ("message", "detail") if isinstance(found.get(k), str)), None)
-    return Refusal(
+    return UpstreamRefusal(
         message=message or "The model's upstream refused the request.",
         type=text_of(found.get("type")),
         code=text_of(found.get("code")),

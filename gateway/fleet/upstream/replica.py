@@ -32,7 +32,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
-from gateway.fleet.upstream.attempt import Aborted, Attempt, Clock
+from gateway.fleet.upstream.attempt import Attempt, Clock, UpstreamAborted
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
@@ -242,7 +242,7 @@ class UpstreamReplica:
                     if event.usage is not None:
                         room.used(place, event.usage)
                     yield event
-        except Aborted:
+        except UpstreamAborted:
             yield ReplicaEvent(finished=True)
         finally:
             self._let_go(attempt)
@@ -337,7 +337,7 @@ class UpstreamReplica:
             connection = await self._post(attempt, BODY_TIMEOUT_S)
             body = attempt.meter.read_body(await self._read_body(connection))
             items = attempt.shown((body,))
-        except Aborted:
+        except UpstreamAborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
         except (HttpProtocolError, TimeoutError, BrokenAnswer) as error:
@@ -397,7 +397,7 @@ class UpstreamReplica:
                 await self._to_the_end(connection)
             if not meter.complete:
                 raise BrokenAnswer("the stream broke off")
-        except Aborted:
+        except UpstreamAborted:
             usage = meter.usage if attempt.sent else None
             yield ReplicaEvent(usage=usage, finished=True)
             return

@@ -53,7 +53,7 @@ class _Call(msgspec.Struct):
     function: _Function = _Function()
 
 
-class _Said(msgspec.Struct):
+class _ChoiceText(msgspec.Struct):
     """A chunk's `delta`, or an answer's `message`."""
 
     content: str | list[_Part] | None = None
@@ -79,10 +79,10 @@ class _Logprobs(msgspec.Struct):
     content: list[_Token] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _TextChoice(msgspec.Struct):
     index: int = 0
-    delta: _Said | None = None
-    message: _Said | None = None
+    delta: _ChoiceText | None = None
+    message: _ChoiceText | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -90,7 +90,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice] | None = None
+    choices: list[_TextChoice] | None = None
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -114,7 +114,7 @@ class UpstreamText:
         except (msgspec.DecodeError, RecursionError) as fault:
             raise BrokenAnswer(f"not a chat completion: {fault}") from fault
         for choice in choices:
-            said = choice.delta or choice.message or _Said()
+            said = choice.delta or choice.message or _ChoiceText()
             text, thought = text_of(said)
             delta = TextDelta(
                 index=choice.index,
@@ -142,7 +142,7 @@ class UpstreamText:
             elif known:
                 yield CallDelta(len(known) - 1, None, arguments)
 
-    def _stop_string(self, choice: _Choice) -> str | None:
+    def _stop_string(self, choice: _TextChoice) -> str | None:
         """None also where an upstream does not say it."""
         found = choice.stop_reason
         return found if isinstance(found, str) and found in self._stop else None
@@ -154,7 +154,7 @@ def payload_of(item: RawChunk | RawRun | RawBody) -> bytes:
     return item.payload
 
 
-def text_of(said: _Said) -> tuple[str, str]:
+def text_of(said: _ChoiceText) -> tuple[str, str]:
     """Return what was said, a refusal too, and what was thought."""
     thought = said.reasoning_content or said.reasoning or ""
     if not isinstance(said.content, list):
@@ -164,7 +164,7 @@ def text_of(said: _Said) -> tuple[str, str]:
     return text + (said.refusal or ""), thought + "".join(thoughts)
 
 
-def finish_reason(choice: _Choice) -> FinishReason | None:
+def finish_reason(choice: _TextChoice) -> FinishReason | None:
     told = choice.finish_reason
     return FINISH_REASONS.get(told, "stop") if told else None
 

@@ -41,7 +41,7 @@ class LocalRefusal(msgspec.Struct, frozen=True):
     """Infinity: for ever."""
 
 
-class Grant(msgspec.Struct, frozen=True):
+class LocalGrant(msgspec.Struct, frozen=True):
     """The part that is still missing of one bucket: as much must be taken in Redis."""
 
     bucket: BucketLimit
@@ -143,21 +143,21 @@ class LocalBuckets:
                 kind = bucket.limit.kind
                 self._take(bucket, used[kind] - taken[kind], now)
 
-    def grants(self) -> dict[str, list[Grant]]:
+    def grants(self) -> dict[str, list[LocalGrant]]:
         """By scope key, what was let pass and has not refilled since Redis went away."""
         now = self._clock()
-        found: dict[str, list[Grant]] = {}
+        found: dict[str, list[LocalGrant]] = {}
         for key, buckets in self._scopes.items():
             for bucket in buckets.values():
                 missing = round((bucket.full_at - now) * bucket.rate)
                 owed = round((bucket.owed_until - now) * bucket.per_s)
                 least, most = (min(bucket.passed, each) for each in (missing, max(missing, owed)))
                 if most > 0:
-                    grant = Grant(bucket.limit, max(0, least), most, bucket.passed)
+                    grant = LocalGrant(bucket.limit, max(0, least), most, bucket.passed)
                     found.setdefault(key, []).append(grant)
         return found
 
-    def taken(self, key: str, grants: Sequence[Grant]) -> None:
+    def taken(self, key: str, grants: Sequence[LocalGrant]) -> None:
         """Redis has these now. What may pass here is no more for that."""
         buckets = self._scopes.get(key) or {}
         for grant in grants:

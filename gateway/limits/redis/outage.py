@@ -19,7 +19,7 @@ import msgspec
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.ids import uuid7
 from gateway.limits.redis.keys import org_keys, org_of
-from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, Grant, LocalBuckets
+from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, LocalBuckets, LocalGrant
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Debit(msgspec.Struct, frozen=True):
 
     id: str
     key: str
-    grants: list[Grant]
+    grants: list[LocalGrant]
 
     def to_call(self) -> ScriptCall:
         charges = [
@@ -63,7 +63,7 @@ class Debit(msgspec.Struct, frozen=True):
         return ScriptCall(keys, (self.id, DEBIT_TTL_MS, [charges]))
 
 
-def owed_at_most(grant: Grant) -> int:
+def owed_at_most(grant: LocalGrant) -> int:
     """Return what a bucket may come to lack by what is posted, where it would lack less without:
     what it holds, and what all gateways let pass at once."""
     return math.ceil(grant.bucket.burst * (1 + SHARE / BURST_PARTS))

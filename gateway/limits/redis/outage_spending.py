@@ -22,7 +22,7 @@ HEARD_S = 300.0
 MAX_COUNTERS = 65_536
 
 
-class _Known(msgspec.Struct):
+class _KnownCounter(msgspec.Struct):
     left_nano: int
     heard_at: float
     taken_nano: int = 0
@@ -34,13 +34,13 @@ class OutageSpending:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: Lru[str, _Known] = Lru(MAX_COUNTERS)
+        self._known: Lru[str, _KnownCounter] = Lru(MAX_COUNTERS)
 
     def note(self, keys: Sequence[str], left_nano: Sequence[int]) -> None:
         """Redis says what is left."""
         now = self._clock()
         for key, left in zip(keys, left_nano, strict=True):
-            self._known.put(key, _Known(left, now))
+            self._known.put(key, _KnownCounter(left, now))
 
     def allows(self, keys: Sequence[str], nano: int, num_gateways: int) -> bool:
         """Whether so much more is comfortable under each of them."""

@@ -114,7 +114,7 @@ class Wire(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=to_error, notEnoughData=NOT_YET)
         self._sent: deque[Answer] = deque()
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[CommandBatch] = deque()
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception = NotConnected("the connection to Redis was lost")
@@ -137,7 +137,7 @@ class Wire(asyncio.Protocol):
             return
         taken = [self._queue.popleft() for _ in range(min(MAX_BATCH, num_queued))]
         self._sent.extend([answer for _, answer in taken])
-        self._batches.append(Batch(self._loop.time() + BATCH_TIMEOUT_S, len(taken)))
+        self._batches.append(CommandBatch(self._loop.time() + BATCH_TIMEOUT_S, len(taken)))
         if self._timer is None:
             self._timer = self._loop.call_later(BATCH_TIMEOUT_S, self._look)
         self._transport.write(b"".join([packed for packed, _ in taken]))
@@ -192,7 +192,7 @@ class Wire(asyncio.Protocol):
         self._theirs.connection_lost(exc)  # who closes it waits for that
 
 
-class Batch(msgspec.Struct):
+class CommandBatch(msgspec.Struct):
     expires: float
     """By the loop's clock."""
     num_left: int

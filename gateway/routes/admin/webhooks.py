@@ -20,8 +20,8 @@ from gateway.routes.shared.conditional import Precondition, answer, if_match, ta
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.webhooks import deliveries, endpoints
-from gateway.webhooks.deliveries import Delivery
-from gateway.webhooks.endpoints import Check, Endpoint, EndpointOnce
+from gateway.webhooks.deliveries import DeliveryRecord
+from gateway.webhooks.endpoints import Check, EndpointOnce, EndpointRecord
 from gateway.webhooks.tables import deliveries as deliveries_table
 from gateway.webhooks.tables import endpoints as endpoints_table
 from gateway.wire.admin.plans import given, to_seconds
@@ -58,11 +58,11 @@ class DeliveriesQuery(PageQuery):
     state: DeliveryState | None = None
 
 
-def to_wire(endpoint: Endpoint) -> WebhookEndpoint:
+def to_wire(endpoint: EndpointRecord) -> WebhookEndpoint:
     return WebhookEndpoint(**_fields(endpoint))
 
 
-def _fields(endpoint: Endpoint) -> dict[str, Any]:
+def _fields(endpoint: EndpointRecord) -> dict[str, Any]:
     moments = ("older_secret_expires_at", "created_at", "disabled_at", "archived_at")
     return {
         **{name: getattr(endpoint, name) for name in ("id", "url", "event_types", "description")},
@@ -71,8 +71,8 @@ def _fields(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def to_delivery(delivery: Delivery) -> WebhookDelivery:
-    same = set(WebhookDelivery.__struct_fields__) & set(Delivery.__struct_fields__)
+def to_delivery(delivery: DeliveryRecord) -> WebhookDelivery:
+    same = set(WebhookDelivery.__struct_fields__) & set(DeliveryRecord.__struct_fields__)
     fields = {name: getattr(delivery, name) for name in same}
     fields |= {name: to_seconds(fields[name]) for name in ("expires_at", "created_at", "ended_at")}
     waits = delivery.state == deliveries.PENDING
@@ -90,7 +90,7 @@ def unless_changed(precondition: Precondition) -> Check:
     return lambda endpoint: precondition.check(to_wire(endpoint), endpoint.version)
 
 
-def shown(request: AuthenticatedRequest, endpoint: Endpoint) -> Response[bytes]:
+def shown(request: AuthenticatedRequest, endpoint: EndpointRecord) -> Response[bytes]:
     return answer(request, to_wire(endpoint), unseen=(endpoint.version,))
 
 

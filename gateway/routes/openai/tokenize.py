@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from litestar import Response, post
 
-from gateway.fleet.replica import Tokenizing
+from gateway.fleet.replica import TokenizingReplica
 from gateway.generate_request import GenerateRequest
 from gateway.inference.generate import RateLimited
 from gateway.lanes import Priority, priority_of
@@ -79,7 +79,7 @@ async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
 @asynccontextmanager
 async def admitted(
     request: AuthenticatedRequest, body: bytes
-) -> AsyncIterator[tuple[Tokenizing, Priority]]:
+) -> AsyncIterator[tuple[TokenizingReplica, Priority]]:
     """Admit the request like one that writes nothing; within, it counts.
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
@@ -89,7 +89,7 @@ async def admitted(
     state = request.scope["state"]
     state[MODEL] = model
     replica = desk.fleet.resolve(model, principal).replicas[0]
-    if not isinstance(replica, Tokenizing):
+    if not isinstance(replica, TokenizingReplica):
         raise not_of_an_upstream()
     principal.check_served()
     asked = GenerateRequest(model=model, stream=False, include_usage=False)

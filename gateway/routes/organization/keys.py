@@ -88,9 +88,9 @@ def show_key(key: OwnedKey) -> Response[bytes]:
     return tagged(to_key(key), tag_of(to_key(configured(key)), key.scopes))
 
 
-def to_owner(owner: KeyOwner | None) -> wire.KeyOwner:
+def to_owner(owner: KeyOwner | None) -> wire.ApiKeyOwner:
     if owner is None:
-        return wire.KeyOwner()
+        return wire.ApiKeyOwner()
     common: dict[str, Any] = {
         "id": owner.id,
         "name": owner.name,
@@ -98,9 +98,9 @@ def to_owner(owner: KeyOwner | None) -> wire.KeyOwner:
         "created_at": to_unix(owner.created_at),
     }
     if owner.email is not None:
-        return wire.KeyOwner(type="user", user=wire.KeyOwnerUser(**common, email=owner.email))
+        return wire.ApiKeyOwner(type="user", user=wire.KeyOwnerUser(**common, email=owner.email))
     account = wire.KeyOwnerServiceAccount(**common)
-    return wire.KeyOwner(type="service_account", service_account=account)
+    return wire.ApiKeyOwner(type="service_account", service_account=account)
 
 
 @get(

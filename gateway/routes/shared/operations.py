@@ -146,7 +146,7 @@ def describes(
     taken |= {} if form is None else content(form, form_type)
 
     @dataclass
-    class Described(Operation):
+    class DocumentedOperation(Operation):
         def __post_init__(self) -> None:
             self.parameters = [*(self.parameters or []), *added]
             self.responses = {
@@ -156,7 +156,7 @@ def describes(
             if taken:
                 self.request_body = RequestBody(required=body_required, content=taken)
 
-    return Described
+    return DocumentedOperation
 
 
 def to_response(by_type: Mapping[str, Any], *, tagged: bool) -> OpenAPIResponse:

@@ -142,7 +142,7 @@ def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | 
 
 
 class SamplingFields(TypedDict):
-    """The fields of `Writing` that say how tokens are sampled."""
+    """The fields of `CallFormat` that say how tokens are sampled."""
 
     min_tokens: int
     temperature: float

@@ -327,7 +327,7 @@ class KeyOwnerServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
-class KeyOwner(msgspec.Struct, frozen=True, kw_only=True):
+class ApiKeyOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of a key; all null: the key is nobody's."""
 
     type: Literal["user", "service_account"] | None = None
@@ -343,7 +343,7 @@ class ProjectKey(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     last_used_at: int | None
     expires_at: int | None
-    owner: KeyOwner
+    owner: ApiKeyOwner
     owner_project_access: Literal["active", "inactive"]
 
 

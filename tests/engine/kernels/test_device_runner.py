@@ -20,7 +20,7 @@ from engine.models.decoder import Decoder
 from engine.protocol import EngineRequest
 from engine.runner.device.cuda_graphs import Decode
 from engine.runner.device.device_runner import DeviceRunner, StepLimits, graph_backend
-from engine.runner.model_runner import Launched
+from engine.runner.model_runner import LaunchedStep
 from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import Guesser, NgramProposer
 from engine.scheduling.step_plan import SchedulerOutput
@@ -160,7 +160,7 @@ def watch_writes(runner: DeviceRunner) -> list[Sequence]:
     launch, (layer,), size = runner.launch, runner._cache, BLOCK_SIZE
     preempted = list[Sequence]()
 
-    def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def watched(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         preempted.extend(output.preempted)
         keys = layer.k.clone()
         launched = launch(output, before)
@@ -235,7 +235,7 @@ def test_drafts_come_from_graphs(device: torch.device, tmp_path: Path) -> None:
     drafts, eager = graphs_of(model), 0
     launch, replayed = drafts.launch, count_replays(drafts)
 
-    def counted(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def counted(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         nonlocal eager
         count = len(replayed)
         launched = launch(output, before)

@@ -20,7 +20,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.runner.batch.batch import SampleRow
-from engine.runner.model_runner import Launched
+from engine.runner.model_runner import LaunchedStep
 from engine.runner.sampling.sampling_tensors import SamplingScratch, logit_adjustments
 from engine.runner.speculative.draft_model import Drafter
 from engine.runner.speculative.guesser import RETRY_TOKENS, Guesser, Worth
@@ -81,7 +81,7 @@ def watch(core: EngineCore) -> list[SchedulerOutput]:
     runner = drafter_of(core)._runner
     launch, launched = runner.launch, list[SchedulerOutput]()
 
-    def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def watched(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         launched.append(output)
         return launch(output, before)
 
@@ -180,7 +180,7 @@ def test_drafts_are_what_the_draft_model_says(
     guessed = list[tuple[list[int], list[int]]]()
     launch = core._stepper._runner.launch
 
-    def watched(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def watched(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         guessed.extend((e.seq.token_ids, e.draft_token_ids) for e in output.scheduled
                        if e.draft_token_ids)  # fmt: skip
         return launch(output, before)
@@ -294,7 +294,7 @@ def test_what_drafting_takes_is_part_of_what_verifying_costs(folders: dict[str, 
     runner, worth = drafter_of(core)._runner, guesser_of(core)._worth
     launch = runner.launch
 
-    def slow(output: SchedulerOutput, before: Launched | None = None) -> Launched:
+    def slow(output: SchedulerOutput, before: LaunchedStep | None = None) -> LaunchedStep:
         time.sleep(0.02)
         return launch(output, before)
 

@@ -13,7 +13,7 @@ import torch
 from engine.runner.batch.transfers import Transfers
 from engine.runner.device import cuda_graphs
 from engine.runner.device.cuda_graphs import CudaGraphs
-from engine.runner.device.device_buffers import NUM_STAGINGS, Staging
+from engine.runner.device.device_buffers import NUM_STAGINGS, StagingBuffer
 
 CUDA = torch.device("cuda")
 
@@ -114,7 +114,7 @@ def test_a_download_waits_for_its_tensors_alone_and_is_not_overwritten(notes: No
 def test_a_staging_is_written_when_its_copy_has_left(notes: Notes) -> None:
     """Two in rotation: the host waits for a copy only when it comes round again."""
     transfers, device = Transfers(CUDA), torch.zeros(8, dtype=torch.uint8)
-    stagings = [Staging(transfers, 8) for _ in range(NUM_STAGINGS)]
+    stagings = [StagingBuffer(transfers, 8) for _ in range(NUM_STAGINGS)]
     for number, staging in enumerate(stagings):
         memory: np.ndarray[Any, np.dtype[np.uint8]] = staging.open()
         memory[:] = number + 7

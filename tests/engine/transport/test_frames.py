@@ -21,7 +21,7 @@ from engine.protocol import (
     OrphanedUsage,
     Outputs,
     Pause,
-    Rejected,
+    Rejection,
     Resume,
     SamplingParams,
     ServerMessage,
@@ -67,7 +67,7 @@ FROM_SERVER = [
             ),
         ]
     ),
-    Rejected(request_id="a", code="invalid_request", message="no", param="n"),
+    Rejection(request_id="a", code="invalid_request", message="no", param="n"),
     OrphanedUsage(request_id="a", usage=USAGE),
 ]
 

@@ -20,7 +20,7 @@ from engine.protocol import (
     OrphanAck,
     OrphanedUsage,
     Outputs,
-    Rejected,
+    Rejection,
     Submit,
     Usage,
 )
@@ -96,7 +96,7 @@ async def test_refusals_name_code_and_field(
     core.allow(1)
     refused: list[tuple[str, str, str | None]] = []
     while len(refused) < 3:
-        if isinstance(message := await peer.next(), Rejected):
+        if isinstance(message := await peer.next(), Rejection):
             refused.append((message.request_id, message.code, message.param))
     assert refused == [
         ("empty", "invalid_request", "prompt_token_ids"),
@@ -119,7 +119,7 @@ async def test_an_id_in_use_is_refused_whoever_asks(
     for peer in (one, two):
         peer.say(submit("a"))
         message = await peer.next()
-        assert isinstance(message, Rejected)
+        assert isinstance(message, Rejection)
         assert (message.code, message.param) == ("invalid_request", "request_id")
     core.allow(10)
     await one.last_of("a")
@@ -139,7 +139,7 @@ async def test_too_many_commands_during_a_step_are_overload(
     lower = msgspec.structs.replace(submit("d").request, lane="batch")
     peer.say(submit("b"), submit("c"), Submit(lower))
     message = await peer.next()
-    assert isinstance(message, Rejected)
+    assert isinstance(message, Rejection)
     assert (message.request_id, message.code) == ("c", "engine_overloaded")
     assert "lane interactive" in message.message
     core.allow(10)
@@ -210,7 +210,7 @@ async def test_a_lost_connection_aborts_its_requests_and_leaves_orphans(
     late = await join(server)
     assert {o.request_id for o in (await late.next(), await late.next())} == {"a", "b"}  # type: ignore[union-attr]
     late.say(submit("a"))  # billed under this id already
-    assert isinstance(await late.next(), Rejected)
+    assert isinstance(await late.next(), Rejection)
     late.say(OrphanAck(["a", "never heard of"]))
     core.allow(10)
     late.say(submit("c"))

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from engine.errors import InvalidRequest
-from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejected, Submit
+from engine.protocol import Abort, EngineOutput, EngineRequest, Grammar, Outputs, Rejection, Submit
 from engine.transport.server import EngineServer
 from tests.engine.peers import GatedCore, Join, Serve, settle, submit, until
 
@@ -71,7 +71,7 @@ async def test_others_are_served_meanwhile(
     assert core.compiling == ["slow"] and core.arrived == ["other"]
     peer.say(submit("slow"))
     message = await peer.next()
-    assert isinstance(message, Rejected) and message.param == "request_id"
+    assert isinstance(message, Rejection) and message.param == "request_id"
     core.compiled.release()
     assert (await peer.last_of("slow")).usage.generated_tokens == 4
 
@@ -85,7 +85,7 @@ async def test_a_refusal_names_the_grammar(
     core.compiled.release(2)
     peer.say(submit("r", grammar=WRONG))
     message = await peer.next()
-    assert isinstance(message, Rejected)
+    assert isinstance(message, Rejection)
     assert (message.request_id, message.code, message.param) == ("r", "invalid_request", "grammar")
     core.compiling.clear()
     peer.say(submit("r", grammar=GRAMMAR))  # the id is free again
@@ -149,7 +149,7 @@ async def test_no_more_than_so_many_wait(
     lower = msgspec.structs.replace(submit("d", grammar=GRAMMAR).request, lane="batch")
     peer.say(*(submit(name, grammar=GRAMMAR) for name in "abc"), Submit(lower))
     message = await peer.next()
-    assert isinstance(message, Rejected)
+    assert isinstance(message, Rejection)
     assert (message.request_id, message.code) == ("c", "engine_overloaded")
     core.compiled.release(3)
     await until(lambda: not server._live)
@@ -165,7 +165,7 @@ async def test_what_was_prepared_for_a_full_engine_is_let_go(
     core.compiled.release()
     peer.say(submit("r", grammar=GRAMMAR))
     message = await peer.next()
-    assert isinstance(message, Rejected)
+    assert isinstance(message, Rejection)
     assert (message.request_id, message.code) == ("r", "engine_overloaded")
     await until(lambda: core.aborted == ["r"])
     assert core.arrived == [] and not server._live

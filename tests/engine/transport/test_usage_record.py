@@ -9,7 +9,7 @@ import pytest
 
 from engine.protocol import Usage
 from engine.transport import usage_record
-from engine.transport.usage_record import Reading, Totals, UsageRecord, read, records_of
+from engine.transport.usage_record import Totals, UsageReading, UsageRecord, read, records_of
 
 
 class Killed(BaseException):
@@ -41,7 +41,7 @@ def used(generated: int, *, prompt: int = 10, cached: int = 4) -> Usage:
     )
 
 
-def generated(reading: Reading) -> int:
+def generated(reading: UsageReading) -> int:
     opened = sum(usage.generated_tokens for usage in reading.open.values())
     return opened + reading.acknowledged.generated_tokens
 

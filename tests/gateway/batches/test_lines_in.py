@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.lines_in import MAX_ERRORS, Reader, TooLong, split
+from gateway.batches.lines_in import MAX_ERRORS, LinesReader, TooLong, split
 from gateway.batches.states import (
     after_validation,
     at_the_end,
@@ -28,8 +28,8 @@ BODY = {"model": "penny", "messages": []}
 GOOD = {"custom_id": "a", "method": "POST", "url": CHAT, "body": BODY}
 
 
-def reader(**options: Any) -> Reader:
-    return Reader(CHAT, lambda model: model == "penny", **{"max_lines": 10, **options})
+def reader(**options: Any) -> LinesReader:
+    return LinesReader(CHAT, lambda model: model == "penny", **{"max_lines": 10, **options})
 
 
 def test_a_good_line_is_its_body_as_it_was_written() -> None:

@@ -22,7 +22,7 @@ from billing.tables import usage_events
 from foundation.tasks import TaskSet
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import create_batch, get_batch
-from gateway.batches.endpoints import Endpoint, ask_surface, in_anthropic_shape
+from gateway.batches.endpoints import LineEndpoint, ask_surface, in_anthropic_shape
 from gateway.batches.runner import BatchRunner
 from gateway.batches.states import MESSAGES, shape_of
 from gateway.batches.validation import InputBounds
@@ -91,8 +91,8 @@ class World:
             files=self.files,
             bounds=BOUNDS,
             endpoints={
-                CHAT: Endpoint(to_call=ask),
-                MESSAGES: Endpoint(to_call=ask, encode=in_anthropic_shape),
+                CHAT: LineEndpoint(to_call=ask),
+                MESSAGES: LineEndpoint(to_call=ask, encode=in_anthropic_shape),
             },
             on_booked=notify_nobody,
             **given,

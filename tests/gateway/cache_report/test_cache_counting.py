@@ -19,7 +19,7 @@ from gateway.cache_report import report as cache_report
 from gateway.cache_report import rows as cache_rows
 from gateway.cache_report.reading import read_cache_report
 from gateway.cache_report.report import CacheReport
-from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, Counted, costliest
+from gateway.cache_report.rows import MAX_BREAKS, MAX_PREFIXES, ReportCounts, costliest
 from gateway.db import create_engine, tenant
 from gateway.fleet.replica import MessagePlace
 from gateway.generation_events import CacheCause, CacheOutcome, MeteredUsage
@@ -334,7 +334,7 @@ breaking = st.lists(
 @given(breaking)
 def test_counted_rows_add_up_in_any_order(found: list[tuple[int, int, CacheCause, bool]]) -> None:
     """Whole, and in two parts that are added: the same counts, and breaks within their bound."""
-    whole, parts = Counted(), (Counted(), Counted())
+    whole, parts = ReportCounts(), (ReportCounts(), ReportCounts())
     for at, (position, uncached, cause, which) in enumerate(found):
         for each in (whole, parts[which]):
             each.num_requests += 1

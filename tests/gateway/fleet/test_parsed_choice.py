@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.protocol import EngineOutput, FinishReason, TokenLogprob, TokenLogprobs, Usage
 from engine.text.output_parser import OutputFormat
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.choice_text import GenerationText, Parsing
+from gateway.fleet.engine.choice_text import ChoiceParser, GenerationText
 from gateway.generate_request import ChatPrompt
 from gateway.generation_events import MeteredUsage, TextDelta
 
@@ -58,7 +58,7 @@ def hear(
     stop: tuple[str, ...] = (),
 ) -> tuple[Heard, MeteredUsage]:
     form = OutputFormat(tokenizer, "<tool_call></think>")
-    parsing = Parsing(lambda: form.parser(tools=["f", "g"]), form.shown_ids, one_call)
+    parsing = ChoiceParser(lambda: form.parser(tools=["f", "g"]), form.shown_ids, one_call)
     generation = GenerationText(ChatPrompt(messages=[], stop=stop), 1, tokenizer, parsing=parsing)
     heard, generated = Heard(), 0
     for position, ids in enumerate(pieces, start=1):

@@ -20,7 +20,7 @@ from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
 from gateway.limits.outcomes import Units
 from gateway.limits.redis.data_loss import OF_ALL
 from gateway.limits.redis.keys import epoch_key, scope_keys
-from gateway.limits.redis.local_buckets import Grant
+from gateway.limits.redis.local_buckets import LocalGrant
 from gateway.limits.redis.outage import Debit
 from gateway.principal import Plan, Principal
 
@@ -102,7 +102,7 @@ async def test_every_script_keeps_to_the_slot_of_its_org(
     assert await gate.renew() < 2, "one was settled, and one has expired and is opened again"
     bucket = held.scopes[-1].buckets[0]
     key = scope_keys("org_a", held.scopes)[-1]
-    call = Debit("debit:1", key, [Grant(bucket, least=5, most=5, passed=5)]).to_call()
+    call = Debit("debit:1", key, [LocalGrant(bucket, least=5, most=5, passed=5)]).to_call()
     taken = [await gate._scripts.call("debit", call.keys, call.asked) for _ in range(2)]
     assert taken == [1, 0]
     await gate.close()

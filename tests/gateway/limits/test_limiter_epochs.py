@@ -23,7 +23,7 @@ from billing.pricing.price_book import PriceBook
 from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
-from gateway.inference.settlement import Settlement as AfterTheFact
+from gateway.inference.settlement import CrashSettlement as AfterTheFact
 from gateway.limits.limiter import Admission, Limiter, Settlement
 from gateway.limits.outcomes import Refusal, Units, burst
 from gateway.limits.redis.data_loss import OF_ALL

@@ -5,21 +5,21 @@ them.
 from __future__ import annotations
 
 from engine.text.output_parser.families.call_object import expect
-from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import Reader, Steps
 
 OPENS, CLOSES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, NAMED, CALLED = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 KIND = "function"
 FENCE, FENCED = "```json", "```"
-WRITING = Writing(
+WRITING = CallFormat(
     before=lambda name: f"{CALL}{KIND}{NAMED}{name}\n{FENCE}\n",
     after=f"\n{FENCED}{CALLED}",
     opens=OPENS,
     between="\n",
     closes=CLOSES,
 )
-WRITING_V31 = Writing(
+WRITING_V31 = CallFormat(
     before=lambda name: f"{CALL}{name}{NAMED}", after=CALLED, opens=OPENS, closes=CLOSES
 )
 MARKERS = (OPENS, CLOSES, CALL, NAMED, CALLED)

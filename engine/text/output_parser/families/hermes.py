@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from engine.text.output_parser.families.call_object import expect, read_call_object
-from engine.text.output_parser.reading.call_format import Writing, named
+from engine.text.output_parser.reading.call_format import CallFormat, named
 from engine.text.output_parser.reading.reader import Reader, Steps
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 _OBJECT = named("arguments")
-WRITING = Writing(
+WRITING = CallFormat(
     before=lambda name: f"{OPENS}\n{_OBJECT(name)}", after=f"}}\n{CLOSES}", between="\n"
 )
 MARKERS = (OPENS, CLOSES)

@@ -5,11 +5,11 @@ and arguments, or a list of such, fenced or not.
 from __future__ import annotations
 
 from engine.text.output_parser.families.call_object import read_call_list, read_call_object
-from engine.text.output_parser.reading.call_format import Writing, named
+from engine.text.output_parser.reading.call_format import CallFormat, named
 from engine.text.output_parser.reading.reader import Reader, Steps
 
 FENCE, FENCED = "```json", "```"
-WRITING = Writing(
+WRITING = CallFormat(
     before=named("arguments"), after="}", opens="[", between=", ", closes="]", alone=True
 )
 

@@ -9,11 +9,11 @@ from engine.text.output_parser.families.call_object import (
     read_call_object,
     read_next_object,
 )
-from engine.text.output_parser.reading.call_format import Writing, named
+from engine.text.output_parser.reading.call_format import CallFormat, named
 from engine.text.output_parser.reading.reader import Reader, Steps
 
 TAG = "<|python_tag|>"
-WRITING = Writing(before=named("parameters"), after="}", between="; ", several=False)
+WRITING = CallFormat(before=named("parameters"), after="}", between="; ", several=False)
 """Its template takes one call in a turn."""
 MARKERS = (TAG,)
 

@@ -5,12 +5,14 @@ version 11 of its tokenizer on a name, `[ARGS]` and the arguments, for each call
 from __future__ import annotations
 
 from engine.text.output_parser.families.call_object import read_call_list, read_call_object
-from engine.text.output_parser.reading.call_format import Writing, named
+from engine.text.output_parser.reading.call_format import CallFormat, named
 from engine.text.output_parser.reading.reader import NotACall, Reader, Steps
 
 OPENS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-WRITING = Writing(before=named("arguments"), after="}", opens=f"{OPENS}[", between=", ", closes="]")
-WRITING_V11 = Writing(before=lambda name: f"{OPENS}{name}{ARGS}", after="")
+WRITING = CallFormat(
+    before=named("arguments"), after="}", opens=f"{OPENS}[", between=", ", closes="]"
+)
+WRITING_V11 = CallFormat(before=lambda name: f"{OPENS}{name}{ARGS}", after="")
 MARKERS = (OPENS, CALL_ID, ARGS)
 
 

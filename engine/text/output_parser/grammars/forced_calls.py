@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.text.output_parser.grammars.lark import Lark, schema_rule
-from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 
 
@@ -31,7 +31,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 def forced_calls(
-    writing: Writing, lark: Lark, tools: Sequence[Tool], *, max_calls: int = MAX_CALLS
+    writing: CallFormat, lark: Lark, tools: Sequence[Tool], *, max_calls: int = MAX_CALLS
 ) -> list[str]:
     """Rules of a grammar, `calls` first: one call of one of `tools`, or several."""
     several = min(max_calls, MAX_CALLS) if writing.several else 1

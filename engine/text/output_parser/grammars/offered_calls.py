@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from engine.protocol import Grammar
 from engine.text.output_parser.grammars.forced_calls import Tool, forced_calls
 from engine.text.output_parser.grammars.lark import Lark, grammar_rule
-from engine.text.output_parser.reading.call_format import Writing
+from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 
 NO_CALL = r"/([^ \t\r\n{\[`](.|\n)*)?/"
@@ -19,7 +19,7 @@ NO_CALL = r"/([^ \t\r\n{\[`](.|\n)*)?/"
 
 
 def answer_or_calls(
-    answer: Grammar, writing: Writing, lark: Lark, tools: Sequence[Tool], *, max_calls: int
+    answer: Grammar, writing: CallFormat, lark: Lark, tools: Sequence[Tool], *, max_calls: int
 ) -> list[str]:
     """Rules, `offer` first. Of a family with a marker: the library's lexer is greedy, and drops an
     answer that goes the first steps of a call together with it. Raises msgspec.DecodeError."""
@@ -28,7 +28,7 @@ def answer_or_calls(
 
 
 def text_and_calls(
-    writing: Writing,
+    writing: CallFormat,
     markers: Sequence[str],
     lark: Lark,
     tools: Sequence[Tool],
@@ -50,13 +50,13 @@ def text_and_calls(
     ]
 
 
-def marker_of(writing: Writing, markers: Sequence[str]) -> str | None:
+def marker_of(writing: CallFormat, markers: Sequence[str]) -> str | None:
     """Return what a call, or several, begins with and nothing else does."""
     begins = writing.opens or writing.before("")
     return next((each for each in markers if begins.startswith(each)), None)
 
 
-def behind(marker: str, writing: Writing) -> Writing:
+def behind(marker: str, writing: CallFormat) -> CallFormat:
     """Return what is left of it; a turn is one call where each begins with the marker."""
     if writing.opens:
         return writing._replace(opens=writing.opens[len(marker) :])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
-class Writing(NamedTuple):
+class CallFormat(NamedTuple):
     """opens (before arguments after) between (before arguments after) ... closes"""
 
     before: Callable[[str], str]

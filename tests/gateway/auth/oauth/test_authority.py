@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.oauth.authority import MAX_SCOPES, TokenAnswer, narrowed_scopes
+from gateway.auth.oauth.authority import MAX_SCOPES, IssuedTokens, narrowed_scopes
 from gateway.auth.oauth.client_authentication import PresentedCredentials
 from gateway.auth.oauth.rfc6749_errors import OAuthError
 from tests.gateway.auth.world import World, error_of
@@ -41,7 +41,7 @@ async def test_scopes_of_a_person_alone_are_nothing_for_a_client_without_one(wor
 
 
 def test_what_would_print_them_shows_no_secret() -> None:
-    answer = TokenAnswer(
+    answer = IssuedTokens(
         access_token="token-1", token_type="Bearer", expires_in=600, scope="", id_token="token-2"
     )
     presented = PresentedCredentials("client_secret_post", "client_1", "tg-secret-1")
