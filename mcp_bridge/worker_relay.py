@@ -20,6 +20,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError, from_error
 
@@ -104,14 +105,24 @@ class Relay:
         self._serving: dict[str, asyncio.Task[Any]] = {}
         self._answers = RelayAnswers()
         self._heard = asyncio.Event()
+        self._beating = Periodic(
+            "mcp relay: sign of life",
+            HEARTBEAT_S,
+            self._beat,
+            log=log,
+            failure="mcp relay: no sign of life",
+            expected=(RedisError,),
+            at_once=False,
+        )
 
     async def start(self) -> None:
         await self._beat()
         self._spawn(self._listen())
-        self._spawn(self._beat_forever())
+        self._beating.start()
         await self._heard.wait()
 
     async def close(self) -> None:
+        await self._beating.close()
         await end_tasks(*self._tasks)
         try:
             await self._redis.delete(alive_key(self.worker))
@@ -189,14 +200,6 @@ class Relay:
 
     async def _beat(self) -> None:
         await self._redis.set(alive_key(self.worker), 1, ex=ALIVE_TTL_S)
-
-    async def _beat_forever(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            try:
-                await self._beat()
-            except RedisError as error:
-                log.warning("mcp relay: no sign of life: %s", type(error).__name__)
 
     async def _listen(self) -> None:
         while True:

@@ -146,8 +146,8 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         services: Services = await app.state.open(stack)
         app.state.services = services
-        services.desk.tasks.spawn(services.observe_forever(), name="observe")
-        services.desk.tasks.spawn(services.idempotency_keys.sweep_forever(), name="sweep")
+        services.desk.tasks.spawn(services.periodic_observation().run(), name="observe")
+        services.desk.tasks.spawn(services.idempotency_keys.periodic_sweep().run(), name="sweep")
         sweep = services.responses.store.periodic_sweep()
         services.desk.tasks.spawn(sweep.run(), name="sweep responses")
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from foundation.periodic import Periodic
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.redis.keys import org_keys
@@ -115,6 +116,7 @@ class Funds:
         """By org when a top-up last fell short of what a model wanted."""
         self._served: set[OrgCounter] = set()
         """Since the last renewal."""
+        self._unforeseen = LogAndContinue(log, "a lease on a balance is not renewed")
 
     async def close(self) -> None:
         for task in list(self._running.values()):
@@ -211,18 +213,26 @@ class Funds:
 
     # ---- what is served keeps its lease
 
-    async def renew_forever(self, running: Callable[[], Iterable[OrgCounter]]) -> None:
-        """`running`: whose requests run here."""
-        unforeseen = LogAndContinue(log, "a lease on a balance is not renewed")
-        while True:
-            await asyncio.sleep(RENEW_INTERVAL_S)
-            served, self._served = self._served | set(running()), set()
-            for of in served:
-                with unforeseen:
-                    try:
-                        await self._renew(of)
-                    except (LimiterUnavailable, SpentUnknown) as error:
-                        log.warning("the lease of %s is not renewed: %r", of[0], error)
+    def periodic_renewal(self, running: Callable[[], Iterable[OrgCounter]]) -> Periodic:
+        """Return the renewal of the leases in use. `running`: whose requests run here."""
+        return Periodic(
+            "renew funding",
+            lambda: RENEW_INTERVAL_S,
+            lambda: self._renew_served(running()),
+            log=log,
+            failure="leases on balances are not renewed",
+            at_once=False,
+        )
+
+    async def _renew_served(self, running: Iterable[OrgCounter]) -> None:
+        """Renew the lease of each; one that fails, whatever the error, costs no other its own."""
+        served, self._served = self._served | set(running), set()
+        for of in served:
+            with self._unforeseen:
+                try:
+                    await self._renew(of)
+                except (LimiterUnavailable, SpentUnknown) as error:
+                    log.warning("the lease of %s is not renewed: %r", of[0], error)
 
     async def _renew(self, of: OrgCounter) -> None:
         """Raises: LimiterUnavailable, SpentUnknown."""

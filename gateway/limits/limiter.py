@@ -45,7 +45,6 @@ read as full buckets (`epochs`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -59,7 +58,7 @@ from redis.asyncio import Redis
 
 from billing.events import PriceSet
 from engine.protocol import Lane
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
 from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
 from gateway.limits.day_buckets import DayBuckets
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
@@ -157,20 +156,36 @@ class Limiter:
         self._days = DayBuckets(self._scripts.pipeline, known)
         self._open: dict[str, tuple[Admission, Units]] = {}
         """By lease id, what this process renews, and what it has used so far."""
-        self._running: list[asyncio.Task[None]] = []
+        self._is_renewed = False
+        self._periodic = [
+            Periodic(
+                "renew leases",
+                lambda: RENEW_INTERVAL_S if self._is_renewed else RETRY_S,
+                lambda: self._count_and_renew(),
+                log=log,
+                failure="leases not renewed",
+                expected=(LimiterUnavailable,),
+            ),
+            Periodic(
+                "watch for lost counters",
+                lambda: WATCH_S,
+                lambda: self._watch(),
+                log=log,
+                failure="not watched",
+                at_once=False,
+            ),
+            self.funds.periodic_renewal(self._funded),
+        ]
 
     async def start(self) -> None:
-        self._running = [
-            asyncio.create_task(self._renew_forever(), name="renew leases"),
-            asyncio.create_task(self._watch_forever(), name="watch for lost counters"),
-            asyncio.create_task(self.funds.renew_forever(self._funded), name="renew funding"),
-        ]
+        for periodic in self._periodic:
+            periodic.start()
 
     async def close(self) -> None:
         """Leases that are still open are left to expire."""
         await self._outage.close()
-        while self._running:
-            await end_tasks(self._running.pop())
+        for periodic in self._periodic:
+            await periodic.close()
         await self.counters.close()
         await self.funds.close()
 
@@ -418,31 +433,21 @@ class Limiter:
             self._outage.defer(lease_id, call)
             return Settlement.DEFERRED
 
-    async def _renew_forever(self) -> None:
-        unforeseen = LogAndContinue(log, "leases not renewed")
-        while True:
-            wait_s = RETRY_S
-            with unforeseen:
-                try:
-                    await self.count_gateways()
-                    await self.renew()
-                    wait_s = RENEW_INTERVAL_S
-                except LimiterUnavailable as error:
-                    log.warning("leases not renewed: %s", error)
-            await asyncio.sleep(wait_s)
+    async def _count_and_renew(self) -> None:
+        """Raises: LimiterUnavailable; then the next round comes after RETRY_S."""
+        self._is_renewed = False
+        await self.count_gateways()
+        await self.renew()
+        self._is_renewed = True
 
-    async def _watch_forever(self) -> None:
-        """Redis that has lost what it knew is told what runs here, and of what is in the books."""
-        unforeseen = LogAndContinue(log, "not watched")
-        while True:
-            await asyncio.sleep(WATCH_S)
-            with unforeseen:
-                try:
-                    if await self.counters.has_changed():
-                        await self.renew()
-                    await self.counters.book_the_rest()
-                except (LimiterUnavailable, OSError) as error:
-                    log.debug("not watched: %s", error)
+    async def _watch(self) -> None:
+        """Tell a Redis that has lost what it knew what runs here, and what is in the books."""
+        try:
+            if await self.counters.has_changed():
+                await self.renew()
+            await self.counters.book_the_rest()
+        except (LimiterUnavailable, OSError) as error:
+            log.debug("not watched: %s", error)  # a warning each WATCH_S would flood the log
 
     async def count_gateways(self) -> None:
         """How many share the limits, this one included. Raises: LimiterUnavailable."""

@@ -28,7 +28,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from engine.errors import EngineUnavailable
 from engine.transport.client import EngineClient
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
 from gateway.logs import last_error
 from gateway.net.listener import base_url, bind, local_address
@@ -146,7 +146,9 @@ class Supervisor:
         known, _ = await _together(self._start(listener), self._end_a_vain_start())
         self._welcome(base_url(listener), known, await self._capacities())
         await _together(
-            self._roll_when_asked(), self._cut_logs(), *(dog.run() for dog in self._watchdogs())
+            self._roll_when_asked(),
+            self._cutting_logs().run(),
+            *(dog.run() for dog in self._watchdogs()),
         )
 
     async def _start(self, listener: socket.socket) -> Credentials | None:
@@ -338,13 +340,19 @@ class Supervisor:
             else:
                 self._say("All workers are new.")
 
-    async def _cut_logs(self) -> None:
-        unforeseen = LogAndContinue(log, "logs are not cut")
-        while True:
-            await asyncio.sleep(HOUSEKEEPING_S)
-            with unforeseen:
-                for path in self.home.logs.glob("*.log"):
-                    await asyncio.to_thread(cut_log, path)
+    def _cutting_logs(self) -> Periodic:
+        async def cut_logs() -> None:
+            for path in self.home.logs.glob("*.log"):
+                await asyncio.to_thread(cut_log, path)
+
+        return Periodic(
+            "cut logs",
+            HOUSEKEEPING_S,
+            cut_logs,
+            log=log,
+            failure="logs are not cut",
+            at_once=False,
+        )
 
     @property
     def _drain_s(self) -> float:

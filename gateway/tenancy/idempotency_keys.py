@@ -14,7 +14,6 @@ secret, bound to the claim. All times are Postgres' own.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import secrets
@@ -30,7 +29,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.corrections.superseded_requests import supersede
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 from gateway.audit.tables import entries, heads
 from gateway.db import tenant
 from gateway.request_errors import AnswerLost, OtherBody, OtherRequest, RequestInFlight
@@ -239,16 +238,17 @@ class IdempotencyKeys:
             if done < SWEEP_BATCH:
                 return swept
 
-    async def sweep_forever(self) -> None:
-        """Runs in every worker until it is cancelled."""
-        unforeseen = LogAndContinue(log, "idempotency keys were not swept")
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            with unforeseen:
-                try:
-                    await self.sweep()
-                except (sa.exc.SQLAlchemyError, OSError) as error:
-                    log.warning("idempotency keys were not swept (%s)", type(error).__name__)
+    def periodic_sweep(self) -> Periodic:
+        """Return the repeated sweep, which runs in every worker."""
+        return Periodic(
+            "sweep idempotency keys",
+            lambda: SWEEP_INTERVAL_S,
+            lambda: self.sweep(),
+            log=log,
+            failure="idempotency keys were not swept",
+            expected=(sa.exc.SQLAlchemyError, OSError),
+            at_once=False,
+        )
 
     def _seal(self, claim: Claim, answer: Answer) -> bytes:
         nonce = secrets.token_bytes(NONCE_BYTES)

@@ -21,6 +21,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
@@ -218,12 +219,19 @@ class SharedStreams:
         self._closing: dict[Key, asyncio.Event] = {}
         self._open: dict[Key, SharedStream] = {}
         self._dropped: dict[str, float] = {}
-        self._signing: asyncio.Task[None] | None = None
+        self._signing = Periodic(
+            "mcp: signs of life of streams",
+            lambda: SIGN_S,
+            self._sign,
+            log=log,
+            failure="mcp: no sign of life of streams",
+            expected=(RedisError,),
+            at_once=False,
+        )
         relay.servers[KIND] = self._serve
 
     async def close(self) -> None:
-        if self._signing is not None:
-            await end_tasks(self._signing)
+        await self._signing.close()
         await asyncio.gather(*(self._close(key) for key in list(self._open)))
 
     async def drop(self, whose: str) -> None:
@@ -368,8 +376,8 @@ class SharedStreams:
             await self._close(min(idle, key=lambda each: self._open[each].used_at))
         shared = self._open[key] = SharedStream(upstream, session)
         shared.task = asyncio.create_task(shared.run())
-        if self._signing is None:
-            self._signing = asyncio.create_task(self._sign_forever())
+        if not self._signing.is_running:
+            self._signing.start()
         return shared
 
     async def _owner(self, key: Key) -> str:
@@ -389,14 +397,6 @@ class SharedStreams:
         return self._dropped.get(whose, -math.inf) + DROPPED_S > time.monotonic()
 
     # Signs of life, and ends.
-
-    async def _sign_forever(self) -> None:
-        while True:
-            await asyncio.sleep(SIGN_S)
-            try:
-                await self._sign()
-            except RedisError as error:
-                log.warning("mcp: no sign of life of streams: %s", type(error).__name__)
 
     async def _sign(self) -> None:
         for key, shared in list(self._open.items()):

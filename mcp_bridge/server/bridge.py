@@ -16,7 +16,6 @@ from typing import Any
 import httpcore
 from redis.asyncio import Redis
 
-from foundation.tasks import end_tasks
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -80,7 +79,6 @@ class Bridge:
         self.info, self._guard = info, guard or AllowAll()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
         self.relay = Relay(redis)
         self._streams = SharedStreams(redis, self.relay)
         self.sessions = Sessions(redis, self._streams)
@@ -92,7 +90,7 @@ class Bridge:
 
     async def start(self) -> None:
         await self.relay.start()
-        self._sweeper = asyncio.get_running_loop().create_task(self.modern.sweep_forever())
+        self.modern.start()
 
     def begin_drain(self) -> None:
         """Streams that wait for something to change end, so that their clients open them elsewhere;
@@ -102,8 +100,6 @@ class Bridge:
 
     async def close(self) -> None:
         """Close everything; what is under way ends by name."""
-        if self._sweeper is not None:
-            await end_tasks(self._sweeper)
         await self.legacy.close()
         await self.modern.close()
         await self.watches.close()

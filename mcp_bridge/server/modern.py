@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
@@ -121,24 +122,33 @@ class ModernProtocol:
         self._held: dict[str, HeldCall] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._drains = asyncio.Event()
+        self._sweeping = Periodic(
+            "sweep held calls",
+            SWEEP_S,
+            self._sweep,
+            log=log,
+            failure="mcp: calls whose client is gone are not ended",
+            at_once=False,
+        )
         relay.servers[RESUME] = self._resume_for_another
+
+    def start(self) -> None:
+        self._sweeping.start()
 
     def begin_drain(self) -> None:
         self._drains.set()
 
     async def close(self) -> None:
+        await self._sweeping.close()
         for held in list(self._held.values()):
             await end(held.exchange, held.events, "the gateway stops", held.coming)
         self._held.clear()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    async def sweep_forever(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            for key, held in list(self._held.items()):
-                if held.expires_at < time.time():
-                    del self._held[key]
-                    await end(held.exchange, held.events, "nobody answered in time", held.coming)
+    async def _sweep(self) -> None:
+        for key, held in list(self._held.items()):
+            if held.expires_at < time.time() and self._held.pop(key, None) is not None:
+                await end(held.exchange, held.events, "nobody answered in time", held.coming)
 
     async def answer(
         self,

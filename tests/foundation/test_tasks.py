@@ -1,13 +1,16 @@
-"""Tasks of an application end with it, even if a library loses a cancellation."""
+"""Tasks end with their application; loops go on after a failure, and log it now and then."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from foundation import tasks as ending
-from foundation.tasks import TaskSet
+from foundation.tasks import LOG_AGAIN_S, LogAndContinue, TaskSet
+
+log = logging.getLogger(__name__)
 
 
 async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +36,23 @@ async def test_tasks_of_an_application_end_with_it(monkeypatch: pytest.MonkeyPat
     async with asyncio.timeout(30):
         await tasks.close()
     assert lost == 2
+
+
+def test_a_loop_that_always_fails_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    unforeseen = LogAndContinue(log, "not done", clock=lambda: now)
+    for _ in range(5):
+        with unforeseen:
+            raise ValueError
+    now += LOG_AGAIN_S
+    with unforeseen:
+        raise ValueError
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == "not done: ValueError()"
+    assert second == "not done (4 more since the last): ValueError()"
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
+def test_what_ends_a_task_passes(error: type[BaseException]) -> None:
+    with pytest.raises(error), LogAndContinue(log, "not done"):
+        raise error

@@ -9,70 +9,28 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from foundation.periodic import Flusher
 from gateway.auth.bearer.revocations import Denylist
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
-from gateway.limits import funding, limiter
+from gateway.limits import funding
 from gateway.limits.limiter import Limiter
 from gateway.tenancy import changes as tenancy_changes
-from gateway.tenancy import idempotency_keys
 from gateway.tenancy.changes import ChangeListener
-from gateway.tenancy.idempotency_keys import IdempotencyKeys
 
 Work = Callable[..., Awaitable[Any]]
 Patch = pytest.MonkeyPatch
 NOTHING: Any = object()
 
 
-class Notes(Flusher):
-    def __init__(self, work: Work) -> None:
-        self.flush = work  # type: ignore[method-assign]
-        super().__init__("notes", 0.001)
-
-    async def flush(self) -> None:
-        raise AssertionError("replaced")
-
-
-def flusher(work: Work, patch: Patch) -> Awaitable[None]:
-    return Notes(work)._periodic.run()
-
-
 def nowhere() -> redis.asyncio.Redis:
     return redis.asyncio.from_url("redis://127.0.0.1:1")
 
 
-def bare_limiter(patch: Patch) -> Limiter:
-    for module, name in ((funding, "RENEW_INTERVAL_S"), (limiter, "RENEW_INTERVAL_S")):
-        patch.setattr(module, name, 0.001)
-    for name in ("RETRY_S", "WATCH_S"):
-        patch.setattr(limiter, name, 0.001)
-    return Limiter(nowhere())
-
-
-def leases(work: Work, patch: Patch) -> Awaitable[None]:
-    made = bare_limiter(patch)
-    patch.setattr(made, "count_gateways", work)
-    return made._renew_forever()
-
-
-def lost_counters(work: Work, patch: Patch) -> Awaitable[None]:
-    made = bare_limiter(patch)
-    patch.setattr(made.counters, "has_changed", work)
-    return made._watch_forever()
-
-
 def balances(work: Work, patch: Patch) -> Awaitable[None]:
-    made = bare_limiter(patch)
-    patch.setattr(made.funds, "_renew", work)
-    return made.funds.renew_forever(lambda: [("org_a", "counter")])
-
-
-def swept_keys(work: Work, patch: Patch) -> Awaitable[None]:
-    patch.setattr(idempotency_keys, "SWEEP_INTERVAL_S", 0.001)
-    keys = object.__new__(IdempotencyKeys)
-    patch.setattr(keys, "sweep", work)
-    return keys.sweep_forever()
+    patch.setattr(funding, "RENEW_INTERVAL_S", 0.001)
+    funds = Limiter(nowhere()).funds
+    patch.setattr(funds, "_renew", work)
+    return funds.periodic_renewal(lambda: [("org_a", "counter")]).run()
 
 
 def changes(work: Work, patch: Patch) -> Awaitable[None]:
@@ -95,11 +53,10 @@ def rotation(work: Work, patch: Patch) -> Awaitable[None]:
     return keys._run()
 
 
-LIMITS = [leases, lost_counters, balances]
-OTHERS = [flusher, swept_keys, changes, revocations, rotation]
+LOOPS = [balances, changes, revocations, rotation]
 
 
-@pytest.mark.parametrize("kind", LIMITS + OTHERS)
+@pytest.mark.parametrize("kind", LOOPS)
 async def test_a_loop_goes_on(
     kind: Callable[[Work, Patch], Awaitable[None]],
     monkeypatch: pytest.MonkeyPatch,

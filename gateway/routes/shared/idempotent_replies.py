@@ -24,13 +24,13 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from copy import copy
 from typing import Any
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from sqlalchemy.exc import SQLAlchemyError
 
+from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
 from gateway.request_errors import (
     AnswerLost,
@@ -146,7 +146,16 @@ class IdempotentReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         alone: Any = {**scope, "extensions": _without(scope.get("extensions"))}
-        renewing = asyncio.create_task(self.renew_forever(), name="renew an idempotency key")
+        renewal = Periodic(
+            "renew an idempotency key",
+            lambda: RENEW_S,
+            lambda: self.keys.renew(self.claim),
+            log=log,
+            failure="the claim of an idempotency key is not renewed",
+            expected=DATABASE_ERRORS,
+            at_once=False,
+        )
+        renewing = asyncio.create_task(renewal.run(), name="renew an idempotency key")
 
         async def keep(message: Message) -> None:
             self.note(message)
@@ -199,12 +208,6 @@ class IdempotentReply:
         async with asyncio.timeout(OVER_TIMEOUT_S):
             await delivery.over()
         return not delivery.is_billed
-
-    async def renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            with suppress(*DATABASE_ERRORS):
-                await self.keys.renew(self.claim)
 
 
 async def stays() -> Any:

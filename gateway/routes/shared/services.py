@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.ingestion.shipper import Shipper
 from billing.spool.spool import Spool
 from engine.transport.client import Engine
-from foundation.tasks import LogAndContinue
+from foundation.periodic import Periodic
 from gateway.auth.assembly.federation import Federation
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
@@ -95,11 +95,13 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)
         self.telemetry.usage_refused.set(self.shipper.alarms.refused)
 
-    async def observe_forever(self) -> None:
-        """Observe in every worker until cancelled."""
-        unforeseen = LogAndContinue(log, "not observed")
-        while True:
-            with unforeseen:
-                self.observe()
-                await self.readiness.has_seen_redis()
-            await asyncio.sleep(OBSERVE_INTERVAL_S)
+    def periodic_observation(self) -> Periodic:
+        """Return the repeated observation, which runs in every worker."""
+
+        async def observe() -> None:
+            self.observe()
+            await self.readiness.has_seen_redis()
+
+        return Periodic(
+            "observe", lambda: OBSERVE_INTERVAL_S, observe, log=log, failure="not observed"
+        )

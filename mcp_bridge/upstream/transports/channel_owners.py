@@ -21,6 +21,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
@@ -209,7 +210,14 @@ class ConnectionOwners:
         self._configs: dict[str, ServerConfig] = {}
         self._connections: dict[ConnectionKey, ConnectionOwner] = {}
         self._turns: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
-        self._signing: asyncio.Task[None] | None = None
+        self._signing = Periodic(
+            "mcp: signs of life of connections",
+            lambda: SIGN_S,
+            self._sign_all,
+            log=log,
+            failure="mcp: no sign of life of hosts",
+            at_once=False,
+        )
         self._signs: dict[ConnectionKey, asyncio.Task[None]] = {}
         if redis is not None:
             self._give_up = redis.register_script(GIVE_UP)
@@ -221,8 +229,7 @@ class ConnectionOwners:
         self._configs[config.name] = config
 
     async def close(self) -> None:
-        if self._signing is not None:
-            await end_tasks(self._signing)
+        await self._signing.close()
         if signs := list(self._signs.values()):  # one of them may be ending a connection
             await asyncio.wait(signs, timeout=CLOSE_S)
             await end_tasks(*signs)
@@ -296,8 +303,8 @@ class ConnectionOwners:
             config = self._configs[place.server]
             connection = ConnectionOwner(config, whose, credential, self._info, self._open_stream)
             self._connections[place] = connection
-            if self._signing is None and self._relay is not None:
-                self._signing = asyncio.create_task(self._sign_forever())
+            if not self._signing.is_running and self._relay is not None:
+                self._signing.start()
         connection.used_at = time.monotonic()
         return connection
 
@@ -337,13 +344,11 @@ class ConnectionOwners:
 
     # Signs of life, and ends.
 
-    async def _sign_forever(self) -> None:
-        while True:
-            await asyncio.sleep(SIGN_S)
-            for place, connection in list(self._connections.items()):
-                if place not in self._signs:
-                    task = self._signs[place] = asyncio.create_task(self._sign(place, connection))
-                    task.add_done_callback(partial(self._signed, place))
+    async def _sign_all(self) -> None:
+        for place, connection in list(self._connections.items()):
+            if place not in self._signs:
+                task = self._signs[place] = asyncio.create_task(self._sign(place, connection))
+                task.add_done_callback(partial(self._signed, place))
 
     def _signed(self, place: ConnectionKey, task: asyncio.Task[None]) -> None:
         del self._signs[place]

@@ -408,7 +408,7 @@ async def test_sweeping_goes_on_after_a_failure(
         return 0
 
     monkeypatch.setattr(world.keys, "sweep", sweep)
-    task = asyncio.create_task(world.keys.sweep_forever())
+    task = asyncio.create_task(world.keys.periodic_sweep().run())
     await asyncio.wait_for(swept.wait(), 30)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

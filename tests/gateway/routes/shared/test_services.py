@@ -110,7 +110,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         responses=unused,
         started_at=0,
     )
-    observing = asyncio.create_task(worker.observe_forever())
+    observing = asyncio.create_task(worker.periodic_observation().run())
     value = worker.telemetry.registry.get_sample_value
     await spool.close(an_event())
     worker.shipper.alarms.conflicts = 2
