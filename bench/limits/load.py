@@ -23,8 +23,8 @@ from foundation.tasks import TaskSet
 from gateway.limits import limiter as limits
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.allowance import Allowance
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units
 from gateway.principal import Principal
 
 GO = "bench:go"

@@ -19,8 +19,8 @@ from bench.limits import windows
 from bench.limits.journal import Request, Story, read
 from bench.limits.load import GO, Load, now_us
 from bench.limits.tenant import DAY, DAY_TOKENS, MODELS, ORG, callers
-from gateway.limits.limiter import MAX_AHEAD_TOKENS, Admission, Limiter, Settlement
-from gateway.limits.outcomes import DAY_US, MINUTE_US, Units, scopes_of
+from gateway.limits.limiter import MAX_AHEAD_TOKENS, Limiter
+from gateway.limits.outcomes import DAY_US, MINUTE_US, Admission, Settlement, Units, scopes_of
 from gateway.limits.redis.keys import org_keys, scope_keys
 from gateway.limits.redis.scope_limits import BucketLimit
 from gateway.principal import Principal

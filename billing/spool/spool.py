@@ -42,7 +42,7 @@ from typing import TypeVar
 
 import msgspec
 
-from billing.errors import SpoolBroken, SpoolError, SpoolFull, SpoolLocked
+from billing.errors import SpoolBroken, SpoolError, SpoolFull
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.spool.directory import NO_ROOM, Batch, SpoolDirectory
 from billing.spool.format import (
@@ -57,8 +57,6 @@ from billing.spool.format import (
     frame,
 )
 from billing.spool.sync import SyncBeside
-
-__all__ = ["Batch", "Spool", "SpoolBroken", "SpoolError", "SpoolFull", "SpoolLocked"]
 
 log = logging.getLogger(__name__)
 

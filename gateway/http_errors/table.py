@@ -49,9 +49,14 @@ import math
 
 import msgspec
 
-from billing.errors import InvoicingConflict, InvoicingError, NoInvoice, ReportQueryError
+from billing.errors import (
+    InvoicingConflict,
+    InvoicingError,
+    NoInvoice,
+    ReportQueryError,
+    SpoolError,
+)
 from billing.money import format_usd
-from billing.spool.spool import SpoolError
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
@@ -69,8 +74,7 @@ from gateway.inference.generate import NotAccepting, RateLimited
 from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
-from gateway.limits.limiter import Refusal
-from gateway.limits.outcomes import LimitKind
+from gateway.limits.outcomes import LimitKind, Refusal
 from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel

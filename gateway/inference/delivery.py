@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from billing.pricing.rating import RatedUsage
-from gateway.limits.limiter import RateState
+from gateway.limits.outcomes import RateState
 from gateway.pauses import Rest
 
 MAX_QUEUED_CHUNKS = 64

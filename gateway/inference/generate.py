@@ -39,7 +39,8 @@ from gateway.inference.delivery import Delivery
 from gateway.inference.metering import Terms, new_attempt, to_events, to_quantities, to_units
 from gateway.lanes import LaneDeadlines, Priority, later
 from gateway.limits.allowance import Allowance
-from gateway.limits.limiter import Admission, Limiter, Refusal
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal
 from gateway.limits.spending import to_nano
 from gateway.pauses import PauseReasons, Rest
 from gateway.principal import Principal

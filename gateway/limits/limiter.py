@@ -88,8 +88,6 @@ from gateway.limits.reservation import bounded, reservation, to_charges, to_scri
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
 
-__all__ = ["Admission", "Limiter", "LimiterUnavailable", "RateState", "Refusal", "Settlement"]
-
 log = logging.getLogger(__name__)
 
 OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]

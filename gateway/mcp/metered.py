@@ -22,8 +22,8 @@ from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.inference.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
 from gateway.limits.counters import SpentUnknown
-from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Units
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import to_nano
 from gateway.lru import Lru

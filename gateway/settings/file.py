@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from billing.cache_contracts import ContractName
 from billing.pricing.lists import ListName
 from engine.protocol import Lane
-from engine.text.output_parser import FamilyName, ReasoningName
+from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines
 from gateway.settings.engine_options import EngineOptions, PositiveInt

@@ -14,7 +14,7 @@ import msgspec
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
 from engine.text.hub import names_a_repository
-from engine.text.output_parser import FamilyName, ReasoningName
+from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
 from gateway.home import Home
 from gateway.settings.engine_options import EngineOptions, PositiveInt

@@ -14,8 +14,8 @@ from bench.sim.scenarios import OVERLOAD_DEADLINE_S, Scenario, budget, overload
 from bench.sim.world import Outcome, World
 from engine.protocol import LaneStatus
 from gateway.lanes import LaneDeadlines
-from gateway.limits.limiter import Limiter, Refusal
-from gateway.limits.outcomes import burst
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Refusal, burst
 from gateway.principal import Plan, Principal
 from tests.bench.test_sim import COST
 from tests.engine.scheduling.scheduling import Clock

@@ -20,8 +20,8 @@ from gateway.ids import uuid7
 from gateway.inference.delivery import Delivery
 from gateway.inference.generate import Call, GenerationServices, start
 from gateway.lanes import Priority
-from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Settlement, Units
 from gateway.principal import Plan, Principal
 from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.surfaces import Encoder

@@ -20,11 +20,11 @@ from billing.cache_contracts import (
 )
 from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs, Usage
 from engine.text.detokenizer import Detokenizer, Piece
-from engine.text.output_parser import (
+from engine.text.output_parser.parser import OutputParser
+from engine.text.output_parser.reading.deltas import (
     ArgumentsDelta,
     ContentDelta,
     Delta,
-    OutputParser,
     ReasoningDelta,
     ToolCallStart,
 )

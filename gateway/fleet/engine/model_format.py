@@ -14,9 +14,11 @@ import msgspec
 
 from engine.errors import InvalidRequest
 from engine.text.chat_template import ChatTemplate
-from engine.text.output_parser import OutputFormat, ReasoningState, Tool
 from engine.text.output_parser.grammars.ebnf import EbnfError
+from engine.text.output_parser.grammars.forced_calls import Tool
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
+from engine.text.output_parser.reasoning import ReasoningState
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import ChoiceParser
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes

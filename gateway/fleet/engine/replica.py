@@ -23,7 +23,7 @@ from engine.errors import (
 )
 from engine.protocol import Breakpoint, EngineRequest, ReplicaStatus, Usage
 from engine.text.chat_template import ChatTemplate
-from engine.text.output_parser import OutputFormat
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest

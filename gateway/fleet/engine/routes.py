@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from engine.text.chat_template import ChatTemplate
-from engine.text.output_parser import OutputFormat
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from gateway.fleet.engine.kept_prefixes import OnAsked

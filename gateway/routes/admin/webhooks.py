@@ -24,11 +24,11 @@ from gateway.webhooks.deliveries import DeliveryRecord
 from gateway.webhooks.endpoints import Check, EndpointOnce, EndpointRecord
 from gateway.webhooks.tables import deliveries as deliveries_table
 from gateway.webhooks.tables import endpoints as endpoints_table
+from gateway.wire.admin.oauth_clients import SecretRotation
 from gateway.wire.admin.plans import given, to_seconds
 from gateway.wire.admin.webhooks import (
     DeliveryState,
     NewWebhookEndpoint,
-    SecretRotation,
     WebhookDelivery,
     WebhookEndpoint,
     WebhookEndpointOnce,

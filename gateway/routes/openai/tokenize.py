@@ -15,8 +15,7 @@ from gateway.fleet.replica import TokenizingReplica
 from gateway.generate_request import GenerateRequest
 from gateway.inference.generate import RateLimited
 from gateway.lanes import Priority, priority_of
-from gateway.limits.limiter import Refusal
-from gateway.limits.outcomes import Units
+from gateway.limits.outcomes import Refusal, Units
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body

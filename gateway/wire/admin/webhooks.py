@@ -10,10 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.wire.admin.oauth_clients import SecretRotation
 from gateway.wire.admin.webhook_events import EventType
-
-__all__ = ["SecretRotation"]
 
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
 Description = Annotated[str, Meta(max_length=200)]

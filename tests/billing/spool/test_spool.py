@@ -17,10 +17,11 @@ from zlib import crc32
 import msgspec
 import pytest
 
+from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities, UsageEvent
 from billing.spool.directory import Position, SpoolDirectory
 from billing.spool.format import HEADER, MAGIC, CloseRecord, OpenRecord, frame, is_torn, scan
-from billing.spool.spool import Spool, SpoolBroken, SpoolFull
+from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from billing.spool.spool import Spool, SpoolLocked
+from billing.errors import SpoolLocked
+from billing.spool.spool import Spool
 from tests.billing.samples import an_event
 from tests.billing.spool.test_spool import shipped
 

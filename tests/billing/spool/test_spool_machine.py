@@ -29,8 +29,9 @@ from hypothesis.stateful import (
 )
 
 from billing.events import Attempt, Quantities, UsageEvent
+from billing.spool.directory import Batch
 from billing.spool.format import Checkpoint, CloseRecord, OpenRecord, Record, VoidRecord, frame
-from billing.spool.spool import Batch, Spool
+from billing.spool.spool import Spool
 from tests.billing.samples import NOON, an_attempt, an_event, quantities
 from tests.budget import examples
 

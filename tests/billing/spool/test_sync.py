@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities
-from billing.spool.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool, SpoolBroken, SpoolFull
+from billing.spool.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool
 from billing.spool.sync import SyncBeside, _tell
 from tests.billing.samples import an_attempt, an_event
 

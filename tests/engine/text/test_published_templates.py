@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.errors import InvalidRequest
 from engine.text.chat_template import ChatTemplate
-from engine.text.output_parser import OutputFormat
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.output_parser.registry import FAMILIES
 from engine.text.tokenizer import Tokenizer
 from engine.text.tool_call_history import FORMS, CallForm, find_form, in_form

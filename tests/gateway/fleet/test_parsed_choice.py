@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol import EngineOutput, FinishReason, TokenLogprob, TokenLogprobs, Usage
-from engine.text.output_parser import OutputFormat
+from engine.text.output_parser.output_format import OutputFormat
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.choice_text import ChoiceParser, GenerationText
 from gateway.generate_request import ChatPrompt

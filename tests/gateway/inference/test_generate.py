@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from billing.errors import SpoolBroken
 from billing.events import Quantities, UsageEvent
 from billing.pricing.price_book import PriceBook
-from billing.spool.spool import Spool, SpoolBroken
+from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.fleet.errors import (
     DeadlinePassed,
@@ -35,7 +36,7 @@ from gateway.http_errors.table import to_http_error
 from gateway.inference import generate as inference
 from gateway.inference.generate import GenerationServices, RateLimited
 from gateway.lanes import Priority
-from gateway.limits.limiter import LimiterUnavailable
+from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan
 from tests.gateway.office import (
     INPUT_TOKENS,

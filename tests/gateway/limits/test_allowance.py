@@ -13,14 +13,9 @@ from engine.protocol import Lane
 from foundation.tasks import TaskSet
 from gateway.limits import limiter
 from gateway.limits.allowance import MIN_REST_S, Allowance
-from gateway.limits.limiter import (
-    MAX_AHEAD_TOKENS,
-    STEP_TOKENS,
-    Admission,
-    Limiter,
-    LimiterUnavailable,
-)
-from gateway.limits.outcomes import Refusal, Settlement, Units, burst
+from gateway.limits.limiter import MAX_AHEAD_TOKENS, STEP_TOKENS, Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst
+from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan, Principal
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gateway.limits import ceilings
 from gateway.limits.ceilings import MAX_NOTED, Ceilings
-from gateway.limits.limiter import Admission, Limiter
-from gateway.limits.outcomes import Units, buckets_of, scopes_of
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Units, buckets_of, scopes_of
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.principal import Plan
 from tests.budget import examples

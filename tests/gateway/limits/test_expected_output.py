@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Settlement, Units
 from gateway.limits.output_forecast import MIN_SAMPLES, UNKNOWN_OUTPUT_TOKENS
 from gateway.principal import UNLIMITED, Plan, Principal
 

@@ -27,8 +27,8 @@ from gateway.http_errors.table import RateLimited, to_http_error
 from gateway.ids import uuid7
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.funding import Funding
-from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Units
 from gateway.limits.spending import MAX_NANO, counter_of
 from gateway.principal import SpendCap
 from tests.billing.samples import an_attempt, an_event

@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 from gateway.limits import limiter
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_headers
-from gateway.limits.limiter import (
-    Admission,
-    Limiter,
-    RateState,
-    Refusal,
-    Settlement,
-)
-from gateway.limits.outcomes import Units, burst
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, RateState, Refusal, Settlement, Units, burst
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
 from gateway.limits.reservation import MAX_TOKENS
 from gateway.principal import UNLIMITED, Plan, Principal

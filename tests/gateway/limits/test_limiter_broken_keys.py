@@ -9,8 +9,8 @@ import redis.asyncio
 from redis.exceptions import ResponseError
 
 from gateway.http_errors.table import to_http_error
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units
 from gateway.limits.redis.scripts import (
     SAY_AGAIN_S,
     LimiterUnavailable,

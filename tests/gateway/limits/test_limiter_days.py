@@ -14,8 +14,8 @@ from billing.events import Quantities
 from billing.ingestion.ingest import ingest
 from gateway.bookkeeping.spend_reader import PostgresBooks, to_owner
 from gateway.limits.day_buckets import full_at_us
-from gateway.limits.limiter import Admission, Limiter
-from gateway.limits.outcomes import DAY_US, Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import DAY_US, Admission, Units
 from gateway.limits.redis.scope_limits import BucketLimit
 from gateway.principal import Plan, Principal
 from tests.billing.samples import an_attempt, an_event

@@ -24,8 +24,8 @@ from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.inference.settlement import CrashSettlement as AfterTheFact
-from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.outcomes import Refusal, Units, burst
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst
 from gateway.limits.redis.data_loss import OF_ALL
 from gateway.principal import Plan, Principal
 from gateway.telemetry import Telemetry

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_duration, to_headers
-from gateway.limits.limiter import RateState
-from gateway.limits.outcomes import MINUTE_US, RateWindow, burst, rate_window
+from gateway.limits.outcomes import MINUTE_US, RateState, RateWindow, burst, rate_window
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS, ExpectedOutput
 from gateway.limits.redis.scope_limits import BucketLimit
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.outcomes import Units, burst, scopes_of
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
 from gateway.limits.reservation import reservation
 from gateway.principal import Plan, Principal
 from tests.gateway.limits.limiter_oracle import (

@@ -16,8 +16,8 @@ from gateway.http_errors.table import to_http_error
 from gateway.inference.generate import RateLimited
 from gateway.limits import counters
 from gateway.limits.counters import SpentUnknown
-from gateway.limits.limiter import Admission, Limiter, Refusal, Settlement
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units
 from gateway.limits.redis.outage_spending import COMFORT, HEARD_S, OutageSpending
 from gateway.limits.spending import UnpricedModel, counter_of
 from gateway.principal import Plan, Principal, SpendCap

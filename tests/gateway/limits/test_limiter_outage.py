@@ -16,8 +16,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from gateway.home import Home
-from gateway.limits.limiter import Admission, Limiter, Settlement
-from gateway.limits.outcomes import Refusal, Units, burst, scopes_of
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
 from gateway.limits.redis import outage
 from gateway.limits.redis.data_loss import EverUsed, never
 from gateway.limits.redis.local_buckets import BURST_PARTS, SHARE, LocalBuckets

@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from gateway.http_errors.table import refused, retry_headers
 from gateway.limits import headers, limiter
 from gateway.limits.headers import to_duration, to_headers
-from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.outcomes import RateState, Units, rate_window, scopes_of, tightest
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import (
+    Admission,
+    RateState,
+    Refusal,
+    Units,
+    rate_window,
+    scopes_of,
+    tightest,
+)
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.principal import Plan, Principal
 from tests.budget import examples

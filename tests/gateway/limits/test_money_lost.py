@@ -26,8 +26,8 @@ from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, usage_events
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.ids import uuid7
-from gateway.limits.limiter import Admission, Limiter
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Units
 from gateway.limits.spending import counter_of, to_nano
 from gateway.principal import SpendCap
 from tests.gateway.limits.money_books import ORG, PRICES, PROJECT, who

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gateway.limits.limiter import Admission, Limiter, Refusal
-from gateway.limits.outcomes import Units
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal, Units
 from gateway.limits.spending import counter_of
 from gateway.principal import CapScope, SpendCap
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from gateway.audit.tables import entries
-from gateway.limits.limiter import Admission, Limiter, Refusal
+from gateway.limits.limiter import Limiter
+from gateway.limits.outcomes import Admission, Refusal
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys.restrictions import MAX_MODELS, check_model_limits, merged_limits
 from gateway.tenancy.money.plans import PLAN_LIMITS

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine.text.output_parser import (
+from engine.text.output_parser.parser import OutputParser
+from engine.text.output_parser.reading.deltas import (
     ArgumentsDelta,
     ContentDelta,
     Delta,
-    OutputParser,
     ReasoningDelta,
     ToolCallStart,
 )

@@ -23,9 +23,10 @@ from engine.runner.grammar.constraint import (
     compile_grammar,
 )
 from engine.text.chat_template import ChatTemplate
-from engine.text.output_parser import FamilyName, OutputFormat, ReasoningState, Tool
-from engine.text.output_parser.reasoning import THINK
-from engine.text.output_parser.registry import FAMILIES, detect_family, detect_reasoning
+from engine.text.output_parser.grammars.forced_calls import Tool
+from engine.text.output_parser.output_format import OutputFormat
+from engine.text.output_parser.reasoning import THINK, ReasoningState
+from engine.text.output_parser.registry import FAMILIES, FamilyName, detect_family, detect_reasoning
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.output_parser.readings import Reading, read
 

@@ -15,8 +15,7 @@ from billing.invoices.postings import Posting, post
 from billing.money import PICO_PER_USD
 from billing.reconciliation.checks import check_ledger
 from gateway.audit.log import COMMAND_LINE
-from gateway.limits.limiter import Admission, Refusal
-from gateway.limits.outcomes import Units
+from gateway.limits.outcomes import Admission, Refusal, Units
 from gateway.principal import SpendCap
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.credits import create_credit

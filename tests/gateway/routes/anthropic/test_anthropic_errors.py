@@ -11,8 +11,7 @@ from gateway.auth.errors import InvalidKey, MissingScope
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost, ReplicaOverloaded
 from gateway.http_errors.table import to_http_error
 from gateway.inference.generate import RateLimited
-from gateway.limits.limiter import Refusal
-from gateway.limits.outcomes import RateState
+from gateway.limits.outcomes import RateState, Refusal
 from gateway.request_errors import BadField, ContextTooLong, UnknownModel
 from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
 
