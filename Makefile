@@ -36,7 +36,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-stress clients fields fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -53,7 +53,7 @@ endif
 # Without the checks of `make lint`.
 tests: $(VENV)/.dev
 	$(if $(shell command -v nvidia-smi),,TRITON_INTERPRET=1) $(TWO) $(KERNELS)
-	$(TWO) $(addprefix --ignore=,$(KERNELS) tests/test_tidy.py tests/test_structure.py)
+	$(TWO) $(addprefix --ignore=,$(KERNELS) tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
 
 # All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
 # The suites of others, which need npm: `make auth-conformance mcp-conformance`.
@@ -82,6 +82,10 @@ fuzz: $(VENV)/.dev
 fields: $(VENV)/.dev
 	$(BIN)/python -m gateway.wire.fields.table > docs/fields.md
 
+# The folder map of ARCHITECTURE.md, from the first sentence of each package.
+map: $(VENV)/.dev
+	$(BIN)/python -m tests.folder_map
+
 setup: $(VENV)/.dev
 
 lint: $(VENV)/.dev
@@ -89,7 +93,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py tests/test_architecture.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
