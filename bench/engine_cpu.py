@@ -180,7 +180,7 @@ def burst(engine: Ours) -> dict[str, float]:
 
 
 def compare_int8(table: dict[str, Any]) -> dict[str, float]:
-    """What int8 weights gain, by measure."""
+    """Print and return what int8 weights gain, by measure."""
     gain = {what: round(row[INT8] / row["ours"], 2) for what, row in table.items()}
     print(f"  int8 over bfloat16: {gain}")
     return gain

@@ -180,7 +180,7 @@ class Meter:
         self._stores = [child for child in tree if child not in workers] if workers else []
 
     def move_stores(self, cores: set[int]) -> None:
-        """What they start from now on runs there too."""
+        """Move the stores' processes to `cores`, where what they start from now on runs too."""
         for each in self._stores:
             each.cpu_affinity(sorted(cores))
 

@@ -271,7 +271,7 @@ def main() -> None:
 
 
 def claims(result: dict[str, Any]) -> dict[str, Any]:
-    """Of the library that the engine uses."""
+    """Return the figures that are claimed of the library that the engine uses."""
     costs = {
         model: next(cost for name, cost in found["cost"].items() if name.startswith("llguidance"))
         for model, found in result["batch_32"].items()

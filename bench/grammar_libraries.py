@@ -58,7 +58,7 @@ class Library(Protocol):
         """Cold: nothing is remembered of other schemas."""
 
     def num_forced(self, schema: str, text: str) -> int:
-        """Of the characters of a text that fits: how many the schema alone says are next."""
+        """Count the characters of a text that fits whose successor the schema alone decides."""
 
 
 class LLGuidance:

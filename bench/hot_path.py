@@ -21,7 +21,7 @@ POLL_S = 0.02
 
 
 class Sampled:
-    """Of a started `bench.sampled`, which writes to `file`."""
+    """A started `bench.sampled`, which writes to `file`."""
 
     def __init__(self, process: subprocess.Popen[bytes], file: Path) -> None:
         self._process, self._file = process, file
@@ -30,7 +30,7 @@ class Sampled:
         os.kill(self._process.pid, signal.SIGUSR1)
 
     def end(self) -> dict[str, Any]:
-        """What was seen since `begin`. Raises: TimeoutError."""
+        """Return what was seen since `begin`. Raises: TimeoutError."""
         os.kill(self._process.pid, signal.SIGUSR2)
         deadline = time.monotonic() + TIMEOUT_S
         while not self._file.exists():

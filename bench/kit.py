@@ -79,7 +79,7 @@ class Kit:
 
 
 def to_summary(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What `lg` printed. A whole answer's first byte comes with its last."""
+    """Summarize what `lg` printed. A whole answer's first byte comes with its last."""
     return {
         "requests": said["ok"],
         "errors": said["errs"] + said["non200"],

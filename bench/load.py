@@ -24,7 +24,7 @@ EVENT_END = b"\n\n"
 
 
 class Asked(Protocol):
-    """What a load asks for: each connection of a closed loop, and each time of an open one, has a
+    """The requests of a load: each connection of a closed loop, and each time of an open one, has a
     `request` of its own. `url`: where to."""
 
     @property

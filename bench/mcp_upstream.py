@@ -75,7 +75,7 @@ def results(modern: bool, num_tools: int) -> dict[str, Result]:
 
 
 class Site:
-    """What stands behind one path."""
+    """The server that stands behind one path."""
 
     def __init__(self, modern: bool, num_tools: int) -> None:
         self._modern = modern

@@ -104,7 +104,7 @@ def one_event(rng: random.Random, prices: PriceSet, now: float) -> UsageEvent:
 
 
 class Booking(NamedTuple):
-    """What one shipper's process did between the two barriers."""
+    """The work of one shipper's process between the two barriers."""
 
     num_events: int
     client_cpu_s: float

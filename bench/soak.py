@@ -134,7 +134,7 @@ class Tree:
         return found
 
     def held(self) -> dict[str, int]:
-        """What must be none, or no more than before, when nobody asks for anything."""
+        """Count what must be none, or no more than before, when nobody asks for anything."""
         worker = self.named()[WORKER]
         sockets = worker.net_connections("tcp")
         open_sockets = [each for each in sockets if each.status == psutil.CONN_ESTABLISHED]
@@ -166,7 +166,7 @@ class Tree:
 
 
 def left_behind(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """What is held though nobody asks. `before`: idle, after a first load."""
+    """Name what is held though nobody asks. `before`: idle, after a first load."""
     may_stay = {
         "worker's files": before["worker's files"] + FILES_SLACK,
         "engine's files": before["engine's files"],
@@ -181,7 +181,7 @@ def left_behind(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of a soak, in seconds."""
+    """The lengths of a soak, in seconds."""
 
     total_s: float
     compared_s: float = 0.0
@@ -235,7 +235,8 @@ async def compared_s(tree: Tree, began_at: float) -> float:
 
 
 async def until_quiet(tree: Tree, before: dict[str, int] | None = None) -> dict[str, int]:
-    """What is held once nobody asks any more: as soon as it is nothing, at last as it is."""
+    """Wait until nothing is held though nobody asks any more, and return what is held then; when
+    the time is over, return it as it is."""
     await asyncio.sleep(IDLE_S)
     deadline = time.monotonic() + QUIET_TIMEOUT_S
     while True:

@@ -70,8 +70,8 @@ class Trial:
         assert self._times is not None
 
     def ratio(self, config: dict[str, int]) -> float:
-        """Of this choice's time to the default's, the calls' geometric mean; infinite for one that
-        does not run or is not right."""
+        """Return the ratio of this choice's time to the default's, the calls' geometric mean;
+        infinite for one that does not run or is not right."""
         try:
             times = self._timed(config)
         except Exception as error:  # resources that the device has not, shapes that do not fit

@@ -101,8 +101,8 @@ def protect(
 
 
 def allow_update(table: str, *columns: str) -> None:
-    """Of a table that is read-only for tenants, what they may change of their own rows all the
-    same: of `orgs` not the plan, nor whether it operates the installation."""
+    """Let tenants change these columns of their own rows, of a table that is read-only for them: of
+    `orgs` not the plan, nor whether it operates the installation."""
     op.execute(f"GRANT UPDATE ({', '.join(columns)}) ON {table} TO {ROLE_TENANT}")
 
 

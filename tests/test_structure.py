@@ -29,7 +29,7 @@ OF_THE_ENGINE = (
 )
 
 FOLDERS_THAT_IMPORT_EACH_OTHER = 0
-DOCSTRINGS_WITHOUT_A_VERB = {"product": 135, "elsewhere": 219}
+DOCSTRINGS_WITHOUT_A_VERB = {"product": 0, "elsewhere": 0}
 CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 0, "billing": 0, "mcp_bridge": 0}
 CLASSES_NAMED_BY_NO_NOUN = 0
 

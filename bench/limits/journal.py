@@ -47,7 +47,7 @@ class Ends(Entry, frozen=True):
 
 
 class Counted(Entry, frozen=True):
-    """What else happened, when the process ends."""
+    """The counts of what else happened, written when the process ends."""
 
     refused: int
     replayed: int
@@ -91,7 +91,7 @@ class Request:
 
 @dataclass
 class Story:
-    """Of one process."""
+    """Everything that one process wrote."""
 
     is_ready: bool = False
     requests: dict[str, Request] = field(default_factory=dict)

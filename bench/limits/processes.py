@@ -57,7 +57,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed, by the bound; ratios over every window of the run."""
+    """The ratios of what passed to its bound, over every window of the run."""
 
     admitted_ratio: float
     """The worst of all scopes and kinds: what was reserved and used, against B + r t."""

@@ -92,7 +92,8 @@ def _check(cost: Cost) -> dict[str, Any]:
 
 
 def _speed(cost: Cost, seed: int) -> dict[str, Any]:
-    """Of the scheduler alone, and with all tenants' limits and early refusals before it."""
+    """Measure the speed of the scheduler alone, and with all tenants' limits and early refusals
+    before it."""
     scenario, found = short(cost, seed, SPEED_SIZE), dict[str, Any]()
     bare = replace(scenario.setup, rules=None)
     for name, setup in (("scheduler", bare), ("with admission", scenario.setup)):

@@ -161,7 +161,8 @@ def _solve(timed: list[Timed]) -> tuple[list[float], float]:
 
 
 def _non_negative(rows: Any) -> Any:
-    """Whose constant comes out negative is left out, the worst first."""
+    """Solve for constants that are not negative: one that comes out negative is left out, the worst
+    first."""
     columns = list(range(rows.shape[1]))
     scale = rows.max(axis=0)
     while True:

@@ -40,7 +40,7 @@ class Ordering:
     has_tenants: bool
 
     def turn(self, lane: Lane, tenant: str) -> tuple[Lane, str]:
-        """What the scheduler is told of a request."""
+        """Return the lane and the tenant that the scheduler is told of a request."""
         return lane if self.has_lanes else "interactive", tenant if self.has_tenants else EVERYBODY
 
 

@@ -140,7 +140,8 @@ def _fairness(fates: list[Fate]) -> float:
 def fair_shares(
     asked: Mapping[tuple[Lane, str], float], total: float
 ) -> dict[tuple[Lane, str], float]:
-    """Of lanes by their weights, then of the tenants of each, alike; nobody has more than asked."""
+    """Share `total` among the lanes by their weights, then among the tenants of each, alike; nobody
+    has more than asked."""
     of_lane: dict[Lane, float] = defaultdict(float)
     for (lane, _), amount in asked.items():
         of_lane[lane] += amount

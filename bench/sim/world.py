@@ -57,7 +57,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Of the engine. max_waiting is large, for what comes too often should be seen to wait."""
+    """The settings of the engine. max_waiting is large, for what comes too often should be seen to
+    wait."""
 
     num_blocks: int = 8192
     max_model_len: int = 32_768
@@ -106,7 +107,7 @@ _Arrival = tuple[float, int, int, Session]
 
 
 class _Coming:
-    """What will be asked, the soonest first: first turns, known from the beginning, are sorted
+    """The arrivals to come, the soonest first: first turns, known from the beginning, are sorted
     once; a heap has the others."""
 
     def __init__(self, sessions: Iterable[Session]) -> None:

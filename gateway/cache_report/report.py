@@ -1,5 +1,5 @@
-"""What of each key's prompts came from the cache, and what broke their prefixes: noted in memory
-with each request, and written now and then.
+"""Reports what of each key's prompts came from the cache, and what broke their prefixes: noted in
+memory with each request, and written now and then.
 
 Noting is a few entries of bounded dicts: no request waits for it, and no text and no token of a
 prompt gets here, but for positions. What is noted and not yet written is lost by a kill -9, and

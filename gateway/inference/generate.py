@@ -349,13 +349,13 @@ class Run:
             await self.call.account.once_kept(partial(self.replica.acknowledge, self.attempt.id))
 
     def cost(self, usage: MeteredUsage) -> RatedUsage | None:
-        """Of who asked."""
+        """Return the cost of the usage, if the call shows it: for the one who asked."""
         return self.terms.rated(usage) if self.call.shows_cost else None
 
     def is_our_loss(self, failure: Exception | None) -> bool:
-        """What we failed to finish and nobody got a byte of, such as a whole answer, is on nobody's
-        bill. What a stream had begun to deliver is billed, and so is what was generated for a
-        client that left, or whose time was over."""
+        """Tell whether nobody is billed for the attempt: we failed to finish it and nobody got a
+        byte of it, as of a whole answer. What a stream had begun to deliver is billed, and so is
+        what was generated for a client that left, or whose time was over."""
         given_up = self.delivery.abandoned and not self.delivery.was_left
         ended_by_us = failure is not None or given_up
         return ended_by_us and not (self.call.request.stream and self.delivery.begun)
@@ -405,7 +405,8 @@ class Run:
         self.allowance.note(to_units(usage), self.rests.for_limits)
 
     def checkpoint_once_sent(self) -> None:
-        """What the client has is its bill, should this process die; what it has not is nobody's."""
+        """Checkpoint the usage, when it is due. What the client has is its bill, should this
+        process die; what it has not is nobody's."""
         usage, now = self.usage, time.monotonic()
         if usage is None:
             return

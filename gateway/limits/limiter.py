@@ -188,7 +188,8 @@ class Limiter:
         await self.funds.close()
 
     def _funded(self) -> list[OrgCounter]:
-        """Whose requests run here on what they have paid in advance."""
+        """Return the counters of the orgs whose requests run here on what they have paid in
+        advance."""
         found = [funded_counter(admission) for admission, _ in self._open.values()]
         return [of for of in found if of is not None]
 
@@ -325,7 +326,8 @@ class Limiter:
         )
 
     async def _was_ever_used(self) -> bool:
-        """What this process has let pass may be in no spool yet."""
+        """Tell whether anybody ever used anything: what this process has let pass may be in no
+        spool yet."""
         return self._has_admitted or await self._ever_used()
 
     def _begin(self, admission: Admission) -> None:

@@ -24,8 +24,9 @@ ANNOUNCED = "tollgate:recounts"
 
 @asynccontextmanager
 async def recounting(db: AsyncEngine, redis: Redis) -> AsyncIterator[Announce]:
-    """Whoever corrects within it announces by this, and counters know behind it; where it fails, of
-    what was committed before, by whoever recounts next. Raises: as `recount`."""
+    """Let a correction announce the orgs that it changes, and recount them at its end. Whoever
+    corrects within it announces by this, and counters know behind it; where it fails, whoever
+    recounts next tells them of what was committed before. Raises: as `recount`."""
     yield partial(_announce, redis)
     await recount(db, redis)
 

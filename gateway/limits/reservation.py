@@ -18,8 +18,8 @@ only an upstream's own count may claim, stands for this many."""
 
 
 def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:
-    """What is expected to be written never makes a request too large for its limits: only its input
-    does."""
+    """Return what a request reserves: what it is expected to write never makes it too large for its
+    limits, only its input does."""
     for scope in scopes:
         for bucket in scope.buckets:
             if bucket.kind in "td":

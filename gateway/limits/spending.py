@@ -201,7 +201,7 @@ def spending_of(
 def spending_of_calls(
     caps: tuple[Cap, ...], model: str, prices: PriceSet, num_tool_calls: int
 ) -> SpendReservation:
-    """What they cost is known; without a price they are free."""
+    """Return the spending of tool calls, whose cost is known; without a price they are free."""
     price = prices.get("tool_call")
     total = 0 if price is None else num_tool_calls * price.dearest_pico(0)
     hold = min(MAX_NANO, to_nano(total))

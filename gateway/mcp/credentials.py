@@ -38,7 +38,7 @@ INSUFFICIENT = "insufficient_scope"
 
 
 class Challenges:
-    """What servers said when they refused, by whose credential it was; kept for an hour."""
+    """The challenges of servers that refused, by whose credential it was; kept for an hour."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

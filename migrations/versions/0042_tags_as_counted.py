@@ -21,4 +21,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What is added up anew is no other schema."""
+    """Do nothing: what is added up anew is no other schema."""

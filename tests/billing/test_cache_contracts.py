@@ -1,4 +1,5 @@
-"""What is billed as read is a floor under what was reused, and the parts are the prompt."""
+"""The tokens that are billed as read are a floor under what was reused, and the parts are the
+prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the customer is, a period begins at midnight, whatever clocks and months do."""
+"""A period begins at midnight where the customer is, whatever clocks and months do."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def made_once() -> Iterator[None]:
 
 
 def be_patient(patch: pytest.MonkeyPatch) -> None:
-    """What is known stays known while this process, both ends of all, is kept from running: for
-    who tests anything but how long that is."""
+    """Let what is known stay known while this process, both ends of all, is kept from running: for
+    tests of anything but how long that is."""
     for module in (changes, revocations):
         patch.setattr(module, "MAX_STALENESS_S", PATIENCE_S)
     patch.setattr(changes, "SILENCE_S", PATIENCE_S)

@@ -217,7 +217,7 @@ class Office:
         assert await self.redis.zcard(f"tollgate:{{{self.org}}}:leases") == 0
 
     async def written(self) -> None:
-        """What the spool was told is in its file."""
+        """Wait until what the spool was told is in its file."""
         await asyncio.sleep(0)  # a task that was just made begins
         async with asyncio.timeout(30):
             while self.desk.spool._dirty.is_set() or self.desk.spool._flushing:

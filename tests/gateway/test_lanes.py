@@ -1,4 +1,4 @@
-"""Whose turn it is: by plan, by tier, by tools, by tenant, and by when the client stops waiting."""
+"""A turn is given by plan, by tier, by tools, by tenant, and by when the client stops waiting."""
 
 from __future__ import annotations
 

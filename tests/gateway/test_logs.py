@@ -1,4 +1,4 @@
-"""What a process says, and what of it stands in an error message."""
+"""A process logs what it does, and some of it stands in an error message."""
 
 from __future__ import annotations
 

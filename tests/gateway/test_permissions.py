@@ -181,8 +181,8 @@ def test_who_may_appoint_whom_stands_here() -> None:
 def test_owning_a_project_confers_its_administration_and_nothing_outside(
     who: Principal, project_id: str
 ) -> None:
-    """Of what the credential holds; in what is not owned, and in the org, it is as if nothing
-    were."""
+    """An owner gets of it what the credential holds; in what is not owned, and in the org, it is as
+    if nothing were."""
     nothing = msgspec.structs.replace(who, owned_projects=frozenset())
     assert powers(who) == powers(nothing), "in the org"
     more = powers(who, project_id) - powers(who)

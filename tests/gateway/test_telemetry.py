@@ -1,4 +1,4 @@
-"""What an engine says of itself becomes gauges; what a replica's steps bring is timed."""
+"""Gauges show what an engine says of itself; what a replica's steps bring is timed."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def counting() -> Iterator[Counting]:
         daemon_threads = True
 
         def handle_error(self, *_: Any) -> None:
-            """Who was killed takes no answer."""
+            """Ignore the error: a client that was killed takes no answer."""
 
     server = Listening(("127.0.0.1", 0), Handler)
     found.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"

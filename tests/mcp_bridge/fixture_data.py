@@ -1,4 +1,4 @@
-"""What the fixture server says: names and texts are the conformance suite's."""
+"""Holds what the fixture server says: names and texts are the conformance suite's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Of the fixture server, what is no tool: its log of events, its seal, how it refuses an era."""
+"""Holds what is no tool of the fixture server: its log of events, its seal, how it refuses an
+era."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the bridge's guard remembers and where it is recorded, in memory: for tests of the guard.
-The gateway's own, in Postgres and Redis, have theirs."""
+"""Keeps in memory what the bridge's guard remembers and where it is recorded: for tests of the
+guard. The gateway's own, in Postgres and Redis, have theirs."""
 
 from __future__ import annotations
 

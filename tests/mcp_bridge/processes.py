@@ -92,7 +92,7 @@ def modern(
 async def ask_modern(
     client: httpx.AsyncClient, url: str, method: str, params: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """What is answered in the end."""
+    """Return what is answered in the end."""
     caller = more.pop("caller", "alice")
     message, headers = modern(method, params, **more)
     answer = await client.post(url, json=message, headers={**headers, "x-caller": caller})

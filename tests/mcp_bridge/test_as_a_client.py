@@ -83,7 +83,7 @@ def tool(name: str, header: Any, kind: str = "string") -> dict[str, Any]:
 async def test_a_tool_that_wants_a_header_that_cannot_be_is_left_out(
     redis: redis.asyncio.Redis, modern: bool
 ) -> None:
-    """Of a server of the newer era; to the older one the keyword means nothing."""
+    """A server of the newer era offers it; to the older one the keyword means nothing."""
     tools = [
         tool("good", "Region"),
         tool("empty", ""),

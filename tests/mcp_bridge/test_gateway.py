@@ -298,7 +298,7 @@ class Loop:
                     continue
 
     def answers(self) -> bool:
-        """Of a round that is under way some is on disk."""
+        """Tell whether some of a round that is under way is on disk."""
         logs = Home(self.world.stack.home).spool.rglob("*.log")
         records = [placed.record for log in logs for placed in scan(written(log))]
         opened = {
@@ -321,7 +321,7 @@ def written(log: Path) -> bytes:
 
 
 async def booked(world: World, key_id: str) -> list[tuple[str, str, int]]:
-    """Of its rounds, and its calls of `counted`."""
+    """Return what was booked of its rounds, and its calls of `counted`."""
     told = "SELECT model, finish, tool_call FROM usage_events WHERE model IN ('b', 'mcp/counted')"
     told += f" AND key = '{key_id}' ORDER BY id"
     return [tuple(row) for row in await world.stack.sql(told)]
@@ -403,7 +403,7 @@ async def third_call(world: World, http: httpx.AsyncClient, name: str) -> dict[s
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    """What was announced is known to every worker within a second."""
+    """Wait for `check`: what was announced is known to every worker within a second."""
     async with asyncio.timeout(90):
         while not await check():
             await asyncio.sleep(0.05)

@@ -133,7 +133,7 @@ def result(text: str, id: Any) -> dict[str, Any]:
 
 
 async def endless(server: Server, writer: asyncio.StreamWriter, message: Any) -> bytes:
-    """Of small notifications, for as long as somebody reads."""
+    """Write small notifications, for as long as somebody reads."""
     writer.write(OK + SSE + b"\r\n")
     said = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{}}\n\n'
     while not writer.is_closing():

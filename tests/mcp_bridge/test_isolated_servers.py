@@ -36,7 +36,7 @@ HIDDEN = ("PermissionError", "FileNotFoundError")
 
 @pytest.fixture
 def world(redis: redis.asyncio.Redis) -> Iterator[World]:
-    """Where every user may go through, as pytest's own folders are not."""
+    """Make a world in a folder where every user may go through, as pytest's own folders are not."""
     folder = Path(tempfile.mkdtemp(prefix="tgapart-", dir="/tmp"))
     folder.chmod(0o711)
     made = World(folder, redis)

@@ -1,4 +1,5 @@
-"""Whose the one connection to a server is: not two workers', and not in doubt for a moment."""
+"""The one connection to a server is one worker's: not two workers', and not in doubt for a
+moment."""
 
 from __future__ import annotations
 

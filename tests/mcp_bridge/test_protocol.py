@@ -1,4 +1,4 @@
-"""What of the protocol is pure."""
+"""The protocol's pure functions do what it says."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_no_event_is_longer_than_allowed(size: int, piece: bytes) -> None:
 
 @given(RESULTS)
 def test_results_come_back_as_they_were(result: dict[str, Any]) -> None:
-    """What only the newer era has is all that is lost, and all that is added."""
+    """The conversion loses and adds only what the newer era alone has."""
     info = {"name": "tollgate", "version": "1"}
     modern = to_modern_result("tools/list", result, info)
     assert modern["_meta"]["io.modelcontextprotocol/serverInfo"] == info

@@ -35,7 +35,8 @@ class TenantsOwn:
 
 
 class Renewing:
-    """What is shown first has run out; what comes then is good, or sends for a person."""
+    """A source of credentials: what is shown first has run out; what comes then is good, or sends
+    for a person."""
 
     def __init__(self, *, good: bool) -> None:
         self.good, self.shown = good, "old"

@@ -111,7 +111,7 @@ class Worker:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_a_call_is_out_once_the_process_may_have_it(redis_url: str, elsewhere: bool) -> None:
-    """Who leaves while it starts has asked it nothing."""
+    """A caller that leaves while the process starts has asked it nothing."""
     may_start = asyncio.Event()
     async with AsyncExitStack() as stack:
         workers = []

@@ -195,7 +195,8 @@ class ModelFormat:
         return made
 
     def _calls(self, use: ToolUse, form: OutputForm | None, state: ReasoningState) -> OutputForm:
-        """Of a call that is forced, or kept to a schema, or beside an answer that is."""
+        """Return the form of an output with a call that is forced, or kept to a schema, or beside
+        an answer that is."""
         names = callable_names(use)
         bound = [each for each in use.tools if each.name in names]
         param = bound[0].param if len(bound) == 1 else "tools"

@@ -21,7 +21,7 @@ MAX_CHUNKS = 65_536
 
 
 class EarlierPrompt(NamedTuple):
-    """What was known of a prompt when it was sent: so many tokens of its front, in whole chunks,
+    """The front of a prompt that was known when it was sent: so many tokens of it, in whole chunks,
     and the engine's process that the last of them went to."""
 
     tokens: int = 0

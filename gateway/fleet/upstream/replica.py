@@ -421,7 +421,7 @@ class UpstreamReplica:
 def read_all(
     meter: UpstreamMeter, parser: EventParser, data: bytes
 ) -> tuple[tuple[RawChunk | RawRun, ...], BrokenAnswer | None]:
-    """What came, or with no `data` what ends the stream. What is good is passed on, also where
+    """Read what came, or with no `data` what ends the stream. What is good is passed on, also where
     something broken comes right behind it."""
     items: list[RawChunk | RawRun] = []
     if not data:

@@ -39,8 +39,10 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settin
 
 
 def room_before(model: ModelConfig, position: int, settings: Settings) -> WaitingRoom | None:
-    """What an upstream takes at once is shared by the gateways of this home: if there is but one,
-    with the one that replaces it. It has the same file wherever it stands in the configuration."""
+    """Return the waiting room of an upstream that takes only so many requests at once; None where
+    it has no such bound. What it takes at once is shared by the gateways of this home: if there is
+    but one, with the one that replaces it. It has the same file wherever it stands in the
+    configuration."""
     replica = model.replicas[position]
     if replica.max_concurrency is None:
         return None

@@ -1,4 +1,5 @@
-"""Where in a JSON body something is: from a byte to the path of its field, `messages[0].content`.
+"""Finds where in a JSON body something is: from a byte to the path of its field,
+`messages[0].content`.
 
 It reads bodies that were refused, broken ones too, so it believes nothing of them: one pass of a
 regular expression that cannot backtrack, a bounded number of steps in Python, and "unknown" (None)
@@ -132,19 +133,19 @@ def invalid_utf8(body: bytes) -> int | None:
 
 
 def lone_surrogate(body: bytes) -> int | None:
-    """Where half of a surrogate pair is written as an escape, as in `"\\ud800"`."""
+    """Find where half of a surrogate pair is written as an escape, as in `"\\ud800"`."""
     found = _LONE_SURROGATE.search(body)
     return None if found is None else found.end() - 1
 
 
 def escaped_nul(body: bytes) -> int | None:
-    """Where a NUL is written, which JSON knows as an escape alone."""
+    """Find where a NUL is written, which JSON knows as an escape alone."""
     found = _NUL.search(body)
     return None if found is None else found.end() - 1
 
 
 def number_out_of_range(body: bytes) -> int | None:
-    """Where a number stands that neither an integer nor a float here can hold."""
+    """Find where a number stands that neither an integer nor a float here can hold."""
     for found in islice(_NUMBER.finditer(body), MAX_STEPS):
         number = found["number"]
         if number is not None and _LONG_NUMBER.search(number):

@@ -1,4 +1,4 @@
-"""What every list is asked by."""
+"""Reads the query that every list is asked by."""
 
 from __future__ import annotations
 

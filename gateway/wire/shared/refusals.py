@@ -211,7 +211,7 @@ def to_bad_value(text: str, body: bytes | None = None, not_yet: NotYet = NOT_YET
 
 
 def form_of(path: str, reason: str) -> str:
-    """What a text must be like, in words."""
+    """Say in words what a text must be like."""
     if names := _ONE_OF.match(reason):
         return f"one of {names['names'].replace('|', ', ')} or tag:KEY"
     field = _INDEX.sub("", path).rpartition(".")[2]

@@ -1,1 +1,1 @@
-"""What a caller sees of its own use: cost, tags, cache report and its own view."""
+"""Shows a caller its own use: cost, tags, cache report and its own view."""

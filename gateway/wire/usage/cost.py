@@ -1,5 +1,5 @@
-"""What an answer cost, in the answer itself, where the request's `x-tollgate-cost: true` asks, or
-its key or org is set to and the request does not say `false`.
+"""Shows what an answer cost, in the answer itself, where the request's `x-tollgate-cost: true`
+asks, or its key or org is set to and the request does not say `false`.
 
 Knows no HTTP but the header's name. Nothing of it is computed for who did not ask.
 """

@@ -165,7 +165,7 @@ def to_transfer(moved: TransferRecord) -> TransferView:
 
 
 class KnownAttempts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a request: every attempt, the last one last."""
+    """The attempts that are known of a request: every one of them, the last one last."""
 
     events: list[UsageEvent]
     status: Status
@@ -180,8 +180,8 @@ def in_us(unix_s: float) -> int:
 
 
 def to_generation(known: KnownAttempts) -> GenerationView:
-    """Of what the customer got: the house's waste is in the attempts alone, as is which tools were
-    called."""
+    """Show what the customer got: the house's waste is in the attempts alone, as is which tools
+    were called."""
     made = [each for each in known.events if not each.quantities.tool_call] or known.events
     last = next((each for each in reversed(made) if each.kind == "usage"), made[-1])
     billed = [each.quantities for each in known.events if each.kind == "usage"]

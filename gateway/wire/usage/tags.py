@@ -1,5 +1,5 @@
-"""What a request is counted by beside its key and model, as its client says: `X-Tollgate-Tags:
-team=search,feature=chat`.
+"""Reads the tags that a request is counted by beside its key and model, as its client says:
+`X-Tollgate-Tags: team=search,feature=chat`.
 
 Knows no HTTP but the header's name.
 """

@@ -318,7 +318,7 @@ def expected(caps: dict[str, Any], batches: Sequence[Sequence[Booked]]) -> set[t
 async def test_alerts_are_what_running_through_all_of_it_gives(
     db: AsyncEngine, batches: list[list[Booked]], wanted: list[Any], capped_after: int
 ) -> None:
-    """Whatever was booked before the caps came, and however often."""
+    """This holds whatever was booked before the caps came, and however often."""
     org = f"org_{next(_ids)}"
     caps: dict[str, Any] = {}
     for number, batch in enumerate([*batches, []]):

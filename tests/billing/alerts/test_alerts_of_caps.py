@@ -54,7 +54,7 @@ async def test_what_is_spent_counts_in_the_period_that_runs(db: AsyncEngine) -> 
 async def test_what_is_booked_while_a_cap_is_made_is_told_by_one_of_both(
     db: AsyncEngine, turns: int
 ) -> None:
-    """Whatever stands first; no event follows that would tell."""
+    """This holds whichever stands first; no event follows that would tell."""
 
     async def made(org: str) -> None:
         async with db.begin() as conn:

@@ -1,4 +1,4 @@
-"""What was paid to be kept is kept, or paid back: once, in ledger, rollups and invoice."""
+"""Cache that was paid to be kept is kept, or paid back: once, in ledger, rollups and invoice."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_an_end_may_come_before_its_event_and_before_its_lease(
 async def test_a_lease_that_broke_while_its_event_waited_for_a_price_is_refunded_after(
     db: AsyncEngine, tmp_path: Path
 ) -> None:
-    """What the missing price adds is less than the premium that was booked before."""
+    """The missing price adds less than the premium that was booked before."""
     unread = {name: price for name, price in PRICES.items() if name != "cache_read"}
     used = msgspec.structs.replace(USED, cache_read=16)
     await ingest(db, [an_event(an_attempt(EVENT, prices=unread), used)])
@@ -341,7 +341,7 @@ async def test_a_period_that_is_rated_anew_forgets_no_refund(
 async def test_a_lease_that_breaks_while_a_period_is_rated_anew_is_refunded_beside_it(
     db: AsyncEngine, tmp_path: Path, refunded: bool
 ) -> None:
-    """What is applied is what was shown, in number and amount."""
+    """The re-rating applies what was shown, in number and amount."""
     await book(db)
     cheap = an_attempt(prices={**PRICES, "output": Price("old", 100_000)})
     await ingest(db, [an_event(cheap, Quantities(output=10))])

@@ -239,7 +239,7 @@ async def test_a_final_invoice_stays_and_the_next_one_says_what_differs(db: Asyn
 
 
 async def behind(db: AsyncEngine, invoice: Invoice, line: InvoiceLine) -> tuple[int, int]:
-    """What its requests come to, and its hours alike."""
+    """Return what the requests behind a line come to, and check that its hours come to the same."""
     async with db.connect() as conn:
         requests = (await conn.execute(requests_of(invoice, line))).all()
         hours = (await conn.execute(hours_of(invoice, line))).all()

@@ -44,8 +44,8 @@ cents = st.integers(0, 80).map(lambda number: number * CENT)
 
 
 class Machine(RuleBasedStateMachine):
-    """What is left falls by itself and rises by credits and by what is returned; who looks may look
-    at any time."""
+    """A balance that falls by itself and rises by credits and by what is returned, looked at at any
+    time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,8 +146,8 @@ async def spend(db: AsyncEngine, number: int) -> None:
 
 
 async def said(db: AsyncEngine) -> list[tuple[str, int, str]]:
-    """What alerts say is left, in cents, and why; of one millisecond in the order of what runs out,
-    as chance orders their ids."""
+    """Return what alerts say is left, in cents, and why; of one millisecond in the order of what
+    runs out, as chance orders their ids."""
     async with db.connect() as conn:
         found = to_alerts(await conn.execute(select_alerts(ORG)))
     millisecond = len("alert_") + 12

@@ -30,7 +30,7 @@ amounts = st.integers(1, 400).map(lambda cents: cents * CENT)
 
 
 class Funded(msgspec.Struct):
-    """What Redis was told, and until when."""
+    """The grants that Redis was told, and until when they hold."""
 
     version: int = 0
     general: int = 0

@@ -1,5 +1,5 @@
-"""What can be paid is paid, whatever waits before it: usage of an org behind usage that no credit
-of it pays for, and orgs behind those that cannot be settled."""
+"""Usage that can be paid is paid, whatever waits before it: usage of an org behind usage that no
+credit of it pays for, and orgs behind those that cannot be settled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def credit(db: AsyncEngine, org: str, amount: int = 100, **terms: object) 
 
 
 async def waiting(db: AsyncEngine) -> list[str]:
-    """Whose usage."""
+    """Return the orgs whose usage is unpaid, in its order."""
     async with db.connect() as conn:
         own = unpaid_usage.c
         return list(await conn.scalars(sa.select(own.org_id).order_by(own.transfer_id)))

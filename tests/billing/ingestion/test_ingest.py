@@ -129,7 +129,7 @@ async def test_batches_that_share_accounts_do_not_block_each_other_for_good(
 
 
 async def test_what_all_batches_change_is_changed_last(db: AsyncEngine) -> None:
-    """Whoever waits for a balance has its events and transfers written already."""
+    """A batch that waits for a balance has its events and transfers written already."""
     await ingest(db, [an_event()])
     async with db.execution_options(isolation_level="AUTOCOMMIT").connect() as conn:
         await conn.execute(sa.text("VACUUM FULL transfers"))  # no room that another test left

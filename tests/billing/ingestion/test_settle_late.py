@@ -1,4 +1,4 @@
-"""What could not be booked in full at first is put right later, once, and balances."""
+"""Usage that could not be booked in full at first is put right later, once, and balances."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_an_orphan_without_an_event_is_the_houses(
 async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
     db: AsyncEngine, book: PriceBook
 ) -> None:
-    """Of the orphan's tokens some had no price when nobody's waste was booked."""
+    """Some of the orphan's tokens had no price when nobody's waste was booked."""
     await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
     assert (await balances(db))["house:waste"] == (50 * 400_000, 0)
     event = an_event(an_attempt(UUID7), finish="recovered")

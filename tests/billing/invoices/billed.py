@@ -96,7 +96,7 @@ async def assert_leads_down(db: AsyncEngine, invoice: Invoice) -> None:
 
 
 async def receivable(db: AsyncEngine, org: str = ORG) -> int:
-    """What the ledger has the org owe, in pico-USD."""
+    """Return what the ledger has the org owe, in pico-USD."""
     async with db.connect() as conn:
         query = sa.text("SELECT debits_pico - credits_pico FROM balances WHERE account = :id")
         return int(await conn.scalar(query, {"id": f"receivable:{org}"}) or 0)

@@ -1,4 +1,4 @@
-"""What others read of an invoice adds up there, too: a real beancount, hledger's form, paper."""
+"""An invoice adds up where others read it, too: a real beancount, hledger's form, paper."""
 
 from __future__ import annotations
 

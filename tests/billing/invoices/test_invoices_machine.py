@@ -1,5 +1,5 @@
-"""Whatever comes late, changes its price, is rated anew, closed, paid or taken back, in whatever
-order: ledger, balances, rollups, credits and invoices say the same, to the last pico."""
+"""Ledger, balances, rollups, credits and invoices say the same, to the last pico, whatever comes
+late, changes its price, is rated anew, closed, paid or taken back, in whatever order."""
 
 from __future__ import annotations
 

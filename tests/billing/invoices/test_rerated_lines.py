@@ -1,5 +1,5 @@
-"""What a re-rating is shown to change is what it changes: each line of a draft, and of a final
-invoice the corrections on the next one, to the pico."""
+"""A re-rating changes what it is shown to change: each line of a draft, and of a final invoice the
+corrections on the next one, to the pico."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def counted(found: Iterable[InvoiceLine]) -> Sums:
 
 
 def shown_as_counted(found: Iterable[ShownLine]) -> Sums:
-    """What is taken back at one price, and charged at another."""
+    """Sum up what is taken back at one price, and charged at another."""
     sums: Sums = {True: Counter(), False: Counter()}
     for it in found:
         for sign, price_id, amount in (

@@ -1,4 +1,4 @@
-"""What comes after what: no stage is skipped or hurried, and what is settled stays so."""
+"""An invoice skips and hurries no stage, and stays settled where it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ shares = st.integers(0, 120)
 
 
 class Life(RuleBasedStateMachine):
-    """Of a final invoice, with whoever pays, gives back and looks at it at any time."""
+    """The life of a final invoice, with whoever pays, gives back and looks at it at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(part=shares)
     def take_back(self, part: int) -> None:
-        """What was paid of it is given back."""
+        """Take a part back: what was paid of it is given back."""
         credited = min(self.amounts.total, self.amounts.credited + part)
         settled = min(self.amounts.settled, self.amounts.total - credited)
         self.amounts = Amounts(total=100, credited=credited, settled=settled)

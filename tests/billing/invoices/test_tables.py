@@ -210,7 +210,7 @@ def test_focus_says_what_kind_of_charge_a_line_is() -> None:
 
 
 def test_focus_knows_the_price_that_everybody_pays() -> None:
-    """Of a discounted price, list cost and contracted cost differ by the discount."""
+    """The list cost and the contracted cost of a discounted price differ by the discount."""
     document = a_document()
     row = rows_of(document)[1]
     line = document.lines[1]

@@ -1,5 +1,5 @@
-"""What is used by tag: day by day, bounded, and the same whatever is booked when and how often; its
-reports and its budgets."""
+"""Usage by tag is counted day by day, bounded, and the same whatever is booked when and how often;
+it has its reports and its budgets."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ async def test_a_tag_has_spent_what_its_days_say(
 
 
 async def rate_anew(db: AsyncEngine, org: str, early: int, later: int) -> None:
-    """What came early at one price and what came later at another."""
+    """Rate what came early at one price and what came later at another."""
     entries = [
         PriceEntry(model="penny", valid_from=start, valid_to=end, prices=priced(pico), where="here")
         for start, end, pico in (

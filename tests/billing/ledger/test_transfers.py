@@ -106,7 +106,7 @@ class Machine(DatabaseMachine):
         self.run(self.empty)
 
     async def empty(self) -> None:
-        """What was booked cannot be deleted but by who turns the triggers off."""
+        """Delete all that was booked, with the triggers turned off: nobody can otherwise."""
         async with self.db.begin() as conn:
             await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))
             for table in ("transfers", "balances", "accounts"):

@@ -1,4 +1,5 @@
-"""What a whole period costs: unit by unit where a simple count can say it, and at each boundary."""
+"""A whole period is rated unit by unit where a simple count can say what it costs, and at each
+boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What tenants pay who have terms of their own: discounts at admission, the rest by the period."""
+"""Tenants who have terms of their own pay by them: discounts at admission, the rest by the
+period."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ days = st.integers(1, 28)
 def test_at_every_moment_the_price_is_that_of_the_best_discount(
     written: list[tuple[str | None, str | None, int, int]],
 ) -> None:
-    """Whatever they are; ranges of one component's prices do not overlap."""
+    """This holds for any discounts; ranges of one component's prices do not overlap."""
     discounts: list[Discount] = []
     for number, (model, component, begin, length) in enumerate(written):
         scope = Scope(model=model, component=component)  # type: ignore[arg-type]

@@ -206,7 +206,8 @@ def test_a_rotation_that_fails_leaves_nothing_behind(
 async def test_a_rotation_that_fails_as_nobody_foresaw_breaks_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was on disk by then is acknowledged; whoever closes later is told, and not left."""
+    """The spool acknowledges what was on disk by then; whoever closes later is told, and not
+    left."""
     spool = await Spool.open(tmp_path / "s", segment_bytes=1)
 
     def fails(start: bytes) -> None:

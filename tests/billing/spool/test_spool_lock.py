@@ -1,4 +1,4 @@
-"""Who holds a spool directory, while others adopt and remove it."""
+"""One process holds a spool directory, while others adopt and remove it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_one_process_holds_a_directory(tmp_path: Path) -> None:
 async def test_a_directory_removed_under_the_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """What an adopter's removal may do between any two steps of `_lock`."""
+    """An adopter may remove the directory between any two steps of `_lock`."""
     module, name = (os, "open") if moment.endswith("opened") else (fcntl, "flock")
     real = getattr(module, name)
 

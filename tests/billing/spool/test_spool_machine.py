@@ -85,7 +85,7 @@ class SpoolMachine(RuleBasedStateMachine):
         return position
 
     def note_recovery(self) -> None:
-        """What recovery must have billed, from our own account of what was on disk."""
+        """Note what recovery must have billed, from our own account of what was on disk."""
         open_attempts: dict[str, UsageEvent] = {}
         for verb, attempt, detail, _ in self.history:
             if verb == "OpenRecord":

@@ -1,4 +1,4 @@
-"""Where and how often the spool syncs: together under load, on the spot where nobody is kept."""
+"""The spool syncs together under load, and on the spot where nobody is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.billing.samples import an_attempt, an_event
 
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel syncs nothing by itself."""
+    """Let the spool sync in threads, as where the kernel syncs nothing by itself."""
     monkeypatch.setattr("billing.spool.sync._kernel", lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""What changes without anybody's request stands in the operator's audit log, too."""
+"""A change that nobody requested stands in the operator's audit log, too."""
 
 from __future__ import annotations
 

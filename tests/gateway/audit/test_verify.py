@@ -1,4 +1,4 @@
-"""Whoever can write to Postgres as he likes, triggers and constraints off, is found out."""
+"""Verification finds out whoever writes to Postgres as he likes, triggers and constraints off."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ async def register(
 
 
 def query_of(client_id: str, **more: Any) -> dict[str, Any]:
-    """Of a good request; None leaves a parameter out."""
+    """Return the query of a good request; None leaves a parameter out."""
     sent = {
         "response_type": "code",
         "client_id": client_id,

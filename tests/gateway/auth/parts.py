@@ -1,4 +1,5 @@
-"""What the tests of tokens share: a clock that a test moves, a secret, the time it all begins."""
+"""Holds what the tests of tokens share: a clock that a test moves, a secret, the time it all
+begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of revocations share."""
+"""Holds what the tests of revocations share."""
 
 from __future__ import annotations
 

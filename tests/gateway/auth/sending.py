@@ -1,4 +1,4 @@
-"""What clients send: credentials, assertions, proofs, forms."""
+"""Makes what clients send: credentials, assertions, proofs, forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which organizations list an origin: one small table, read when browsers ask."""
+"""One small table says which organizations list an origin; it is read when browsers ask."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ powers = st.builds(Power, scopes=scopes, owner=st.sampled_from(OWNERS), bounds=b
 
 
 def holder(key_id: str, power: Power, role: Role | None) -> Principal:
-    """Who shows a key of that power."""
+    """Return the principal that shows a key of that power."""
     return Principal(
         org_id="o",
         project_id="p",
@@ -65,8 +65,8 @@ def inherited(maker: Principal, wanted: Bounds) -> Bounds:
 
 
 class Chain:
-    """What somebody gets hold of, step by step, from what they begin with, in an org with keys of
-    others whose secrets they have not seen."""
+    """The powers that somebody gets hold of, step by step, from what they begin with, in an org
+    with keys of others whose secrets they have not seen."""
 
     def __init__(self, first: Principal, others: list[Power], role: Role) -> None:
         self.role = role

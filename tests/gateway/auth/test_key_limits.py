@@ -1,4 +1,4 @@
-"""What narrows a key, from its columns to its principal and to the door."""
+"""A key is narrowed from its columns to its principal and to the door."""
 
 from __future__ import annotations
 

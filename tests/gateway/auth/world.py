@@ -141,7 +141,7 @@ class World:
         nonce: str | None = None,
         dpop_jkt: str | None = None,
     ) -> tuple[str, Grant]:
-        """What the authorization endpoint gives."""
+        """Return the code that the authorization endpoint gives, and its grant."""
         now = datetime.fromtimestamp(self.clock(), UTC)
         async with self.db.begin() as conn:
             grant = await create_grant(
@@ -201,7 +201,7 @@ class World:
         return await self.redeem(client, code)
 
     async def claims(self, token: str) -> AccessClaims:
-        """Of a token that is good now. Raises: InvalidToken."""
+        """Return the claims of a token that is good now. Raises: InvalidToken."""
         return await self.tokens.verify(token)
 
     async def principal(self, token: str, **more: Any) -> Principal:

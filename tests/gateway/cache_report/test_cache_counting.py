@@ -1,4 +1,4 @@
-"""What the cache report counts: every request once, whatever is too much, and whoever is away."""
+"""The cache report counts every request once, whatever is too much, and whoever is away."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_old_hours_are_forgotten(db: AsyncEngine) -> None:
 
 
 async def test_a_prefix_that_goes_elsewhere_is_told_so(db: AsyncEngine) -> None:
-    """Of an upstream that says nothing but how much it had cached."""
+    """The upstream says nothing but how much it had cached."""
     report = CacheReport(db)
     for replica, cached in (("east", 0), ("east", 0), ("west", 0), ("east", 64), ("west", 0)):
         report.note(a_note(cause=None, cache_key="agent", replica=replica, cached=cached))

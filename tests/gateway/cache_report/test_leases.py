@@ -1,4 +1,4 @@
-"""What engines say of leases, as it comes to the books: however often, late, or of whom."""
+"""The books take what engines say of leases, however often, late, or of whom it comes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_lease_that_postgres_does_not_take_is_refunded(
 
 
 async def count(store: redis.asyncio.Redis) -> None:
-    """Of org_a and of another, as the limiter counts."""
+    """Store what was spent of org_a and of another org, as the limiter counts."""
     for org_id in ("org_a", "org_b"):
         await store.set(f"spent:{org_id}", 1)
         await store.sadd(index_key(org_id), f"spent:{org_id}")  # type: ignore[misc]

@@ -72,7 +72,7 @@ async def test_what_is_billed_is_told_once(open_office: Open) -> None:
 async def test_what_is_on_no_bill_is_told_of_to_nobody(
     open_office: Open, stream: bool, fault: dict[str, Any], is_told: bool
 ) -> None:
-    """What a stream had begun to deliver is on one."""
+    """A stream that had begun to be delivered is on a bill."""
     told: list[CacheNote] = []
     office = open_office(told.append, ScriptedReplica(**fault))
     with pytest.raises((ReplicaLost, ReplicaUnavailable)):

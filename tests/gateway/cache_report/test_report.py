@@ -48,7 +48,7 @@ class Customer:
         )
 
     def ids(self, system: str, user: str = "Who counts?") -> list[int]:
-        """Of the prompt, as the model reads it."""
+        """Return the token ids of the prompt, as the model reads it."""
         body = {"model": "near", "messages": conversation(system, user)}
         return list(self.request("POST", "/v1/tokenize", json=body)["tokens"])
 

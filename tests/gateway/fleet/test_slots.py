@@ -64,7 +64,7 @@ class Other:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Other]:
-    """Of two, that share ten."""
+    """Start another of two processes that share ten places."""
     started = Other(tmp_path / "places", 10, 5)
     yield started
     started.kill()
@@ -264,7 +264,7 @@ def test_an_upstream_has_its_places_wherever_it_is_written(tmp_path: Path) -> No
         )
 
     def files(*replicas: str) -> list[Path]:
-        """Of each, in their order."""
+        """Return the file of each replica, in their order."""
         settings, seen, found = settings_of(tmp_path, UP + "".join(replicas)), set(), []
         for position in range(len(replicas)):
             room = room_before(settings.models[0], position, settings)

@@ -1,5 +1,5 @@
-"""Who waits for an upstream's places: never with one free, never more served than there are, and
-whatever comes and goes leaves nothing behind."""
+"""Requests wait for an upstream's places: never with one free, never more served than there are,
+and whatever comes and goes leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ TestRoomMachine.settings = settings(
 
 
 def serve_next(room: WaitingRoom, served: Place, waiting: list[Place], output: int = 0) -> Place:
-    """Whoever is served when `served` leaves."""
+    """Let `served` leave, and return the one that is served next."""
     room.used(served, used(output))
     room.leave(served)
     (after,) = [place for place in waiting if place.served.is_set()]

@@ -17,7 +17,7 @@ STALLED_S = 60.0
 
 
 class Rested:
-    """What it was told, as a `Rest`."""
+    """A `Rest` that notes what it was told."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []

@@ -155,7 +155,7 @@ async def test_the_first_token_waits_for_no_disk_and_the_end_does(
 
 
 async def bill_of_a_crash(office: Office, folder: Path) -> UsageEvent:
-    """What a restart would bill of the one attempt, were this process killed now."""
+    """Return what a restart would bill of the one attempt, were this process killed now."""
     await office.written()
     shutil.copytree(office.desk.spool.directory, folder)
     after = await Spool.open(folder)

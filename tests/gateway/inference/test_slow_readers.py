@@ -168,7 +168,7 @@ async def a_byte_now_and_then(client: socket.socket) -> None:
 
 
 async def still(count: Callable[[], int]) -> int:
-    """What it is once it has not moved for a fifth of a second."""
+    """Return the count once it has not moved for a fifth of a second."""
     async with asyncio.timeout(30):
         seen = -1
         while seen != count():

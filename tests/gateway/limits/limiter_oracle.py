@@ -1,4 +1,4 @@
-"""What the limiter's buckets must hold, found the slow way: by replaying all that happened.
+"""Computes what the limiter's buckets must hold, the slow way: by replaying all that happened.
 
 A bucket is a list of (moment, cost); a refund rewrites what its lease took at the start; the
 deficit is found by running through the list. No marks, no moments of fullness: nothing is shared
@@ -109,7 +109,7 @@ class Scope:
 
 @dataclass
 class Charge:
-    """What a lease has taken of one bucket, one after the other."""
+    """The tokens that a lease has taken of one bucket, one after the other."""
 
     scope: Scope
     kind: str
@@ -143,7 +143,7 @@ class Oracle:
         self.leases: dict[str, Lease] = {}
 
     def heal(self) -> None:
-        """What each call does first."""
+        """Release the leases that have expired, as each call does first."""
         for lease_id, lease in self.leases.items():
             if lease.state == "open" and lease.expires_us <= self.now_us:
                 self.release(lease_id, lease.known | {"r": 1})

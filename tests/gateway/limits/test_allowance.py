@@ -1,4 +1,4 @@
-"""What a stream writes beyond its reservation is taken in steps, and waits where there is none."""
+"""A stream takes in steps what it writes beyond its reservation, and waits where there is none."""
 
 from __future__ import annotations
 

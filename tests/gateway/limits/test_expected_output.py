@@ -1,4 +1,4 @@
-"""What a key usually writes is learnt from each answer once."""
+"""The forecast learns what a key usually writes from each answer once."""
 
 from __future__ import annotations
 

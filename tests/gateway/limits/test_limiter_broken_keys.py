@@ -1,4 +1,4 @@
-"""What one organization has in Redis is broken: it is refused, and nobody else."""
+"""An organization whose keys in Redis are broken is refused, and nobody else."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def node(tmp_path: Path) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 async def serve_slots(client: redis.asyncio.Redis, *keys: str) -> None:
-    """Of these keys alone; the others would be another node's."""
+    """Let the node serve the slots of these keys alone; the others would be another node's."""
     while True:
         try:
             slots = {await client.execute_command("CLUSTER", "KEYSLOT", key) for key in keys}

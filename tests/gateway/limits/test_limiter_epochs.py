@@ -77,7 +77,7 @@ class Gateway:
 async def gateways(
     redis: redis.asyncio.Redis, db: AsyncEngine, tmp_path: Path
 ) -> AsyncIterator[list[Gateway]]:
-    """Of an installation in which the last event was booked long ago."""
+    """Open two gateways of an installation in which the last event was booked long ago."""
     await ingest(db, [an_event()])
     async with db.begin() as conn:  # its rows are immutable but for a replica
         await conn.execute(sa.text("SET LOCAL session_replication_role = replica"))

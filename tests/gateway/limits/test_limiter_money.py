@@ -119,7 +119,7 @@ async def test_a_refusal_by_another_limit_holds_no_money(desk: Desk) -> None:
 
 
 async def test_who_does_not_say_how_much_may_write_what_is_left(desk: Desk) -> None:
-    """Of 1000 nano 300 are the input; 66 tokens cost 693, one more would not fit."""
+    """The input is 300 of 1000 nano; 66 tokens cost 693, one more would not fit."""
     caller = who(cap(1000))
     admission = await desk.admitted(caller, 100, 5000, given=False)
     assert admission.max_output_tokens == 66 and await desk.counted() == 993
@@ -349,7 +349,7 @@ def test_what_was_left_long_ago_is_no_comfort() -> None:
 
 @pytest.fixture(params=["UTC", "America/New_York", "Pacific/Apia"])
 def local_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where the gateway runs."""
+    """Set the time zone that the gateway runs in."""
     with monkeypatch.context() as patch:
         patch.setenv("TZ", request.param)
         time.tzset()

@@ -281,7 +281,7 @@ async def test_streams_that_redis_has_forgotten_take_their_slots_again(
 
 
 async def test_gateways_count_each_other_by_the_time_of_redis(new_limiter: NewLimiter) -> None:
-    """Whatever their own clocks say."""
+    """The gateways' own clocks make no difference."""
     gateways = [new_limiter(), new_limiter(clock=lambda: 0.0), new_limiter(num_gateways=8)]
     for gateway in gateways:
         await gateway.count_gateways()

@@ -120,7 +120,7 @@ class World:
         return {name: await self.store.dump(name) for name in names}
 
     async def state(self) -> RateState:
-        """What clients must be told, from what stands in Redis."""
+        """Return what clients must be told, from what stands in Redis."""
         windows: dict[str, list[Any]] = {kind: [] for kind in NAMES}
         scopes = scopes_of(self.who, MODEL, "interactive")
         for scope, key in zip(scopes, scope_keys("org_a", scopes), strict=True):

@@ -1,4 +1,4 @@
-"""Who limits a request: its key, alone and with the model, its project's share of the model, its
+"""A request is limited by its key, alone and with the model, its project's share of the model, its
 OAuth client, its project, its org."""
 
 from __future__ import annotations

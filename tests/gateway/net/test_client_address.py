@@ -1,4 +1,4 @@
-"""Whose word about an address is taken: nobody's but a trusted proxy's, read from the right."""
+"""A trusted proxy's word about an address is taken, read from the right, and nobody else's."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_without_trusted_proxies_headers_say_nothing() -> None:
 
 @given(st.text(st.characters(max_codepoint=255), max_size=60), st.sampled_from([XFF, FORWARDED]))
 def test_no_spoofed_header_moves_what_the_proxy_appended(written: str, header: str) -> None:
-    """Whatever a client writes before it: the proxy's word, or nobody's; never the client's."""
+    """The proxy's word counts, or nobody's, whatever a client writes before it; never the
+    client's."""
     appended = "for=203.0.113.9" if header == FORWARDED else "203.0.113.9"
     assert seen("10.0.0.1", (header, f"{written}, {appended}")) in ("203.0.113.9", None)
     assert seen("10.0.0.1", (header, written), (header, appended)) == "203.0.113.9"

@@ -1,4 +1,4 @@
-"""Where a stranger's URL may lead: nowhere but to the public internet, in plain words."""
+"""A stranger's URL may lead nowhere but to the public internet, in plain words."""
 
 from __future__ import annotations
 

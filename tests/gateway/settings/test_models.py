@@ -1,4 +1,4 @@
-"""What the settings say of models: options of their engines, and adapters over them."""
+"""The settings of models say the options of their engines, and adapters over them."""
 
 from __future__ import annotations
 

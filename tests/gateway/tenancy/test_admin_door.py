@@ -1,4 +1,4 @@
-"""What all of administration shares at its door: conditions, problem details, pages."""
+"""All of administration shares at its door conditions, problem details and pages."""
 
 from __future__ import annotations
 

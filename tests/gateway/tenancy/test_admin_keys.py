@@ -38,7 +38,7 @@ async def make(here: World, **fields: Any) -> dict[str, Any]:
 
 
 async def until(here: World, key: str, status: int) -> httpx.Response:
-    """What `key` gets, within the promised second."""
+    """Wait until `key` gets this status, within the promised second, and return the answer."""
     async with within(1.0):
         while True:
             answer = await here.call("GET", "/v1/models", key)

@@ -1,4 +1,4 @@
-"""What becomes of a key after it was made, on a real Postgres and a real Redis."""
+"""A key is changed, rotated and ended after it was made, on a real Postgres and a real Redis."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Caller:
                 await asyncio.sleep(0.01)
 
     async def refused(self, model: str) -> Refusal:
-        """What can never fit, by the tightest limit there is."""
+        """Return the refusal of what can never fit, by the tightest limit there is."""
         verdict = await self.ask(model, 10**6)
         assert isinstance(verdict, Refusal)
         return verdict

@@ -1,4 +1,4 @@
-"""Whose a key is: it has their role, and is good for nothing once they may not use its project."""
+"""A key has its owner's role, and is good for nothing once they may not use its project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ USER, ACCOUNT = "user_1", "svc_acct_1"
 
 
 async def make_key(conn: AsyncConnection, role: str, project_role: str) -> str:
-    """Of a user with that role, and of a service account with that role in the project."""
+    """Create a project, a user with that role, and a service account with that role in the project,
+    for their keys; return the project's id."""
     org = await create_org(conn, name="acme", actor=COMMAND_LINE)
     project = await create_project(conn, org_id=org.id, name="web", actor=COMMAND_LINE)
     person = {"id": USER, "email": "a@example.com", "name": "Ann", "role": role}

@@ -30,7 +30,7 @@ BY = {
 
 @pytest.fixture
 async def first(db: AsyncEngine) -> str:
-    """Of an org with a cent; it has expired."""
+    """Return the top-up of an org with a cent; it has expired."""
     async with db.begin() as conn:
         made = "INSERT INTO orgs (id, name, prepaid) VALUES (:id, 'a', true)"
         await conn.execute(sa.text(made), {"id": ORG})

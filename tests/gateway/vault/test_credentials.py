@@ -128,7 +128,7 @@ async def test_what_is_stored_and_said_of_it_holds_no_value(
 async def test_what_was_tampered_with_or_moved_does_not_open(
     db: AsyncEngine, tenant_db: AsyncEngine, tenants: Tenants, column: str
 ) -> None:
-    """Whoever can write to Postgres makes no tenant show another one's credential, nor an old
+    """Nobody who can write to Postgres makes a tenant show another one's credential, or an old
     one."""
     await put(tenant_db, tenants.alice, {"T": "hers"})
     theirs = await put(tenant_db, tenants.mallory, {"T": "theirs"})

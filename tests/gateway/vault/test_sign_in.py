@@ -174,7 +174,7 @@ class Desk:
         )
 
     async def start(self, challenge: Challenge | None = None, **more: Any) -> dict[str, str]:
-        """What the browser is sent with."""
+        """Start a sign-in, and return what the browser is sent with."""
         url = await self.sign_in.start(
             upstream="up",
             url=f"{self.place.url}/mcp",
@@ -199,7 +199,7 @@ async def furnished(tenant_db: AsyncEngine, who: Tenant) -> AsyncIterator[Desk]:
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    """Where a consent begins: nothing is kept yet, in no database."""
+    """Return a desk where a consent begins: nothing is kept yet, in no database."""
     nowhere = create_engine("postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
     async with furnished(nowhere, Tenant("org_1", "user_1", "user_2")) as made:
         yield made

@@ -40,7 +40,7 @@ class TokenServer:
         self._codes: dict[str, str] = {}
 
     def consent(self, authorization_url: str) -> dict[str, str]:
-        """What a browser brings back when its user says yes."""
+        """Return what a browser brings back when its user says yes."""
         asked = dict(parse_qsl(authorization_url.partition("?")[2]))
         assert asked["code_challenge_method"] == "S256" and asked["response_type"] == "code"
         code = f"code-{next(self._number)}"

@@ -1,4 +1,4 @@
-"""What `test_tenant_methods` tries of the vault: its methods, with the ids of Alice."""
+"""Lists what `test_tenant_methods` tries of the vault: its methods, with the ids of Alice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stage(Protocol):
 
 
 async def find_token(stage: Stage) -> Any:
-    """Whoever finds Alice's finds that it is sealed under no secret of ours."""
+    """Find Alice's token: whoever finds it finds that it is sealed under no secret of ours."""
     egress = Egress()
     tokens = UpstreamTokens(
         db=stage.pool, vault=Vault(a_secret("one")), endpoint=TokenEndpoint(IssuerEgress(egress))

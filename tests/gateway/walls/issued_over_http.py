@@ -41,7 +41,7 @@ Find = Callable[[httpx.Response], str]
 
 
 class Admin:
-    """Who administers with one key."""
+    """A caller that administers with one key."""
 
     def __init__(self, call: Caller, key: str) -> None:
         self.call, self.key = call, key
@@ -82,7 +82,7 @@ def in_header(answer: httpx.Response) -> str:
 
 
 def token_of(found: str) -> str:
-    """Of an invite's link, or what it is itself."""
+    """Return the token of an invite's link, or `found` itself."""
     return parse_qs(urlsplit(found).query)["token"][0] if "token=" in found else found
 
 

@@ -1,4 +1,5 @@
-"""What `test_tenant_methods` does not try: methods that serve no tenant, each with its reason."""
+"""Lists what `test_tenant_methods` does not try: methods that serve no tenant, each with its
+reason."""
 
 from __future__ import annotations
 

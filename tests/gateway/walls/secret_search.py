@@ -1,4 +1,4 @@
-"""What looks for issued secrets: in a text, and in each answer of the application."""
+"""Looks for issued secrets in a text, and in each answer of the application."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def is_connection(annotation: object) -> bool:
 
 
 class Stage:
-    """What is tried, on `pool`, for `org`, with the ids of Alice."""
+    """The services that are tried, on `pool`, for `org`, with the ids of Alice."""
 
     def __init__(self, pool: AsyncEngine, redis: Redis, org: str) -> None:
         self.pool, self.org, self.redis = pool, org, redis
@@ -161,7 +161,7 @@ class Stage:
 
     @property
     def session(self) -> Session:
-        """Of Alice's user, as somebody of `org`."""
+        """Return a session of Alice's user, as somebody of `org`."""
         return Session(
             id="session",
             org_id=self.org,
@@ -194,7 +194,7 @@ async def list_passkeys(stage: Stage) -> object:
 
 
 async def offer_passkey(stage: Stage) -> object:
-    """What is excluded are the credentials that the user has."""
+    """Tell whether credentials are excluded: those that the user has are."""
     options = await stage.passkeys.registration_options(stage.session, "cookie")
     return '"excludeCredentials": []' not in options
 
@@ -227,7 +227,7 @@ async def show_password(stage: Stage) -> object:
 
 
 async def claim_key(stage: Stage) -> object:
-    """Whoever has such a claim is told that this is another request."""
+    """Claim Alice's key: whoever has such a claim is told that this is another request."""
     try:
         return await stage.keys.claim(stage.claim)
     except OtherRequest:
@@ -235,7 +235,7 @@ async def claim_key(stage: Stage) -> object:
 
 
 def own_claim(stage: Stage) -> Claim:
-    """Of the request that holds Alice's."""
+    """Return the claim of the request that holds Alice's."""
     request_id = id_of("idempotency_keys", "request_id")
     return msgspec.structs.replace(stage.claim, request_id=request_id)
 
@@ -304,7 +304,7 @@ Work = Callable[[Stage], Awaitable[object]]
 
 
 def found(work: Work) -> Work:
-    """Whoever finds one of Alice's finds that it is sealed under no secret of ours."""
+    """Wrap `work`: whoever finds one of Alice's finds that it is sealed under no secret of ours."""
 
     async def attempt(stage: Stage) -> object:
         try:
@@ -328,7 +328,7 @@ def add_running(stage: Stage) -> Awaitable[object]:
 
 
 async def change_running(stage: Stage) -> object:
-    """Of one that runs; Alice's, as `populate` wrote it, does."""
+    """Change a response that runs; Alice's, as `populate` wrote it, does."""
     await stage.running.change(whose(stage), a_response(RESPONSE), KEPT)
     async with tenant(stage.pool, stage.org) as conn:
         kept = sa.select(responses.c.status).where(

@@ -116,7 +116,7 @@ async def relations(conn: AsyncConnection) -> list[Relation]:
 
 
 async def org_columns(conn: AsyncConnection) -> dict[str, str]:
-    """Of each table behind the wall, the column that its policy for tenants compares."""
+    """Return, for each table behind the wall, the column that its policy for tenants compares."""
     found = {}
     for policy in await conn.execute(POLICIES):
         if policy.roles == ["tollgate_app"]:
@@ -163,7 +163,7 @@ def literal(
     org_columns: dict[str, str],
     references: dict[tuple[str, str], tuple[str, str]],
 ) -> str:
-    """What `column` holds in the row of `org`; a reference holds what it refers to."""
+    """Return what `column` holds in the row of `org`; a reference holds what it refers to."""
     place = (column.table, column.name)
     if column.name == org_columns.get(column.table):
         return f"'{org}'"
@@ -181,7 +181,7 @@ def literal(
 
 
 def id_of(table: str, column: str = "id", *, org: str = ALICE) -> str:
-    """What a text column holds in the row of `org`."""
+    """Return what a text column holds in the row of `org`."""
     return f"{table}.{column}.{org}"
 
 

@@ -57,7 +57,7 @@ THEIRS: list[tuple[SurfaceFields, Any, set[str]]] = [
 
 
 def taken() -> Iterator[tuple[str, str, set[str], set[str]]]:
-    """Of each route: `METHOD path`, its body's struct, its query, its headers."""
+    """Return what each route takes: `METHOD path`, its body's struct, its query, its headers."""
     for module in MODULES:
         for route in module.routes:
             assert isinstance(route, HTTPRouteHandler)

@@ -1,5 +1,5 @@
-"""What docs/fields.md says of files and batches is what the official SDKs can send, and what the
-structs do with it."""
+"""The official SDKs can send what docs/fields.md says of files and batches, and the structs do
+it."""
 
 from __future__ import annotations
 

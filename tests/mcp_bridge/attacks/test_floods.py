@@ -50,7 +50,7 @@ async def test_a_stream_of_comments_has_an_end(
 async def test_streams_that_follow_each_other_have_one_bound_together(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 16 KiB each, with a cap of 64: the fifth is the last."""
+    """Each stream has 16 KiB, with a cap of 64: the fifth is the last."""
     monkeypatch.setattr(streamable_http, "MAX_EXCHANGE_BYTES", 65_536)
     monkeypatch.setattr(exchanges, "MIN_RETRY_MS", 0)
 
@@ -195,7 +195,7 @@ async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asynci
 
 
 async def test_a_call_that_is_cancelled_at_once_ends(redis: redis.asyncio.Redis) -> None:
-    """Who waits for its answer is told, also where the call had not begun."""
+    """A caller that waits for its answer is told, also where the call had not begun."""
 
     async def slow(server: Any, writer: Any, message: Any) -> bytes:
         await asyncio.Event().wait()

@@ -100,7 +100,7 @@ async def test_an_answer_of_any_shape_is_answered(
 async def test_an_odd_acknowledgement_ends_nobody_elses_subscription(
     redis: redis.asyncio.Redis, granted: dict[str, Any]
 ) -> None:
-    """Of two servers one acknowledges what it was not asked for; changes at the other are told."""
+    """One of two servers acknowledges what it was not asked for; changes at the other are told."""
     told = asyncio.Event()
 
     def listening(said: dict[str, Any], change: bool) -> Any:

@@ -1,4 +1,4 @@
-"""What a client tells the bridge alone: of its headers and of `_meta` nothing travels on."""
+"""A client tells the bridge alone: nothing of its headers and of `_meta` travels on."""
 
 from __future__ import annotations
 

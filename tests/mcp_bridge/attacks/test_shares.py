@@ -30,7 +30,7 @@ MANY = [f"key-{number}@flood" for number in range(KEYS)]
 
 
 class Slow(Attacker):
-    """Whose answers to `slow` wait until `may_end`."""
+    """An attacker whose answers to `slow` wait until `may_end`."""
 
     def __init__(self, *, modern: bool = True) -> None:
         super().__init__(self.when_it_may, modern=modern)

@@ -1,5 +1,5 @@
-"""Where a server's URL may not lead, however it says it: to this machine, to the operator's own
-networks, to where a cloud keeps its credentials. Before a server that listens there."""
+"""A server's URL may not lead, however it says it, to this machine, to the operator's own networks,
+or to where a cloud keeps its credentials. The tests run before a server that listens there."""
 
 from __future__ import annotations
 

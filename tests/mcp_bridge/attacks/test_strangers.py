@@ -1,4 +1,4 @@
-"""What is somebody's (a session, its streams, what it is asked, a call that waits) is nobody
+"""A session, its streams, what it is asked and a call that waits are one caller's and nobody
 else's: not another tenant's, nor another person's or application's of the same tenant."""
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ async def test_a_request_state_is_of_one_request_of_one_caller(
 async def test_callers_of_a_server_of_the_older_era_share_no_session(
     redis: redis.asyncio.Redis,
 ) -> None:
-    """What a server keeps for a session it keeps for one principal."""
+    """A server keeps for one principal what it keeps for a session."""
     server = Attacker(modern=False)
     async with attacked(redis, server) as client:
         for who in ("alice", "alice", *OTHERS):

@@ -1,5 +1,5 @@
-"""Which arguments travel as headers: what is kept of a schema says the same as the schema, and is
-bounded whatever a server lists."""
+"""A schema says which arguments travel as headers: what is kept of it says the same as the schema,
+and is bounded whatever a server lists."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_is_kept_of_a_server_is_bounded(steps: list[tuple[str, int]]) -> No
 async def test_a_flood_of_schemas_is_not_kept_and_headers_are_checked_all_the_same(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 20 pages of half a megabyte each, a few bytes; also where they are too many."""
+    """A few bytes are kept of 20 pages of half a megabyte each; also where they are too many."""
     filler = {"type": "object", "description": "x" * 100_000}
     named = {"properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
 

@@ -1,4 +1,4 @@
-"""What a client waits for when it comes: what several servers say of themselves."""
+"""A client waits, when it comes, for what several servers say of themselves."""
 
 from __future__ import annotations
 

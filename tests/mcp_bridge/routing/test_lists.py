@@ -56,7 +56,7 @@ def test_a_list_is_written_once_for_each_label_and_leaves_out_what_has_no_name()
 
 
 class Lists:
-    """What clients of both eras see of a world, and that it is the same."""
+    """The lists that clients of both eras see of a world, and that are the same."""
 
     def __init__(self, world: World, legacy: LegacyClient) -> None:
         self.world, self.legacy = world, legacy

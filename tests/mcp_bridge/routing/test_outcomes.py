@@ -1,4 +1,4 @@
-"""What became of a request, by which it is paid: it went out or not, and was waited for or not."""
+"""A request is paid by what became of it: it went out or not, and was waited for or not."""
 
 from __future__ import annotations
 

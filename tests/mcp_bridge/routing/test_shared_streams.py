@@ -1,4 +1,4 @@
-"""What a server of the older era asks on the stream of a GET, and whom it reaches."""
+"""A server of the older era asks on the stream of a GET, and reaches those who shall answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def text_of(answer: dict[str, Any]) -> str:
 
 
 async def ask_and_answer(client: Client, **more: Any) -> tuple[str, str]:
-    """Of a client of the newer era: what it was asked, and the result."""
+    """Call as a client of the newer era; return what it was asked, and the result."""
     first = await ask_modern(client, "/mcp", "tools/call", ASKS, **more)
     ((key, asked),) = first["result"]["inputRequests"].items()
     state = first["result"]["requestState"]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprec
 
 
 class Person:
-    """Who answers what servers ask."""
+    """A person who answers what servers ask."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

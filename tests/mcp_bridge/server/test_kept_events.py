@@ -1,4 +1,4 @@
-"""What is kept of streams, so that clients read on: of one tenant so much."""
+"""Events of streams are kept, so that clients read on: so much of one tenant."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who listens is told when what it is shown is another: by the official client, in both eras, at
-two workers; and nobody else is."""
+"""A client that listens is told when what it is shown is another, and nobody else is: by the
+official client, in both eras, at two workers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ WHO = {"name": "test_input_required_result_request_state", "arguments": {}}
 
 
 def counted(key: str, **more: Any) -> dict[str, Any]:
-    """Of a tool that counts how often it is called with a key; with `wait`, and asks."""
+    """Return a call of a tool that counts how often it is called with a key; with `wait`, and
+    asks."""
     return {"name": "test_count_calls", "arguments": {"key": key, **more}}
 
 
@@ -38,7 +39,7 @@ async def times_called(http: httpx.AsyncClient, eras: Eras, key: str) -> str:
 
 
 def answers_to(result: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What a client sends when it comes back."""
+    """Return what a client sends when it comes back."""
     answers = dict.fromkeys(result["inputRequests"], ACCEPTED)
     return {"inputResponses": answers, "requestState": result["requestState"], **more}
 

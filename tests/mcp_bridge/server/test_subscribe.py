@@ -1,4 +1,4 @@
-"""Who connects, and what a client that listens hears, whatever its servers do."""
+"""Clients connect, and a client that listens hears, whatever its servers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is told that a resource has changed, by which server, and what of it the rules let."""
+"""A subscriber is told that a resource has changed, by which server, and what of it the rules
+let."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ class World:
 
     @asynccontextmanager
     async def stream_of(self, session: LegacyClient) -> AsyncIterator[list[dict[str, Any]]]:
-        """What is said on it, once it is left."""
+        """Yield what is said on the session's stream, once it is left."""
         said: list[dict[str, Any]] = []
         getting = asyncio.create_task(self.client.get(URL, headers=session.headers))
         try:
@@ -306,7 +307,7 @@ async def test_of_what_the_rules_deny_since_who_listens_is_not_told(
 
 
 async def test_a_server_that_takes_no_subscriptions_says_so(redis: Redis) -> None:
-    """Whoever subscribed would wait in vain."""
+    """A client that subscribed would wait in vain."""
     mute, other = two(False)
     mute.capabilities["resources"] = {}
     async with world_of(redis, mute, other) as world:

@@ -1,4 +1,4 @@
-"""What nobody sees is found; what writing needs passes."""
+"""Text that nobody sees is found; what writing needs passes."""
 
 from __future__ import annotations
 

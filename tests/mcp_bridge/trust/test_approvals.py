@@ -201,7 +201,7 @@ async def test_of_many_workers_that_use_it_one_does() -> None:
 
 
 class ApprovalMachine(RuleBasedStateMachine):
-    """Whatever is asked, decided, used and waited for in any order."""
+    """A machine that asks, decides, uses and waits for approvals in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What a call holds before it goes out, and who leaves before it does."""
+"""A call holds what it needs before it goes out, and leaves nothing behind if its caller leaves
+before that."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Paid(msgspec.Struct):
         return self
 
     async def count(self, read: ReadRecord) -> None:
-        """Of no matter here."""
+        """Count nothing: it does not matter here."""
 
     async def begun(self) -> None:
         """Nothing to keep."""

@@ -1,4 +1,4 @@
-"""What is no tool stands under the rules, too: resources, prompts, completions."""
+"""Resources, prompts and completions, which are no tools, stand under the rules, too."""
 
 from __future__ import annotations
 

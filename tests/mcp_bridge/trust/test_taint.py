@@ -1,4 +1,4 @@
-"""Who was told anything by a server that taints is asked before what has side effects."""
+"""A caller that was told anything by a server that taints is asked before what has side effects."""
 
 from __future__ import annotations
 

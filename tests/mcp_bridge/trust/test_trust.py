@@ -97,7 +97,7 @@ class World:
         return whole({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
     async def approve(self) -> None:
-        """Whatever is offered now, and how the server is reached."""
+        """Approve whatever is offered now, and how the server is reached."""
         things: list[tuple[Kind, object]] = [("tool", each) for each in self.tools]
         things += [("prompt", each) for each in self.prompts]
         before = await self.pins.approved("org_a", "s")

@@ -189,7 +189,7 @@ async def test_a_silent_server_is_left(pool: Pool, peer: Peer) -> None:
 
 
 async def test_connections_are_bounded_and_come_back(pool: Pool, peer: Peer) -> None:
-    """Whoever leaves in the middle gives its place back."""
+    """A caller that leaves in the middle gives its place back."""
     peer.pieces = []
     asking = [asyncio.create_task(ask(pool)) for _ in range(2)]
     while len(peer.requests) < 2:

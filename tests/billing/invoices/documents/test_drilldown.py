@@ -146,7 +146,7 @@ async def test_what_was_kept_in_part_is_on_the_lines_of_both_of_its_prices(
 async def test_what_is_paid_back_in_parts_after_the_invoice_is_corrected_in_parts(
     db: AsyncEngine,
 ) -> None:
-    """Of a request of the larger band, by both ttls, and at last of all that it wrote."""
+    """A request of the larger band is paid back by both ttls, and at last for all that it wrote."""
     await open_account(db)
     event = wrote(at(2026, 9, 20), short=300, long=200)
     await book(db, event)
@@ -202,7 +202,7 @@ async def test_a_refund_outlives_another_price_and_the_invoice_says_both(
 async def test_what_requests_were_tagged_with_comes_to_the_lines(
     db: AsyncEngine, tmp_path: Path
 ) -> None:
-    """Of a request of two tags nothing counts twice; what had none, or no request, is there too."""
+    """Nothing of a request of two tags counts twice; what had none, or no request, is there too."""
     await agree(db, tmp_path, FREE)
     of_both = {"team": "search", "env": "prod"}
     events = [

@@ -1,4 +1,4 @@
-"""What was agreed for a period stands on its invoice, and in the ledger."""
+"""Terms that were agreed for a period stand on its invoice, and in the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several endpoints say alike: what is left of what was asked for, and what is never said."""
+"""Several endpoints say alike what is left of what was asked for, and never say some things."""
 
 from __future__ import annotations
 

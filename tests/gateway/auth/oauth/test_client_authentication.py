@@ -1,4 +1,5 @@
-"""Which client is speaking: what is believed, what is refused, and how often one may guess."""
+"""Client authentication believes some credentials, refuses others, and bounds how often one may
+guess."""
 
 from __future__ import annotations
 

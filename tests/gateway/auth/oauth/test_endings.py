@@ -1,4 +1,5 @@
-"""What ends with a client that is archived or leaves, and with a password that is changed."""
+"""Grants and tokens end with a client that is archived or leaves, and with a password that is
+changed."""
 
 from __future__ import annotations
 

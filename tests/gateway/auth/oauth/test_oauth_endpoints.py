@@ -246,7 +246,7 @@ ECHO = "zebraquux"
 
 
 async def test_every_error_has_a_constant_text(world: World, http: httpx.AsyncClient) -> None:
-    """Whatever stands in whichever parameter or header: a code of these RFCs, and its text."""
+    """Any text in any parameter or header is answered with a code of these RFCs, and its text."""
     grants = ["authorization_code", "refresh_token", "client_credentials", EXCHANGE]
     client, secret = await world.client(grants=grants, scopes=["inference"])
     good = basic(client.id, secret)

@@ -177,8 +177,8 @@ text = st.text(
 
 @given(tail=text, prefix=st.sampled_from(["", "https://", "https://client.example", "http://"]))
 def test_what_passes_is_where_it_seems(prefix: str, tail: str) -> None:
-    """Whatever is let in has one reading: printable ASCII, a host as written, and no more parts
-    than it shows."""
+    """A redirect that is let in has one reading: printable ASCII, a host as written, and no more
+    parts than it shows."""
     uri = prefix + tail
     if refusal(uri, native=True, public=True) is not None:
         return

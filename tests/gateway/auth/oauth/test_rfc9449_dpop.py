@@ -105,7 +105,7 @@ def test_a_server_that_does_not_say_what_was_sent_is_made_up_for(raw: bytes | No
 
 
 def signed(key: ECKey, payload: bytes) -> str:
-    """What no encoder of claims would write."""
+    """Sign a payload that no encoder of claims would write."""
     header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
     registry = rfc9449_dpop.ProofJwsRegistry(algorithms=["ES256"])
     return jws.serialize_compact(header, payload, key, registry=registry)

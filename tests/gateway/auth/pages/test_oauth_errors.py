@@ -1,5 +1,5 @@
-"""What the authorization server says where nobody has an answer: OAuth's JSON to clients, pages to
-people, and of both only codes of the RFCs with constant texts."""
+"""The authorization server answers where nobody else has an answer: OAuth's JSON to clients, pages
+to people, and to both only codes of the RFCs with constant texts."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def app(
 
 
 async def consented(signed_in: httpx.AsyncClient, server: TokenServer) -> dict[str, str]:
-    """What a browser brings back."""
+    """Consent, and return what a browser brings back."""
     sent = await signed_in.get(START)
     assert sent.status_code == 303, sent.text
     return server.consent(sent.headers["location"])

@@ -75,7 +75,7 @@ async def app(
 
 
 async def let_in(browser: httpx.AsyncClient, location: str) -> httpx.Response:
-    """What a person's browser does from the issuer's page on."""
+    """Do what a person's browser does from the issuer's page on."""
     async with httpx.AsyncClient() as outside:
         said = await outside.get(location)
     assert said.status_code == 302, said.text
@@ -91,7 +91,7 @@ async def signed_in_at(browser: httpx.AsyncClient, url: str) -> None:
 
 
 def link_on(text: str) -> str:
-    """Where the page leads on to."""
+    """Return where the page leads on to."""
     (found,) = re.findall(r'<a href="(http[^"]*)">', text)
     return html.unescape(found)
 
@@ -152,7 +152,7 @@ async def test_what_gives_tokens_does_not_lie_near_because_its_server_does(
 async def test_clients_that_open_urls_are_asked_to(
     app: Litestar, signed_in: httpx.AsyncClient, ada: Tenant, server: Signing
 ) -> None:
-    """Of either era; and once, lest one goes round and round."""
+    """A client of either era is asked; and once, lest one goes round and round."""
     caller = await caller_of(app, ada, ada.user_id)
     assert "tools" in (await caller.ask("server/discover"))["result"]["capabilities"]
     asked = (await caller.call(URLS))["result"]

@@ -155,7 +155,7 @@ async def test_where_no_prefix_is_looked_for_nobody_can_say(
 
 
 def marked(*positions: int, **others: Any) -> Circumstances:
-    """Of a model that keeps what is marked."""
+    """Return the circumstances of a model that keeps what is marked."""
     told = tuple(Breakpoint(each) for each in positions)
     fields = {"is_marked": True, "before": EarlierPrompt(), "breakpoints": told} | others
     return Circumstances(contract="explicit", block_size=BLOCK, engine_id="e", **fields)
@@ -231,7 +231,7 @@ def prompt_of(*messages: dict[str, Any], **fields: Any) -> ChatPrompt:
 
 
 def place(form: ModelFormat, prompt: ChatPrompt, earlier: ChatPrompt) -> MessagePlace | None:
-    """Where the one differs from the other."""
+    """Find where the one prompt differs from the other."""
     ids, before = form.render(prompt).token_ids, form.render(earlier).token_ids
     return form.place_of(prompt, ids, len(os.path.commonprefix([ids, before])))
 

@@ -1,4 +1,4 @@
-"""Where a conversation's breakpoints lie in its tokens, and what an engine keeps of them."""
+"""A conversation's breakpoints are found in its tokens, and an engine keeps what they ask of it."""
 
 from __future__ import annotations
 

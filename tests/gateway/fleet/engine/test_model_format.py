@@ -1,4 +1,4 @@
-"""What a model's own folder decides of a request: the settings that its chat template knows, the
+"""A model's own folder decides parts of a request: the settings that its chat template knows, the
 form that an answer can have, how it calls and what it thinks."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was sent lately is probably cached, and only for whom it was sent."""
+"""A prompt that was sent lately is probably cached, and only for whom it was sent."""
 
 from __future__ import annotations
 

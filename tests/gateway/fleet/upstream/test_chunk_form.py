@@ -61,7 +61,7 @@ def of_text(text: str) -> Any:
 
 
 def passed_on(meter: UpstreamMeter, pieces: list[bytes], include_usage: bool) -> Any:
-    """What a client gets, the usage after each piece, and what went wrong."""
+    """Return what a client gets, the usage after each piece, and what went wrong."""
     request = GenerateRequest(model="m", stream=True, include_usage=include_usage, forward={})
     encoder = to_openai(request, AnswerHeader(id="chatcmpl-2", created=1))
     parser, sent, usages = EventParser(), b"", []

@@ -1,5 +1,5 @@
-"""What a surface that is not OpenAI's asks an upstream, and what it gets back: the text, the
-thoughts and the calls, counted as those of a chat are."""
+"""A surface that is not OpenAI's asks an upstream for text and gets it back: the text, the thoughts
+and the calls, counted as those of a chat are."""
 
 from __future__ import annotations
 

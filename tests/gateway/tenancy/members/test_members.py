@@ -1,5 +1,5 @@
-"""Who belongs to an org: users and their roles, projects' members, service accounts. On a real
-Postgres, as the tenants' role; races are run, not imagined."""
+"""Users and their roles, projects' members and service accounts belong to an org. The tests run on
+a real Postgres, as the tenants' role; races are run, not imagined."""
 
 from __future__ import annotations
 

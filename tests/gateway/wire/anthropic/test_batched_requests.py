@@ -68,7 +68,7 @@ def test_a_body_that_is_cut_off_or_goes_on_is_refused(
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=6))
 def test_bytes_are_refused_as_a_whole_reader_refuses_them(found: bytes, cuts: list[int]) -> None:
-    """What stands between a good request and the end; whatever is taken is JSON."""
+    """The bytes stand between a good request and the end; whatever is taken is JSON."""
     body = b'{"requests":[{"custom_id":"a","params":{}}' + found
     try:
         lines = read(in_pieces(body, cuts))

@@ -1,6 +1,6 @@
-"""What docs/fields.md says of chats, messages and responses is what the code does: of the fields
-at the top each honoured one changes what is asked of a model, each ignored one does not, and each
-refused one is refused by its name. Those of plain prompts are in `test_plain_fields`."""
+"""The code does what docs/fields.md says of chats, messages and responses: of the fields at the top
+each honoured one changes what is asked of a model, each ignored one does not, and each refused one
+is refused by its name. Those of plain prompts are in `test_plain_fields`."""
 
 from __future__ import annotations
 

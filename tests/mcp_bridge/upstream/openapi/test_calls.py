@@ -26,7 +26,7 @@ JSON = {"content-type": "application/json; charset=utf-8"}
 
 
 class Wire:
-    """What was sent; and what comes back."""
+    """A wire that notes what was sent, and has an answer to send back."""
 
     def __init__(self, status: int = 200, body: bytes = b"{}", **headers: str) -> None:
         self.answer = HttpAnswer(status=status, headers=headers or JSON, body=body)

@@ -17,7 +17,7 @@ from tests.mcp_bridge.upstream.stdio.servers import FIRST_UID
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Where every user may go through, as pytest's own folders are not."""
+    """Make a folder where every user may go through, as pytest's own folders are not."""
     folder = Path(tempfile.mkdtemp(prefix="tollgate-stdio-", dir="/tmp"))
     folder.chmod(0o711)
     yield folder

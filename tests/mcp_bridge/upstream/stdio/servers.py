@@ -68,5 +68,5 @@ def living(marker: str) -> list[str]:
 
 
 def children() -> set[int]:
-    """Of this process, zombies too."""
+    """Return the children of this process, zombies too."""
     return {child.pid for child in psutil.Process().children(recursive=True)}

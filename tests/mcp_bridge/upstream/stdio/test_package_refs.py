@@ -1,4 +1,4 @@
-"""What a launcher's arguments have it fetch, and whether it could be another thing tomorrow."""
+"""A launcher's arguments say what it fetches, and whether it could be another thing tomorrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator reads of a process that left: bounded, and nothing that it was given."""
+"""An operator reads of a process that left a bounded text, and nothing that it was given."""
 
 from __future__ import annotations
 

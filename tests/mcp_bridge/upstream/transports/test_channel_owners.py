@@ -328,8 +328,8 @@ async def test_kill_9_of_an_owner_fails_the_call_that_waits_there(
 async def test_a_thousand_ends_of_servers_leave_no_orphan(
     world: World, redis: redis.asyncio.Redis
 ) -> None:
-    """Of eight tenants, each asked by two workers in turn: a process is the other worker's as often
-    as not. All are killed but the last ones, which end with their worker."""
+    """Eight tenants' servers are asked by two workers in turn: a process is the other worker's as
+    often as not. All are killed but the last ones, which end with their worker."""
     world.spec = msgspec.structs.replace(world.spec, command="/bin/sh", args=("-c", SMALL))
     before, pids = children(), set[int]()
     async with world.worker() as first, world.worker() as second:

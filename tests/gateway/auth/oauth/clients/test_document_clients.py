@@ -80,7 +80,7 @@ async def test_what_breaks_a_rule_is_no_client_and_the_log_says_why(
 async def test_one_that_cannot_be_had_is_not_one_that_is_none(
     fetch: FetchDocument, far_end: FarEnd, system_db: AsyncEngine, redis: Redis
 ) -> None:
-    """Who holds a refresh token must not be told to throw it away."""
+    """A client that holds a refresh token must not be told to throw it away."""
     far_end.fails(URL, EgressTimeout("slow"))
     with pytest.raises(AuthUnavailable):
         await fetch(URL)
