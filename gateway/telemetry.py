@@ -44,8 +44,8 @@ class LaneCounts(Protocol):
 
 
 class Telemetry:
-    """One per process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR, None for
-    one process alone."""
+    """The metrics of one process. `shared_folder` is prometheus-client's PROMETHEUS_MULTIPROC_DIR,
+    None for one process alone."""
 
     def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
         self.models = frozenset(models)
@@ -294,8 +294,8 @@ class RequestMeter:
 
 
 def is_told_at_once(event: ReplicaEvent) -> bool:
-    """Its tokens came some time before it: an upstream's whole body, or a count at the end of what
-    was not seen coming."""
+    """Tell whether an event's tokens came some time before it: an upstream's whole body, or a count
+    at the end of what was not seen coming."""
     if event.finished and not event.items:
         return True
     return any(isinstance(item, RawBody) for item in event.items)

@@ -50,7 +50,8 @@ Count = Callable[[str, str, int], None]
 
 
 class CacheLeases(Flusher):
-    """One per process. `db`: of a role that sees every org's rows; `count`: for the metrics."""
+    """The leases that engines keep; one per process. `db`: of a role that sees every org's rows;
+    `count`: for the metrics."""
 
     def __init__(
         self, db: AsyncEngine, redis: Redis, models: Iterable[ModelConfig], count: Count
@@ -65,14 +66,14 @@ class CacheLeases(Flusher):
         self._alive: dict[str, Alive] = {}
 
     def watch(self, engines: Mapping[str, Engine]) -> None:
-        """By where they are (`place_of`)."""
+        """Watch the engines by where they are (`place_of`)."""
         self._engines = engines
 
     def asked(self, attempt_id: str, asked: KeepRequest) -> None:
         self._asked.put(attempt_id, asked)
 
     async def heard(self, place: str, event: LeaseGranted | LeaseEnded) -> bool:
-        """False: it is not in the books, and wants to be said again."""
+        """Record what an engine says. False: it is not in the books, and wants to be said again."""
         if isinstance(event, LeaseGranted):
             return await self._granted(place, event)
         attempt_id = event.lease_id.rpartition(":")[0]
@@ -136,7 +137,8 @@ class CacheLeases(Flusher):
         return False
 
     def _look_at_engines(self) -> None:
-        """One that is away has what it had: another process in its place will say so."""
+        """Look at which engines are there. One that is away has what it had: another process in its
+        place will say so."""
         now = time.time()
         self._alive = {
             place: self._seen(place, engine.status.engine_id, now)
@@ -162,7 +164,7 @@ def place_of(address: str) -> str:
 
 
 def leased_models(models: Iterable[ModelConfig]) -> list[str]:
-    """Those of whose cache writes leases are the proof."""
+    """Return the models whose cache writes are proved by leases."""
     return [
         name
         for model in models
@@ -172,7 +174,8 @@ def leased_models(models: Iterable[ModelConfig]) -> list[str]:
 
 
 def made_before(attempt_id: str, moment: float) -> bool:
-    """By the time in its UUIDv7 (RFC 9562, section 5.7); what is none is nobody's attempt."""
+    """Tell whether an attempt was made before a moment, by the time in its UUIDv7 (RFC 9562,
+    section 5.7)."""
     try:
         return (UUID(attempt_id).int >> 80) / 1000 < moment
     except ValueError:

@@ -51,7 +51,8 @@ _OTHER_KIND: PrefixKind = "other"
 
 
 class CacheReport(Flusher):
-    """One per process. `db`: of a role that sees every org's rows; `wall_clock`: Unix seconds."""
+    """The cache report's notes; one per process. `db`: of a role that sees every org's rows;
+    `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class CacheReport(Flusher):
         self._forget_at = 0.0
 
     def note(self, note: CacheNote) -> None:
-        """Never raises, and never waits."""
+        """Note a request; never raises, and never waits."""
         attempt, usage = note.attempt, note.usage
         num_input = usage.prompt_tokens - usage.embedding_input
         if num_input <= 0:
@@ -122,7 +123,7 @@ class CacheReport(Flusher):
             self._forget_at = self._wall_clock() + FORGET_INTERVAL_S
 
     def _cause(self, note: CacheNote, label: PrefixLabel) -> CacheCause:
-        """By its own engine, or by who had the prefix last."""
+        """Return the cause by its own engine, or by who had the prefix last."""
         told: CacheCause = "unknown" if note.outcome is None else note.outcome.cause
         attempt = note.attempt
         place = (attempt.org, attempt.model, *label)
@@ -166,7 +167,7 @@ class CacheReport(Flusher):
     def _locate(
         self, org_id: str, entry: Break, work: Coroutine[Any, Any, MessagePlace | None]
     ) -> None:
-        """Beside the requests."""
+        """Locate breaks beside the requests."""
 
         async def locate() -> None:
             async with asyncio.timeout(LOCATE_TIMEOUT_S):

@@ -84,7 +84,7 @@ Breaks = dict[tuple[CacheCause, int], Break]
 
 
 def costliest(breaks: Breaks) -> Breaks:
-    """And the latest."""
+    """Return the costliest breaks, and the latest."""
     ranked = sorted(breaks.items(), key=lambda each: -each[1].uncached_tokens)
     kept, others = ranked[: MAX_BREAKS - MAX_LATEST], ranked[MAX_BREAKS - MAX_LATEST :]
     others.sort(key=lambda each: -each[1].at)
@@ -185,7 +185,8 @@ async def forget_old(db: AsyncEngine) -> None:
 async def _fitted(
     conn: AsyncConnection, rows: Mapping[RowId, ReportCounts]
 ) -> dict[RowId, ReportCounts]:
-    """With what is beyond `MAX_PREFIXES` under "other": by what is there already."""
+    """Return the rows with what is beyond `MAX_PREFIXES` under "other": by what is there
+    already."""
     groups = [
         dict(zip(_GROUP.split(", "), each, strict=True)) for each in {id_[:5] for id_ in rows}
     ]

@@ -1,1 +1,1 @@
-"""Replicas: our engines and OpenAI-compatible upstreams behind one protocol, and their router."""
+"""Routes to replicas: our engines and OpenAI-compatible upstreams behind one protocol."""

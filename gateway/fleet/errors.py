@@ -42,7 +42,8 @@ class NoPlace(ReplicaOverloaded):
 
 
 class UpstreamRefused(FleetError):
-    """`status` and the upstream's error object (OpenAI shape), safe to hand to the client."""
+    """Carries `status` and the upstream's error object (OpenAI shape), safe to hand to the
+    client."""
 
     code = "upstream_refused"
 

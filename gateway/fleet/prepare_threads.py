@@ -29,8 +29,8 @@ R = TypeVar("R")
 
 
 class PrepareThreads:
-    """Shared by all replicas of a process. `executor`: with so many threads, in place of its
-    own."""
+    """The threads that prepare requests, shared by all replicas of a process. `executor`: with so
+    many threads, in place of its own."""
 
     def __init__(
         self,
@@ -51,9 +51,8 @@ class PrepareThreads:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """`work(*args)`, elsewhere if `size_chars` is large, in its turn. Raises NoPlace, and what
-        `work` raises.
-        """
+        """Run `work(*args)`, elsewhere if `size_chars` is large, in its turn. Raises NoPlace, and
+        what `work` raises."""
         if size_chars <= INLINE_CHARS:
             return work(*args, **kwargs)
         place = self._room.join(turn, size_chars)

@@ -52,7 +52,7 @@ ANYBODYS = Priority()
 
 
 class Replica(Protocol):
-    """One place that can run one model."""
+    """A place that can run one model."""
 
     name: str
     weight: int
@@ -65,7 +65,8 @@ class Replica(Protocol):
         ...
 
     async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
-        """Tokens of its prompt, exact or estimated as those of `prepare`, be they more than fit.
+        """Count the tokens of its prompt, exact or estimated as those of `prepare`, be they more
+        than fit.
 
         Raises: BadField, NoPlace.
         """
@@ -80,7 +81,7 @@ class Replica(Protocol):
         ...
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
-        """How long its first token will take, if it is asked now. None: nobody knows."""
+        """Predict how long its first token will take, if it is asked now. None: nobody knows."""
         ...
 
     def stream(
@@ -138,8 +139,8 @@ class LocatingReplica(Protocol):
     async def locate(
         self, prepared: PreparedRequest, position: int, turn: Priority
     ) -> MessagePlace | None:
-        """The message in which a token of the prompt lies, when nobody waits for anything. None:
-        there is none, or it cannot be told. Raises: BadField, NoPlace."""
+        """Find the message in which a token of the prompt lies, when nobody waits for anything.
+        None: there is none, or it cannot be told. Raises: BadField, NoPlace."""
         ...
 
 

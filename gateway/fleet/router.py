@@ -63,7 +63,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet:
-    """`routes`: at most one per model; each with at least one replica."""
+    """The models that are served. `routes`: at most one per model; each with at least one
+    replica."""
 
     def __init__(
         self,
@@ -92,9 +93,9 @@ class Fleet:
         return route
 
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
-        """All of them, the best first: healthy ones before failing ones, then by load (engines) or
-        by what waits here for them (upstreams), then drawn by weight. With an affinity the draw is
-        the same each time, and small differences of load count for nothing."""
+        """Return all of them, the best first: healthy ones before failing ones, then by load
+        (engines) or by what waits here for them (upstreams), then drawn by weight. With an affinity
+        the draw is the same each time, and small differences of load count for nothing."""
         if len(route.replicas) == 1:
             return route.replicas
         health = [each.health() for each in route.replicas]
@@ -128,7 +129,7 @@ class Fleet:
             await replica.start()
 
     async def close(self) -> None:
-        """All at once: one that hangs may take its moment, and not one after the other."""
+        """Close all at once: one that hangs may take its moment, and not one after the other."""
         await asyncio.gather(*(replica.close() for replica in self._replicas()))
 
     def _replicas(self) -> Iterable[Replica]:
@@ -140,8 +141,8 @@ class Fleet:
         return cools_down or not health.available
 
     def _draws(self, route: Route, affinity: bytes | None) -> Sequence[float]:
-        """Exponential, divided by the weights: they order by weight without replacement (Efraimidis
-        and Spirakis, 2006)."""
+        """Draw exponential numbers, divided by the weights: they order by weight without
+        replacement (Efraimidis and Spirakis, 2006)."""
         if affinity is None:
             return [self._rng.expovariate(each.weight) for each in route.replicas]
         return [-math.log(uniform(affinity, each.name)) / each.weight for each in route.replicas]
@@ -154,7 +155,7 @@ def load_of(health: ReplicaHealth, weight: int, kind: ModelKind) -> float:
 
 
 def uniform(affinity: bytes, name: str) -> float:
-    """In (0, 1), the same in every process."""
+    """Draw a number in (0, 1), the same in every process."""
     digest = hashlib.blake2b(name.encode(), key=affinity, digest_size=DRAW_BYTES).digest()
     return math.ldexp(int.from_bytes(digest) + 0.5, -8 * DRAW_BYTES)
 

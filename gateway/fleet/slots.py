@@ -42,21 +42,21 @@ _FREE, _TAKEN = 0, 1
 class Places(Protocol):
     @property
     def look_again_s(self) -> float | None:
-        """After which one may be free that this process did not give back; None: there is none
-        such."""
+        """Return the seconds after which a place may be free that this process did not give back;
+        None: there is none such."""
         ...
 
     @property
     def num_taken(self) -> int:
-        """By this process."""
+        """Count the places that this process has taken."""
         ...
 
     def is_any_free(self) -> bool:
-        """Whether `take` would find one, now or as soon as this process has rested."""
+        """Tell whether `take` would find one, now or as soon as this process has rested."""
         ...
 
     def take(self) -> int | None:
-        """None: there is none, or none for this process now."""
+        """Take a place. None: there is none, or none for this process now."""
         ...
 
     def give_back(self, place: int) -> None: ...
@@ -65,7 +65,7 @@ class Places(Protocol):
 
 
 class OwnPlaces:
-    """Nobody else's."""
+    """The places of an upstream that nobody shares."""
 
     look_again_s: float | None = None
 
@@ -91,9 +91,9 @@ class OwnPlaces:
 
 
 class SharedPlaces:
-    """One for each file in a process: POSIX drops all locks of a process on a file as soon as it
-    closes that file once. `share`: what it may take again at once; the shares of all are no more
-    than there are places."""
+    """The places of a file that processes share; one object for each file in a process: POSIX drops
+    all locks of a process on a file as soon as it closes that file once. `share`: what it may take
+    again at once; the shares of all are no more than there are places."""
 
     look_again_s: float | None = LOOK_AGAIN_S
 
@@ -150,7 +150,7 @@ class SharedPlaces:
             self._unlock(place)
 
     def close(self) -> None:
-        """All that is taken is free. Idempotent."""
+        """Free all that is taken. Idempotent."""
         if self._file >= 0:
             for place in self._taken:
                 self._marks[place] = _FREE
@@ -163,7 +163,8 @@ class SharedPlaces:
         return len(self._taken) >= self._share and self._clock() < self._rests_until
 
     def _find_marked_free(self) -> int | None:
-        """Locked. Another may be about to mark it, or to unlock it: then the next one."""
+        """Find a place that is marked free, and lock it. Another may be about to mark it, or to
+        unlock it: then the next one."""
         place = -1
         for _ in range(MAX_LOOK):
             place = self._marks.find(_FREE.to_bytes(), place + 1)
@@ -174,7 +175,8 @@ class SharedPlaces:
         return None
 
     def _find_of_dead(self) -> int | None:
-        """Locked. All are looked at in number / MAX_LOOK calls."""
+        """Find a place of a process that is dead, and lock it. All are looked at in number /
+        MAX_LOOK calls."""
         for _ in range(min(MAX_LOOK, self._number)):
             place = self._next
             self._next = (place + 1) % self._number

@@ -32,7 +32,7 @@ SMOOTHING = 0.2
 
 
 class Place:
-    """One request's, from its coming to its leaving."""
+    """The place of one request, from its coming to its leaving."""
 
     __slots__ = ("came_at", "charged", "input_tokens", "number", "served", "served_at", "turn")
 
@@ -91,12 +91,13 @@ class WaitingRoom:
 
     @property
     def _num_places(self) -> int:
-        """Its part, or what it was lent beyond."""
+        """Return the number of places: its part, or what it was lent beyond."""
         return max(self.max_concurrency, self._places.num_taken)
 
     @property
     def backlog(self) -> float:
-        """0: the next one would be served at once; otherwise more, the longer it would wait."""
+        """Return 0 if the next one would be served at once; otherwise more, the longer it would
+        wait."""
         if self._has_free():
             return 0.0
         return (1 + sum(self.num_waiting.values())) / self._num_places
@@ -143,17 +144,18 @@ class WaitingRoom:
         return place
 
     def began(self, place: Place) -> None:
-        """Its first token is here."""
+        """Note that the request's first token is here."""
         assert place.served_at is not None
         self._first_s += SMOOTHING * (self._clock() - place.served_at - self._first_s)
 
     def used(self, place: Place, usage: MeteredUsage) -> None:
-        """So far. What was estimated too high at first is charged off against what follows."""
+        """Charge what was used so far. What was estimated too high at first is charged off against
+        what follows."""
         cost = INPUT_COST * (usage.uncached_input + usage.cache_write) + OUTPUT_COST * usage.output
         self._charge(place, cost)
 
     def leave(self, place: Place) -> None:
-        """It has been served, or waits no longer."""
+        """Give the place back: it has been served, or waits no longer."""
         lane = place.turn.lane
         if place.served_at is None:
             self._unqueue(place)
@@ -167,11 +169,11 @@ class WaitingRoom:
         self._serve()
 
     def retry_after_s(self) -> float:
-        """When it may be worth another try: a round of the places later."""
+        """Return when it may be worth another try: a round of the places later."""
         return min(MAX_RETRY_AFTER_S, max(1.0, self._service_s or 0.0))
 
     def close(self) -> None:
-        """Nobody is served any more."""
+        """Close: nobody is served any more."""
         if self._next_look is not None:
             self._next_look.cancel()
         self._places.close()
@@ -194,7 +196,8 @@ class WaitingRoom:
             place.served.set()
 
     def _look_again(self) -> None:
-        """Somebody waits: another process may have given a place back by then."""
+        """Schedule another look, as somebody waits: another process may have given a place back by
+        then."""
         if self._places.look_again_s is not None and self._next_look is None:
             loop = asyncio.get_running_loop()
             self._next_look = loop.call_later(self._places.look_again_s, self._look)
@@ -222,7 +225,7 @@ class WaitingRoom:
             place.charged = cost
 
     def check_integrity(self) -> None:
-        """AssertionError unless the counts tell one story; for tests."""
+        """Raise AssertionError unless the counts tell one story; for tests."""
         for lane, queues in self._queues.items():
             assert all(queue.places for queue in queues.values()), "an empty queue"
             waiting = sum(len(queue.places) for queue in queues.values())

@@ -24,7 +24,7 @@ Locate = Callable[[int], Coroutine[Any, Any, MessagePlace | None]]
 
 
 class CacheNote(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt that is billed to somebody."""
+    """The cache's part in one attempt that is billed to somebody."""
 
     attempt: Attempt
     usage: MeteredUsage
@@ -41,11 +41,11 @@ OnCached = Callable[[CacheNote], None]
 
 
 def unnoted(_: CacheNote) -> None:
-    """Nobody wants to know."""
+    """Do nothing: nobody wants to know."""
 
 
 class PrefixLabel(NamedTuple):
-    """By which a customer knows its prefixes."""
+    """The label by which a customer knows its prefixes."""
 
     kind: PrefixKind
     text: str

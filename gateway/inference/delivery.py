@@ -58,7 +58,7 @@ class Delivery:
 
     @property
     def begun(self) -> bool:
-        """Whether the reader has taken anything."""
+        """Tell whether the reader has taken anything."""
         return self._num_taken > 0
 
     def admitted(self, rate_state: RateState) -> None:
@@ -85,7 +85,7 @@ class Delivery:
             await rest(False)
 
     def put_last(self, chunk: bytes) -> None:
-        """Nothing follows it, so it waits for nobody."""
+        """Queue the last chunk: nothing follows it, so it waits for nobody."""
         self._append(chunk)
         self._is_whole = True
 
@@ -107,7 +107,8 @@ class Delivery:
 
     @property
     def was_left(self) -> bool:
-        """Abandoned by the reader's own will, or for want of it: who left is billed, too."""
+        """Tell whether the reader abandoned it by its own will, or for want of it: who left is
+        billed, too."""
         return self.abandoned and (self._has_expired or self.failure is None)
 
     @contextmanager
@@ -124,9 +125,9 @@ class Delivery:
     # the reader's side
 
     async def next(self) -> bytes | None:
-        """All chunks that are ready, joined; None at the end, which needs not be waited for behind
-        the last one, or when abandoned. Raises what `fail` was given. Whoever comes back has sent
-        what it got before."""
+        """Return all chunks that are ready, joined; None at the end, which needs not be waited for
+        behind the last one, or when abandoned. Raises what `fail` was given. Whoever comes back has
+        sent what it got before."""
         while self._marks and self._marks[0][0] <= self._num_taken:
             self._marks.popleft()[1]()
         while not self._chunks:
@@ -163,8 +164,8 @@ class Delivery:
         self._leave(reason)
 
     def expire(self, reason: Exception) -> None:
-        """As if the reader left, but what is queued is still read; then `next` raises `reason`. An
-        answer that is whole has come in time."""
+        """Abandon it as if the reader left, but what is queued is still read; then `next` raises
+        `reason`. An answer that is whole has come in time."""
         if not (self.abandoned or self._ended or self._is_whole):
             self._has_expired = True
             self._leave(reason)

@@ -69,12 +69,13 @@ class RateLimited(Exception):
 
 
 class NotAccepting(Exception):
-    """This gateway cannot take work it could account for (its spool is full or broken)."""
+    """Says that this gateway cannot take work it could account for (its spool is full or
+    broken)."""
 
 
 class Account(Protocol):
-    """In the place of the spool, where what is used comes to the books together with something
-    else. It forgets what a crash cuts off."""
+    """Stands in the place of the spool, where what is used comes to the books together with
+    something else. It forgets what a crash cuts off."""
 
     def attempt_opened(self, attempt: Attempt) -> None: ...
 
@@ -90,7 +91,7 @@ class Account(Protocol):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended: what it used and was billed, and what went wrong, if anything did."""
+    """The end of an attempt: what it used and was billed, and what went wrong, if anything did."""
 
     usage: MeteredUsage | None = None
     """None: nothing ran, nothing is billed."""
@@ -98,7 +99,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One client request, understood and authenticated."""
+    """A client request, understood and authenticated."""
 
     request_id: str
     principal: Principal
@@ -126,7 +127,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turn_now(self) -> Priority:
-        """With what is left until its deadline: preparing it and waiting for its limits took some.
+        """Return its turn with what is left until its deadline: preparing it and waiting for its
+        limits took some.
 
         Raises: NoPlace.
         """
@@ -141,7 +143,7 @@ CacheSalts = Callable[[str], str]
 
 
 class GenerationServices(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a generation needs of the process, wired once in `app`."""
+    """The services that a generation needs of the process, wired once in `app`."""
 
     fleet: Fleet
     limiter: Limiter
@@ -167,7 +169,7 @@ def start(desk: GenerationServices, call: Call) -> Delivery:
 
 
 async def drive(desk: GenerationServices, call: Call, delivery: Delivery) -> None:
-    """`generate`, whose end the reader hears of. Raises nothing."""
+    """Run `generate`, whose end the reader hears of. Raises nothing."""
     try:
         await generate(desk, call, delivery)
     except Exception as error:
@@ -235,7 +237,8 @@ async def generate(desk: GenerationServices, call: Call, delivery: Delivery) -> 
 
 
 def refuse_what_comes_too_late(turn: Priority, predicted_s: float | None) -> None:
-    """Before anything is reserved. Raises: ReplicaOverloaded."""
+    """Refuse a request that would come too late, before anything is reserved. Raises:
+    ReplicaOverloaded."""
     if turn.deadline_s is None or predicted_s is None or predicted_s <= turn.deadline_s:
         return
     late_s = min(predicted_s - turn.deadline_s, MAX_RETRY_AFTER_S)
@@ -292,7 +295,7 @@ async def settle(
 
 
 class Run:
-    """One attempt on one replica: its spool records, its usage so far and its end."""
+    """An attempt on one replica: its spool records, its usage so far and its end."""
 
     def __init__(self, generation: Generation, replica: Replica, prepared: PreparedRequest) -> None:
         self.desk, self.call = generation.desk, generation.call
@@ -385,7 +388,7 @@ class Run:
         return None
 
     def opened(self, chunk: bytes) -> bytes:
-        """With what comes before the first of them."""
+        """Return the chunk with what comes before the first of them."""
         opening, self.opening = self.opening, None
         return chunk if opening is None else opening(self.usage or MeteredUsage()) + chunk
 
@@ -439,7 +442,8 @@ class Run:
             self.note_cached(usage)
 
     def note_cached(self, usage: MeteredUsage) -> None:
-        """Behind the answer: what goes wrong there is no matter of this request."""
+        """Note the cache's part behind the answer: what goes wrong there is no matter of this
+        request."""
         salt = self.desk.cache_salts(self.call.principal.org_id)
         parts = (self.attempt, usage, self.cache, self.replica, self.prepared, self.call.turn)
         asyncio.get_running_loop().call_soon(

@@ -1,4 +1,4 @@
-"""Usage becomes billing events, here and nowhere else in the gateway.
+"""Turns usage into billing events, here and nowhere else in the gateway.
 
 Pure but for clock and ids: it books nothing, and knows neither spool nor limiter.
 """
@@ -34,7 +34,8 @@ ONE_CALL = Quantities(tool_call=1)
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Chosen at admission, and never again: the moment, and the prices of that moment."""
+    """The terms that are chosen at admission, and never again: the moment, and the prices of that
+    moment."""
 
     admitted_at: float
     """Unix seconds."""
@@ -49,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True):
         return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
 
     def rated(self, usage: MeteredUsage) -> RatedUsage:
-        """As it is booked."""
+        """Rate usage as it is booked."""
         return rate(to_quantities(usage, self), self.prices)
 
 
@@ -75,8 +76,9 @@ def new_attempt(
 def new_tool_call(
     call_id: str, principal: Principal, model: str, terms: Terms, part_of: str | None
 ) -> Attempt:
-    """`call_id`: a UUIDv7, made by the server for this call alone; it names its lease, too.
-    `part_of`: the request in which a model calls, by whose id it is found on the bill."""
+    """Make the attempt of a tool call. `call_id`: a UUIDv7, made by the server for this call alone;
+    it names its lease, too. `part_of`: the request in which a model calls, by whose id it is found
+    on the bill."""
     return Attempt(
         id=call_id,
         request_id=part_of or call_id,
@@ -112,7 +114,7 @@ def to_events(
 
 
 def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
-    """Tokens behind a stop string: the house pays."""
+    """Make an event of tokens behind a stop string: the house pays."""
     return msgspec.structs.replace(
         event,
         attempt=msgspec.structs.replace(event.attempt, id=stop_waste_id(event.id)),
@@ -135,7 +137,7 @@ def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
 
 
 def to_units(usage: MeteredUsage) -> Units:
-    """As limits count them."""
+    """Count usage as limits count it."""
     return Units(input_tokens=usage.prompt_tokens, output_tokens=usage.output)
 
 

@@ -25,7 +25,8 @@ SWEEP_TIMEOUT_S = 10.0
 
 
 class SupersededSettler(Flusher):
-    """One per process. `db`: of a role that sees every org's rows."""
+    """Takes back what superseded requests were billed; one per process. `db`: of a role that sees
+    every org's rows."""
 
     def __init__(self, db: AsyncEngine, redis: Redis) -> None:
         super().__init__("take back superseded usage", SWEEP_INTERVAL_S)

@@ -66,7 +66,7 @@ class Allowance:
             self._tasks.spawn(self._ask(rest), name="extend a reservation")
 
     def end(self) -> None:
-        """Nothing more will be written."""
+        """Note that nothing more will be written."""
         self._over = True
 
     def _lacks_a_step(self) -> bool:

@@ -1,5 +1,5 @@
-"""How much of their tokens per minute scopes use: noted in memory where the limiter admits and
-settles, told to Postgres now and then, which raises the alerts.
+"""Tracks how much of their tokens per minute scopes use: noted in memory where the limiter admits
+and settles, told to Postgres now and then, which raises the alerts.
 
 A scope's use of a minute is what was reserved in it, put right at the end of each request by what
 was used; over all gateways it adds up in Postgres. Noting is one entry in a bounded dict for each
@@ -52,8 +52,9 @@ class MinuteUse(msgspec.Struct):
 
 
 class Ceilings(Flusher):
-    """One per process. `db`: of a role that sees every org's rows. `num_gateways`: how many share
-    the limits now. `wall_clock`: Unix seconds."""
+    """The use of each scope's tokens per minute that this process has noted; one per process. `db`:
+    of a role that sees every org's rows. `num_gateways`: how many share the limits now.
+    `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -72,7 +73,8 @@ class Ceilings(Flusher):
     def note(
         self, org_id: str, scopes: Sequence[ScopeLimits], taken: Units, given_back: Units
     ) -> None:
-        """`taken` from each of `scopes`, less what was `given_back`, which was taken before."""
+        """Note `taken` from each of `scopes`, less what was `given_back`, which was taken
+        before."""
         minute = int(self._wall_clock()) // MINUTE_S * MINUTE_S
         input_tokens = taken.input_tokens - given_back.input_tokens
         output_tokens = taken.output_tokens - given_back.output_tokens

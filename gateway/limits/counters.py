@@ -1,4 +1,4 @@
-"""Counters of spending: how they begin, and how each request comes into each of them once.
+"""Builds the counters of spending, and counts each request into each of them once.
 
 A counter of which Redis knows nothing (a new cap, a new period, a loss of data) is not zero: while
 it stands missing nothing is admitted, and one gateway under a lock builds it from what the books
@@ -61,11 +61,12 @@ MAX_UNBOOKED = 100_000
 
 
 class SpentUnknown(Exception):
-    """Nobody can say what was spent, so a hard cap lets nothing pass."""
+    """Says that nobody can say what was spent, so a hard cap lets nothing pass."""
 
 
 class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Moments are Unix seconds; `ingested_at` and the watermark are of one clock."""
+    """A request as the books have it. Moments are Unix seconds; `ingested_at` and the watermark are
+    of one clock."""
 
     request_id: str
     org: str
@@ -85,13 +86,13 @@ class Books(Protocol):
         ...
 
     async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
-        """Those of them that a tenant is billed for."""
+        """Return those of them that a tenant is billed for."""
         ...
 
     async def batch_tokens(
         self, org_id: str, scope: ScopeName, owner_id: str, since: float
     ) -> Sequence[tuple[float, int]]:
-        """(hour, tokens) in the lane of batches, in order; both moments in Unix seconds."""
+        """Return (hour, tokens) in the lane of batches, in order; both moments in Unix seconds."""
         ...
 
 
@@ -111,7 +112,7 @@ class NoBooks:
 
 
 class Counters:
-    """One per limiter. `ever_used`: False where nothing was."""
+    """The counters of spending in Redis; one per limiter. `ever_used`: False where nothing was."""
 
     def __init__(
         self,
@@ -138,8 +139,8 @@ class Counters:
     async def build(
         self, org_id: str, counters: Sequence[Counter], renew: Callable[[], Awaitable[int]]
     ) -> None:
-        """Until somebody has made those that are missing. `renew`: lets this gateway's open leases
-        stand in Redis. Raises: SpentUnknown."""
+        """Build the counters, or wait until somebody has made those that are missing. `renew`: lets
+        this gateway's open leases stand in Redis. Raises: SpentUnknown."""
         task = self._building.get(org_id)
         if task is None:
             work = self._build(org_id, counters, renew)
@@ -168,7 +169,7 @@ class Counters:
             raise SpentUnknown(org_id) from error
 
     async def _wait_for_others(self) -> None:
-        """After a loss of data, until all have seen it."""
+        """Wait, after a loss of data, until all have seen it."""
         since_us = await self.since_us()
         if since_us:
             age_s = (await self._now_us() - since_us) / 1_000_000
@@ -196,8 +197,8 @@ class Counters:
     # ---- how each request comes into each once
 
     async def book(self, events: Sequence[UsageEvent]) -> None:
-        """Postgres has these. Never raises: what Redis cannot be told now it is told by
-        `book_the_rest`."""
+        """Count events that Postgres has. Never raises: what Redis cannot be told now
+        it is told by `book_the_rest`."""
         for event in events:
             if event.kind == "usage":
                 self._unbooked[event.id] = event.attempt.org
@@ -250,7 +251,7 @@ class Counters:
     # ---- a loss of data
 
     async def has_changed(self) -> bool:
-        """Whether Redis has lost what it knew since this was asked last. Raises:
+        """Tell whether Redis has lost what it knew since this was asked last. Raises:
         LimiterUnavailable."""
         before, self._since = self._since, await self.since_us()
         return before is not None and before != self._since

@@ -33,7 +33,8 @@ class DayBuckets:
         self._pipeline, self._books = pipeline, books
 
     async def note(self, org_id: str, scope: ScopeLimits, key: str) -> None:
-        """Beside the scope, whose name in Redis is `key`. Raises: LimiterUnavailable."""
+        """Note the use beside the scope, whose name in Redis is `key`. Raises:
+        LimiterUnavailable."""
         (limit,) = (each for each in scope.buckets if each.kind == "d")
         try:
             seconds, microseconds = await self._pipeline.call(("TIME",))
@@ -47,7 +48,7 @@ class DayBuckets:
 
 
 def full_at_us(limit: BucketLimit, used: Iterable[tuple[float, int]], now_us: int) -> int:
-    """When the bucket is full again: `used` are (hour, tokens), in order."""
+    """Return when the bucket is full again: `used` are (hour, tokens), in order."""
     assert limit.window_us == DAY_US
     full_at = 0
     for hour, tokens in used:

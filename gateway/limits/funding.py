@@ -79,8 +79,8 @@ class Lender(Protocol):
     async def top_up(
         self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
     ) -> Funding:
-        """`spent_nano`: and held. `wanted_nano`: beyond that, by who waits. `released`: the version
-        up to which all is let go. Raises: OSError."""
+        """Lend the org more of its balance. `spent_nano`: and held. `wanted_nano`: beyond that, by
+        who waits. `released`: the version up to which all is let go. Raises: OSError."""
         ...
 
 
@@ -104,7 +104,8 @@ class _Round:
 
 
 class Funds:
-    """One per limiter. `clock`: monotonic seconds."""
+    """The leases on the balances of orgs that have paid in advance; one per limiter. `clock`:
+    monotonic seconds."""
 
     def __init__(
         self, scripts: Scripts, lender: Lender, *, clock: Callable[[], float] = time.monotonic
@@ -123,7 +124,7 @@ class Funds:
             await end_tasks(task)
 
     def is_short(self, org_id: str, model: str) -> bool:
-        """More was asked for a moment ago, and was not there."""
+        """Tell whether more was asked for a moment ago, and was not there."""
         return model in self._short_now(org_id)
 
     def _short_now(self, org_id: str) -> dict[str, float]:
@@ -131,19 +132,21 @@ class Funds:
         return {model: at for model, at in since.items() if now - at < SHORT_S}
 
     def has_changed(self, of: OrgCounter) -> None:
-        """Its credit has: what was not there a moment ago may be, or the other way round."""
+        """Note that an org's credit has changed: what was not there a moment ago may be, or the
+        other way round."""
         self._short.drop(of[0])
         self._join(of)
 
     def serves(self, of: OrgCounter, *, is_low: bool) -> None:
-        """`is_low`: little is left, so top up while requests go on."""
+        """Note that the org has requests here. `is_low`: little is left, so top up while requests
+        go on."""
         if len(self._served) < MAX_ORGS:
             self._served.add(of)
         if is_low and of not in self._running:
             self._join(of)
 
     async def fund(self, of: OrgCounter, model: str, wanted_nano: int) -> None:
-        """Until as much has been asked for. Raises: SpentUnknown."""
+        """Wait until as much has been asked for. Raises: SpentUnknown."""
         joined = self._join(of)
         joined.wanted_nano[model] = joined.wanted_nano.get(model, 0) + wanted_nano
         await asyncio.shield(joined.task)  # others wait for it, too
@@ -214,7 +217,7 @@ class Funds:
     # ---- what is served keeps its lease
 
     def periodic_renewal(self, running: Callable[[], Iterable[OrgCounter]]) -> Periodic:
-        """Return the renewal of the leases in use. `running`: whose requests run here."""
+        """Return the renewal of the leases in use. `running`: those whose requests run here."""
         return Periodic(
             "renew funding",
             lambda: RENEW_INTERVAL_S,

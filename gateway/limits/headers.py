@@ -1,4 +1,5 @@
-"""`x-ratelimit-*` as OpenAI's clients read them, `anthropic-ratelimit-*` as Anthropic's do."""
+"""Writes `x-ratelimit-*` as OpenAI's clients read them, `anthropic-ratelimit-*` as Anthropic's
+do."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MAX_MOMENTS = 256
 
 
 def to_duration(seconds: float) -> str:
-    """`12ms`, `1s`, `1.5s`, `6m0s`, `2h0m1s`: Go's notation, rounded up to the millisecond."""
+    """Write seconds in Go's notation, `12ms`, `1s`, `1.5s`, `6m0s`, `2h0m1s`, rounded up to the
+    millisecond."""
     total_ms = max(0, math.ceil(round(seconds * 1000, 6)))
     if total_ms < 1000:
         return f"{total_ms}ms" if total_ms else "0s"
@@ -33,8 +35,8 @@ def to_duration(seconds: float) -> str:
 
 
 def to_headers(state: RateState) -> dict[str, str]:
-    """In both vendors' formats; a kind that nothing limits has none. OpenAI's clients read
-    `x-ratelimit-remaining-tokens` and how long until it is full, Anthropic's
+    """Return the headers in both vendors' formats; a kind that nothing limits has none. OpenAI's
+    clients read `x-ratelimit-remaining-tokens` and how long until it is full, Anthropic's
     `anthropic-ratelimit-tokens-remaining` and when (RFC 3339)."""
     headers: dict[str, str] = {}
     now_s = time.time()
@@ -50,5 +52,5 @@ def to_headers(state: RateState) -> dict[str, str]:
 
 @lru_cache(MAX_MOMENTS)
 def to_moment(unix_s: int) -> str:
-    """`2026-01-31T12:00:00Z`."""
+    """Write a moment as `2026-01-31T12:00:00Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))

@@ -117,10 +117,10 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Limiter:
-    """One per process. `redis` must not decode responses. `ever_used`: whether anybody ever
-    used anything, as far as Postgres knows. `num_gateways`: at least so many share the limits.
-    `books`: what was spent. `lender`: of what was
-    paid in advance. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
+    """The limits of all tenants, as this process asks Redis for them. One per process. `redis` must
+    not decode responses. `ever_used`: whether anybody ever used anything, as far as Postgres knows.
+    `num_gateways`: at least so many share the limits. `books`: what was spent. `lender`: of what
+    was paid in advance. `clock`: Unix seconds. `on_use` hears of what is taken and given back,
     `on_refusal` of caps that refuse; both wait for nothing."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Limiter:
             periodic.start()
 
     async def close(self) -> None:
-        """Leases that are still open are left to expire."""
+        """Close; leases that are still open are left to expire."""
         await self._outage.close()
         for periodic in self._periodic:
             await periodic.close()
@@ -195,7 +195,7 @@ class Limiter:
 
     @property
     def num_gateways(self) -> int:
-        """How many share the limits, as far as this one knows."""
+        """Return how many share the limits, as far as this one knows."""
         return self._local.num_gateways
 
     def _on_away(self) -> None:
@@ -331,7 +331,7 @@ class Limiter:
         return self._has_admitted or await self._ever_used()
 
     def _begin(self, admission: Admission) -> None:
-        """Once, however often it is asked for."""
+        """Note an admission once, however often it is asked for."""
         self._has_admitted = True
         if admission.lease_id not in self._open:
             self._open[admission.lease_id] = (admission, NOTHING)
@@ -384,7 +384,7 @@ class Limiter:
         return await self._close(admission, used, requests=1)
 
     async def void(self, admission: Admission) -> Settlement:
-        """Nothing ran: give back the tokens and the request."""
+        """Give back the tokens and the request: nothing ran."""
         return await self._close(admission, NOTHING, requests=0)
 
     async def settle_lease(self, org_id: str, lease_id: str, used: Units) -> Settlement:
@@ -395,7 +395,7 @@ class Limiter:
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
     async def void_lease(self, org_id: str, lease_id: str) -> Settlement:
-        """The same, of what nobody is billed for."""
+        """Give back the tokens and the request of a lease that nobody is billed for."""
         asked: Any = (lease_id, NOTHING.by_kind(requests=0), [])
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
@@ -450,7 +450,8 @@ class Limiter:
             log.debug("not watched: %s", error)  # a warning each WATCH_S would flood the log
 
     async def count_gateways(self) -> None:
-        """How many share the limits, this one included. Raises: LimiterUnavailable."""
+        """Count the gateways that share the limits, this one included. Raises:
+        LimiterUnavailable."""
         counted = await self._gateways.count(heard_within_s=3 * RENEW_INTERVAL_S)
         self._local.num_gateways = counted
 

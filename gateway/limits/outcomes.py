@@ -47,7 +47,8 @@ KINDS: dict[str, LimitKind] = {
 
 
 def burst(limit: int) -> int:
-    """Units a full bucket holds; at least one, so that small limits let something pass."""
+    """Return the units that a full bucket holds; at least one, so that small limits let something
+    pass."""
     return max(1, limit // BURST_DIVISOR)
 
 
@@ -64,8 +65,8 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_tokens + self.output_tokens
 
     def by_kind(self, *, requests: int = 0) -> dict[UnitKind, int]:
-        """As the scripts read it. Which of a batch's tokens count is the scope's matter: a bucket
-        that was not reserved from is left alone."""
+        """Return the units by kind, as the scripts read them. Which of a batch's tokens count is
+        the scope's matter: a bucket that was not reserved from is left alone."""
         return {
             "t": self.tokens,
             "i": self.input_tokens,
@@ -77,7 +78,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket, as of the verdict."""
+    """The state of one bucket, as of the verdict."""
 
     limit: int
     """Per minute."""
@@ -119,14 +120,14 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits_tokens(self) -> bool:
-        """Whether what it writes beyond its reservation must be asked for."""
+        """Tell whether what it writes beyond its reservation must be asked for."""
         return not self.is_local and any(
             bucket.kind in "tod" for scope in self.scopes for bucket in scope.buckets
         )
 
 
 def holds_of(admission: Admission) -> list[tuple[str, int]]:
-    """Counters, and what its lease holds of each: for one that must be opened again."""
+    """Return the counters, and what its lease holds of each: for one that must be opened again."""
     spending = admission.spending
     if spending is None:
         return []
@@ -159,7 +160,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 def overspent(
     spending: SpendReservation, place: int, amount_nano: int, left: int, state: RateState
 ) -> Refusal:
-    """`amount_nano`: of the cap, by now."""
+    """Refuse a request that a cap has no room for. `amount_nano`: of the cap, by now."""
     cap = spending.caps[place - 1]
     return Refusal(
         scope=cap.counter.scope,
@@ -262,12 +263,13 @@ def rate_window(limit: BucketLimit, full_at_us: int, now_us: int) -> RateWindow:
 
 
 def tightest(windows: list[RateWindow]) -> RateWindow | None:
-    """The one that lets least pass now."""
+    """Return the window that lets least pass now."""
     return min(windows, key=lambda window: (window.remaining, window.limit), default=None)
 
 
 def rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:
-    """`reply`: for each scope its open leases, and the full moment of each of its buckets."""
+    """Return what clients are told of their limits. `reply`: for each scope its open leases, and
+    the full moment of each of its buckets."""
     windows: dict[str, list[RateWindow]] = {"r": [], "t": [], "i": [], "o": [], "d": []}
     moments = iter(reply)
     for scope in scopes:

@@ -1,5 +1,5 @@
-"""How much a key usually writes with a model: the p95 of its last answers, remembered by this
-process alone.
+"""Forecasts how much a key usually writes with a model: the p95 of its last answers, remembered by
+this process alone.
 
 Too low a guess becomes debt when the lease is settled, too high a one is refunded, so a rough
 figure does no harm.
@@ -36,7 +36,7 @@ class _Samples:
         insort(self._by_size, output_tokens)
 
     def quantile(self) -> int | None:
-        """By the nearest rank; None: there are too few."""
+        """Return the quantile by the nearest rank; None: there are too few."""
         number = len(self._by_size)
         if number < MIN_SAMPLES:
             return None
@@ -59,7 +59,7 @@ class ExpectedOutput:
         samples.add(output_tokens)
 
     def expected(self, key_id: str, model: str) -> int:
-        """Tokens."""
+        """Return the tokens that an answer is expected to have."""
         samples = self._written.get((key_id, model))
         found = None if samples is None else samples.quantile()
         return UNKNOWN_OUTPUT_TOKENS if found is None else found

@@ -1,4 +1,5 @@
-"""Orgs of which the books change what was spent, and whose counters have yet to hear of it.
+"""Recounts the orgs of which the books change what was spent, and whose counters have yet to hear
+of it.
 
 An org is announced before its change is committed and taken off the list after its counters began
 anew, each while the corrections are held: so whoever finds it on the list sees the change in the

@@ -1,5 +1,5 @@
-"""Hard caps that have refused: noted in memory where the limiter refuses, told to Postgres a moment
-later, which raises the alerts.
+"""Tracks the hard caps that have refused: noted in memory where the limiter refuses, told to
+Postgres a moment later, which raises the alerts.
 
 A hard cap holds the most that a request may cost, so it refuses before all of it is spent, and what
 is booked alone would tell nobody. Noting is one look into bounded mappings. What is noted and not
@@ -37,7 +37,8 @@ Key = tuple[str, Cap]
 
 
 class RefusedCaps(Flusher):
-    """One per process. `db`: of a role that sees every org's rows. `clock`: monotonic seconds."""
+    """The hard caps that have refused, as this process noted them; one per process. `db`: of a role
+    that sees every org's rows. `clock`: monotonic seconds."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ def to_script(scope: ScopeLimits) -> tuple[int, Sequence[Any]]:
 
 
 def to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
-    """For a lease that must be opened again."""
+    """Return the charges of a lease that must be opened again."""
     keys = scope_keys(admission.org_id, admission.scopes)
     return [
         (key, [bucket for bucket in scope.buckets if bucket.limit])

@@ -36,7 +36,8 @@ PERIODS: tuple[CapPeriod, ...] = ("day", "month", "total")
 
 
 class UnpricedModel(Exception):
-    """It has no price, and what may be spent is capped: nobody could bound what it costs."""
+    """Says that a model has no price, and what may be spent is capped: nobody could bound what it
+    costs."""
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
@@ -60,7 +61,7 @@ class Counter(msgspec.Struct, frozen=True):
 
     @property
     def kept_until_ms(self) -> int:
-        """0: for ever."""
+        """Return until when the counter is kept. 0: for ever."""
         return 0 if self.end is None else int((self.end + KEPT).timestamp() * 1000)
 
 
@@ -88,7 +89,7 @@ class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
     """Which some of a balance may be for alone."""
 
     def cost_nano(self, input_tokens: int, output_tokens: int) -> int:
-        """At most; exact is only the bill."""
+        """Return the cost at most; exact is only the bill."""
         return to_nano(input_tokens * self.input_pico + output_tokens * self.output_pico)
 
     def most_nano(self, max_output_tokens: int) -> int:
@@ -117,12 +118,12 @@ class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_nano(pico: int) -> int:
-    """Rounded up."""
+    """Convert pico-USD to nano-USD, rounded up."""
     return -(-pico // PICO_PER_NANO)
 
 
 def counter_of(scope: CapScope, owner_id: str, period: CapPeriod, admitted_at: float) -> Counter:
-    """`admitted_at`: Unix seconds."""
+    """Return the counter of a scope's owner in a period. `admitted_at`: Unix seconds."""
     if period == "total":
         return Counter(scope, owner_id, period, None, None)
     day = datetime.fromtimestamp(admitted_at, UTC).replace(
@@ -138,7 +139,7 @@ def counter_of(scope: CapScope, owner_id: str, period: CapPeriod, admitted_at: f
 def counters_of(
     *, org_id: str, project_id: str, key_id: str, admitted_at: float
 ) -> tuple[Counter, ...]:
-    """All that a request of these could be counted in."""
+    """Return all counters that a request of these could be counted in."""
     owners: dict[CapScope, str] = {"key": key_id, "project": project_id, "org": org_id}
     return tuple(
         counter_of(scope, owners[scope], period, admitted_at)
@@ -175,7 +176,8 @@ def spending_of(
     admitted_at: float,
     num_tool_calls: int = 0,
 ) -> SpendReservation | None:
-    """None: no cap binds it. `num_tool_calls`: it is nothing but these. Raises: UnpricedModel."""
+    """Return what a request may spend under the caps that bind it. None: no cap binds it.
+    `num_tool_calls`: it is nothing but these. Raises: UnpricedModel."""
     caps = caps_of(principal.spend_caps, admitted_at)
     if not caps:
         return None

@@ -1,5 +1,5 @@
-"""Why so much of a prompt was read from the cache and no more: one cause for each request, that of
-the first token which had to be computed.
+"""Tells why so much of a prompt was read from the cache and no more: one cause for each request,
+that of the first token which had to be computed.
 
 Pure. Knows positions in tokens, never what stands there.
 
@@ -93,6 +93,6 @@ def prefix_digest(namespace: str, token_ids: Sequence[int]) -> str:
 
 
 def digest(namespace: str, data: bytes) -> str:
-    """RFC 7693's BLAKE2b under a namespace, of whatever length."""
+    """Return RFC 7693's BLAKE2b under a namespace, of whatever length."""
     key = blake2b(namespace.encode(), digest_size=32).digest()
     return blake2b(data, key=key, digest_size=DIGEST_BYTES).hexdigest()

@@ -1,5 +1,5 @@
-"""One choice of a generation, from token ids to text, reasoning and calls: where it stops, what
-counts and what is wasted.
+"""Reads one choice of a generation, from token ids to text, reasoning and calls: where it stops,
+what counts and what is wasted.
 
 Pure. The engine knows stop ids, not stop strings: what it generated behind one was not asked for,
 so it is counted apart.
@@ -70,7 +70,7 @@ class ChoiceText:
         """Tokens behind it."""
 
     def read(self, output: EngineOutput) -> TextDelta | None:
-        """None: nothing to show."""
+        """Read an output. None: nothing to show."""
         num_ids = len(output.token_ids)
         if self.over:
             self.num_wasted += num_ids
@@ -141,7 +141,7 @@ class ChoiceText:
 
 
 class ChoiceParser(NamedTuple):
-    """How the text of each choice is read where it is more than an answer."""
+    """The way the text of each choice is read where it is more than an answer."""
 
     parser: Callable[[], OutputParser]
     """A fresh one."""
@@ -152,8 +152,8 @@ class ChoiceParser(NamedTuple):
 
 
 class ParsedChoice(ChoiceText):
-    """One that is read for calls and reasoning, token by token: what is thought, at the beginning,
-    is counted with its markers."""
+    """A choice that is read for calls and reasoning, token by token: what is thought, at the
+    beginning, is counted with its markers."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class ParsedChoice(ChoiceText):
 
 
 def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
-    """One of each call that something came of."""
+    """Return one delta of each call that something came of."""
     found: dict[int, CallDelta] = {}
     for each in deltas:
         match each:
@@ -228,7 +228,7 @@ def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
 
 
 class Choices:
-    """All choices of one attempt, and its usage so far."""
+    """The choices of one attempt, and its usage so far."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Choices:
 
     @property
     def over(self) -> bool:
-        """Every choice has its end, whether or not the engine knows."""
+        """Tell whether every choice has its end, whether or not the engine knows."""
         return all(choice.over for choice in self._choices)
 
     def read(self, output: EngineOutput) -> ReplicaEvent:
@@ -259,7 +259,7 @@ class Choices:
         )
 
     def last(self) -> ReplicaEvent:
-        """In place of the engine's own, which will not come."""
+        """Return the last event in place of the engine's own, which will not come."""
         return ReplicaEvent(usage=self.usage, finished=True)
 
     def _to_metered(self, output: EngineOutput) -> MeteredUsage:

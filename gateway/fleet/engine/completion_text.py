@@ -19,7 +19,8 @@ from gateway.generation_events import Item, PromptEcho, ReplicaEvent, TextDelta
 
 
 class PlainChoice(ChoiceText):
-    """Its log-probabilities are of all that was generated: the token that ends it is one."""
+    """A choice whose log-probabilities are of all that was generated: the token that ends it is
+    one."""
 
     def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
         return logprobs[:num_shown] if self.detokenizer.stopped else logprobs
@@ -37,7 +38,7 @@ class EmptyCompletionText(ChoiceText):
 
 
 class CompletionText(Choices):
-    """All choices of one attempt. With `echo` each begins with its prompt; what the engine tells of
+    """The choices of one attempt. With `echo` each begins with its prompt; what the engine tells of
     that comes with the first choice of a prompt, for which the others wait."""
 
     def __init__(

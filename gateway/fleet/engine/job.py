@@ -23,16 +23,16 @@ class Reader(Protocol):
 
     @property
     def over(self) -> bool:
-        """All that was asked for is there, whether or not the engine knows."""
+        """Tell whether all that was asked for is there, whether or not the engine knows."""
 
     def read(self, output: EngineOutput) -> ReplicaEvent: ...
 
     def last(self) -> ReplicaEvent:
-        """In place of the engine's own, which will not come."""
+        """Return the last event in place of the engine's own, which will not come."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`PreparedRequest.payload`."""
+    """The `PreparedRequest.payload` of an engine's replica."""
 
     asked: EngineRequest
     """But for who asks, and when."""

@@ -62,14 +62,15 @@ Raises `engine.errors.InvalidRequest`."""
 
 
 def unheard(_attempt_id: str, _asked: KeepRequest) -> None:
-    """Nobody wants to know."""
+    """Do nothing: nobody wants to know."""
 
 
 def find_breakpoints(
     prompt: ChatPrompt, text: str, ends: Sequence[int], render: Render, block_size: int
 ) -> tuple[Breakpoint, ...]:
-    """`text`: the whole prompt; `ends`: where each of its tokens ends in it. What lies before the
-    contract's least is too short to be kept, and of two that come to the same place one is."""
+    """Find where the breakpoints of a conversation lie in its tokens. `text`: the whole prompt;
+    `ends`: where each of its tokens ends in it. What lies before the contract's least is too short
+    to be kept, and of two that come to the same place one is."""
     last = (len(ends) - 1) // block_size * block_size
 
     def tokens_before(place: PromptPlace) -> int:
@@ -103,7 +104,8 @@ def render_before(messages: Sequence[Message], place: PromptPlace, render: Rende
 
 
 def messages_before(messages: Sequence[Message], place: PromptPlace) -> list[Message]:
-    """Tools stand beside the system's message, wherever a template puts them."""
+    """Return the messages before a place. Tools stand beside the system's message, wherever a
+    template puts them."""
     if not place.num_messages:
         return [each for each in messages[:1] if each["role"] in SYSTEM]
     *whole, last = messages[: place.num_messages]
@@ -117,7 +119,7 @@ def messages_before(messages: Sequence[Message], place: PromptPlace) -> list[Mes
 
 
 def common_chars(one: str, other: str) -> int:
-    """With which both begin."""
+    """Count the characters with which both begin."""
     if other.startswith(one):
         return len(one)
     shorter = range(min(len(one), len(other)))
@@ -139,5 +141,5 @@ def under(salt: str, digests: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def num_renders(prompt: ChatPrompt) -> int:
-    """How often parts of the conversation are rendered for its breakpoints."""
+    """Count how often parts of the conversation are rendered for its breakpoints."""
     return sum(1 if each.since is None else 2 for each in prompt.breakpoints)

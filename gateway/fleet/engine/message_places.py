@@ -54,7 +54,7 @@ def place_at(prompt: ChatPrompt, text: str, at: int, render: Render) -> MessageP
 
 
 def is_in_tools(prompt: ChatPrompt, text: str, at: int, render: Render) -> bool:
-    """By what is missing where none are shown."""
+    """Tell whether a character lies in the tools, by what is missing where none are shown."""
     try:
         without, shown = render(prompt.messages, 0), render(prompt.messages, None)
     except InvalidRequest:

@@ -1,5 +1,5 @@
-"""How a model is talked to, as its folder says: prompts by its chat template, its outputs read by
-its family's form for calls and reasoning, and kept to what a request wants of them.
+"""Talks to a model as its folder says: prompts by its chat template, its outputs read by its
+family's form for calls and reasoning, and kept to what a request wants of them.
 
 Pure.
 """
@@ -78,8 +78,8 @@ class ModelFormat:
         return self._tokenizer.encode(text, asked.add_special_tokens)
 
     def render(self, prompt: ChatPrompt, block_size: int | None = None) -> RenderedPrompt:
-        """Off the event loop where it is long. `block_size`: of the prefixes that the engine keeps;
-        None: of this model it keeps none. Raises BadField."""
+        """Render a conversation, off the event loop where it is long. `block_size`: of the prefixes
+        that the engine keeps; None: of this model it keeps none. Raises BadField."""
         text = self._rendered(prompt)
         state = self._output.reasoning_state(text)
         token_ids, kept = self._encode(prompt, text, block_size)
@@ -102,7 +102,8 @@ class ModelFormat:
             ) from error
 
     def _whole_text(self, prompt: ChatPrompt) -> str:
-        """Up to where the answer goes on. Raises InvalidRequest, UnsupportedField."""
+        """Render the prompt's text, up to where the answer goes on. Raises InvalidRequest,
+        UnsupportedField."""
         if not prompt.continues:
             return self._text(prompt, prompt.messages)
         *before, last = prompt.messages
@@ -157,7 +158,7 @@ class ModelFormat:
         return place_at(prompt, text, at, partial(self._text, prompt, is_whole=False))
 
     def parsing(self, prompt: ChatPrompt, rendered: RenderedPrompt) -> ChoiceParser | None:
-        """None: all that is said is the answer."""
+        """Return how the output is read. None: all that is said is the answer."""
         use = prompt.tools
         if use is None and self._output.reasoning == "none":
             return None
@@ -241,8 +242,8 @@ def no_effort(param: str, why: str) -> UnsupportedField:
 
 
 def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
-    """How much the model is to think, as its template takes it; of one that knows on and off alone,
-    all but `none` are on. Nothing for one that knows neither."""
+    """Return how much the model is to think, as its template takes it; of one that knows on and off
+    alone, all but `none` are on. Nothing for one that knows neither."""
     effort = prompt.reasoning_effort
     if effort is None:
         return {}

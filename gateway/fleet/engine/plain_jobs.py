@@ -1,4 +1,5 @@
-"""Prompts without a conversation: to token ids as they are, for completions and for embeddings.
+"""Turns prompts without a conversation to token ids as they are, for completions and for
+embeddings.
 
 Knows no queue. Several prompts are one request of the engine, which counts them as one.
 """
@@ -143,7 +144,7 @@ class PlainJobs:
         *,
         room: int,
     ) -> list[list[int]]:
-        """Token ids of each; each leaves `room` in the context.
+        """Return the token ids of each; each leaves `room` in the context.
 
         Raises: BadField, ContextTooLong, NoPlace.
         """
@@ -179,7 +180,7 @@ class PlainJobs:
             raise BadField(message, param=param) from error
 
     def _refuse_the_hopeless(self, prompt: PlainPrompt, field: str, max_model_len: int) -> None:
-        """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
+        """Refuse megabytes that cannot fit, before they cost seconds of tokenizing."""
         fewest = len(prompt)
         if isinstance(prompt, str):
             fewest = self._tokenizer.fewest_tokens(len(prompt.strip()))

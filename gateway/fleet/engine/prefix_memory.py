@@ -56,7 +56,7 @@ class PrefixMemory:
 
 
 def _chain(namespace: str, token_ids: Sequence[int]) -> Iterator[bytes]:
-    """One digest for each whole chunk, of it and all before it."""
+    """Yield one digest for each whole chunk, of it and all before it."""
     if len(token_ids) < CHUNK_TOKENS:
         return
     digest = blake2b(namespace.encode(), digest_size=16).digest()

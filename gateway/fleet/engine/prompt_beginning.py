@@ -1,5 +1,5 @@
-"""How a prompt begins, in characters, where nobody here knows its tokens: an upstream's prefixes
-are told apart by it.
+"""Tells how a prompt begins, in characters, where nobody here knows its tokens: an upstream's
+prefixes are told apart by it.
 
 Pure.
 """
@@ -29,7 +29,7 @@ def text_digest(namespace: str, request: GenerateRequest) -> str:
 
 
 def texts_of(request: GenerateRequest) -> Iterator[str]:
-    """In order; with their roles, which are part of what is compared."""
+    """Yield the texts in order; with their roles, which are part of what is compared."""
     if request.plain is not None:
         for prompt in request.plain.prompts:
             yield prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:PREFIX_CHARS]))

@@ -1,5 +1,5 @@
-"""One of our own engines as a `Replica`: text in, exact token ids over the socket, text and exact
-usage out.
+"""Makes one of our own engines a `Replica`: text in, exact token ids over the socket, text and
+exact usage out.
 
 Knows no tenant, no price and no wire format. Stop strings are found here: the engine knows ids
 only.
@@ -66,11 +66,11 @@ CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 
 
 class EngineReplica:
-    """`client` is connected, or connecting, by whoever made it; `close` closes it, and may do so
-    once for each of several replicas that share it. `adapter`: the engine's name of a LoRA adapter;
-    empty: the model as it is. `on_asked` hears what an attempt asked the engine to keep.
-    `template`: None: it takes no conversations. `output_format`: None where the template says
-    it."""
+    """A model of one of our own engines, as a replica. `client` is connected, or connecting, by
+    whoever made it; `close` closes it, and may do so once for each of several replicas that share
+    it. `adapter`: the engine's name of a LoRA adapter; empty: the model as it is. `on_asked` hears
+    what an attempt asked the engine to keep. `template`: None: it takes no conversations.
+    `output_format`: None where the template says it."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class EngineReplica:
         self._threads = threads
 
     async def start(self) -> None:
-        """The client connects by itself, for as long as it takes."""
+        """Do nothing: the client connects by itself, for as long as it takes."""
 
     async def close(self) -> None:
         await self._client.close()
@@ -183,7 +183,7 @@ class EngineReplica:
         return self._to_prepared(request, request.prompt, rendered, self._status())
 
     def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
-        """By what waits in its lane and what of its own prompt is not cached."""
+        """Predict by what waits in its lane and what of its own prompt is not cached."""
         if not self._client.connected:
             return None
         lane = self._client.status.lanes.get(turn.lane)
@@ -264,7 +264,7 @@ class EngineReplica:
         return self._format
 
     def _refuse_the_hopeless(self, prompt: ChatPrompt, max_model_len: int) -> None:
-        """Megabytes that cannot fit are refused before they cost seconds of tokenizing."""
+        """Refuse megabytes that cannot fit, before they cost seconds of tokenizing."""
         num_chars = sum(len(message["content"].strip()) for message in prompt.messages)
         fewest = self._tokenizer.fewest_tokens(num_chars)
         if fewest > max_model_len:
@@ -281,7 +281,7 @@ class EngineReplica:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
     def _circumstances(self, job: Job, request: GenerateRequest, turn: Priority) -> Circumstances:
-        """And remember that it was sent."""
+        """Return the circumstances of the job, and remember that it was sent."""
         status = self._client.status if self._client.connected else None
         engine_id = "" if status is None else status.engine_id
         return Circumstances(
@@ -355,7 +355,8 @@ class EngineReplica:
         )
 
     def _ends(self, prompt: ChatPrompt, rendered: RenderedPrompt) -> Container[int] | None:
-        """An output that is kept to a form may be complete without any of these."""
+        """Return the tokens that end an output kept to a form, which may be complete without any of
+        these."""
         if rendered.form is None:
             return None
         return {*self._status().eos_token_ids, *prompt.stop_token_ids}
@@ -388,7 +389,8 @@ class EngineReplica:
 def with_outcome(
     event: ReplicaEvent, here: Circumstances, job: Job, told: Usage, namespace: str
 ) -> ReplicaEvent:
-    """The last event of an attempt; of several prompts the first one's."""
+    """Add the cache's outcome to the last event of an attempt; of several prompts the first
+    one's."""
     if event.usage is None:
         return event
     prompt = job.asked.prompt_token_ids
@@ -408,7 +410,8 @@ def prompt_size(prompt: ChatPrompt) -> int:
 
 
 def output_bound(prompt: ChatPrompt, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Tokens that one choice may have. Raises ContextTooLong, or BadField for `min_tokens`."""
+    """Return the tokens that one choice may have. Raises ContextTooLong, or BadField for
+    `min_tokens`."""
     limit = f"This model's maximum context length is {max_model_len} tokens."
     room = max_model_len - num_prompt_tokens
     if room < 1:

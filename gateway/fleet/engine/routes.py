@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 def engine_routes(
     model: ModelConfig, client: Engine, threads: PrepareThreads, on_asked: OnAsked
 ) -> Iterator[Route]:
-    """The model as it is, then its adapters: all of one engine, one tokenizer, one template."""
+    """Yield the model as it is, then its adapters: all of one engine, one tokenizer, one
+    template."""
     assert model.path is not None
     tokenizer = Tokenizer.load(model.path)
     template = ChatTemplate.find(model.path, file=model.chat_template)

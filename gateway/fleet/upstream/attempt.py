@@ -1,4 +1,4 @@
-"""One request to an upstream on its way: whatever it waits for, it can be cut off.
+"""Holds one request to an upstream on its way: whatever it waits for, it can be cut off.
 
 Knows no queue.
 """
@@ -26,11 +26,11 @@ def is_embedding(request: GenerateRequest) -> bool:
 
 
 class UpstreamAborted(Exception):
-    """Nobody waits for this attempt any more."""
+    """Says that nobody waits for this attempt any more."""
 
 
 class Attempt:
-    """One request on its way; `abort` breaks whatever it waits for."""
+    """A request on its way; `abort` breaks whatever it waits for."""
 
     def __init__(
         self, attempt_id: str, prepared: PreparedRequest, clock: Clock, tier: Tier | None
@@ -60,7 +60,7 @@ class Attempt:
         return items if self._text is None else self._text.read(items)
 
     def restart(self) -> None:
-        """Its time counts from now: what was before, it waited."""
+        """Count its time from now: what was before, it waited."""
         self._begun_at = self._clock()
 
     @property
@@ -69,7 +69,7 @@ class Attempt:
 
     @asynccontextmanager
     async def waiting(self, timeout_s: float) -> AsyncIterator[None]:
-        """Around an await. Raises TimeoutError, or Aborted when `abort` was called before or
+        """Bound an await. Raises TimeoutError, or UpstreamAborted when `abort` was called before or
         meanwhile."""
         if self._aborted:
             raise UpstreamAborted

@@ -62,7 +62,7 @@ class InputSize(msgspec.Struct, frozen=True):
 
 
 class UpstreamBounds(msgspec.Struct, frozen=True):
-    """As the model is configured."""
+    """The bounds of an upstream, as its model is configured."""
 
     context_window: int | None
     max_output_tokens: int | None
@@ -100,9 +100,9 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         return InputSize(estimate, most if window is None else min(most, window * len(prompts)))
 
     def output(self, body: dict[str, Any], size: InputSize) -> tuple[int, bool]:
-        """Tokens per choice, and whether the client set them. With an input at its most both fit
-        the window, or half of what the estimate leaves of it is kept free: many upstreams refuse a
-        bound that does not fit."""
+        """Return the tokens per choice, and whether the client set them. With an input at its most
+        both fit the window, or half of what the estimate leaves of it is kept free: many upstreams
+        refuse a bound that does not fit."""
         given = [body[name] for name in MAX_TOKENS_FIELDS if body.get(name)]
         if given:
             return max(given), True
@@ -115,11 +115,12 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         return max(1, left if default is None else min(left, default)), False
 
     def told(self, payload: bytes, max_tokens: int) -> bytes:
-        """`payload`: a JSON object with some field, and none of MAX_TOKENS_FIELDS."""
+        """Tell the upstream the bound. `payload`: a JSON object with some field, and none of
+        MAX_TOKENS_FIELDS."""
         return b'%b,"%b":%d}' % (payload[:-1], self.field.encode(), max_tokens)
 
     def told_anew(self, payload: bytes, max_tokens: int) -> bytes:
-        """`payload`: as `told` has left it."""
+        """Tell the upstream another bound. `payload`: as `told` has left it."""
         return self.told(payload[: payload.rindex(b",")] + b"}", max_tokens)
 
 
@@ -139,7 +140,8 @@ def names_bound(body: dict[str, Any]) -> bool:
 
 
 def most_input_tokens(body: dict[str, Any], payload: bytes, counted: int | None) -> int:
-    """`counted`: what a tokenizer found in the texts; what else there is counts by its bytes."""
+    """Bound the tokens of the input. `counted`: what a tokenizer found in the texts; what else
+    there is counts by its bytes."""
     most = most_bytes(payload)
     if counted is not None:
         texts, _ = parts_of(body)
@@ -160,7 +162,7 @@ def most_bytes(data: bytes) -> int:
 
 
 def unbounded_field(body: dict[str, Any]) -> str | None:
-    """The first that may be more tokens than it has bytes."""
+    """Return the first field that may be more tokens than it has bytes."""
     for name in READS_MORE:
         if body.get(name) is not None:
             return name

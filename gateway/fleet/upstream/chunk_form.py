@@ -1,5 +1,5 @@
-"""Chunks that differ from the one before in nothing but the text that the model wrote: nearly all
-of a stream.
+"""Reads chunks that differ from the one before in nothing but the text that the model wrote: nearly
+all of a stream.
 
 Pure: bytes in, bytes out; it knows JSON's strings and no more. One chunk is parsed; of those behind
 it that have its form only the texts are looked at, as many at a time as a read has brought.
@@ -40,8 +40,8 @@ class ChunkForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, data: bytes, quoted: bytes, shown: bytes) -> ChunkForm | None:
-        """`quoted`: the text in the chunk `data`, which is shown as `shown`. None: nobody can say
-        where it stands, or an event would have several lines."""
+        """Return the form of a chunk. `quoted`: the text in the chunk `data`, which is shown as
+        `shown`. None: nobody can say where it stands, or an event would have several lines."""
         if data.count(quoted) != 1 or shown.count(quoted) != 1 or b"\n" in data or b"\n" in shown:
             return None
         before, _, after = data.partition(quoted)
@@ -67,7 +67,7 @@ class ChunkForm(msgspec.Struct, frozen=True):
 
 
 def count_plain(texts: list[bytes]) -> int:
-    """How many from the first on are the content of a JSON string beyond doubt."""
+    """Count how many from the first on are the content of a JSON string beyond doubt."""
     joined = SEPARATOR.join(texts)
     found = _plain(joined)
     assert found is not None  # it takes nothing, too

@@ -80,10 +80,9 @@ def to_fleet_error(
     hidden: Mapping[str, str],
     sent: Mapping[str, Any],
 ) -> FleetError:
-    """`hidden`: what must not reach the client in the upstream's words (the key, the host, the
-    model's name over there), and what stands there instead. The key is never logged either.
-    `sent`: the client's request.
-    """
+    """Make a fleet's error of an upstream's refusal. `hidden`: what must not reach the client in
+    the upstream's words (the key, the host, the model's name over there), and what stands there
+    instead. The key is never logged either. `sent`: the client's request."""
     refusal = parse_refusal(body)
     words = f"{refusal.message} {refusal.type} {refusal.code}".lower()
     ours = any(phrase in words for phrase in OUR_ACCOUNT)
@@ -105,8 +104,8 @@ def to_fleet_error(
 
 
 def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:
-    """`param` as far as it leads through what the client sent; None where it names nothing of
-    it."""
+    """Return `param` as far as it leads through what the client sent; None where it names nothing
+    of it."""
     at: Any = sent
     end = 0
     for step in STEP.finditer(param):
@@ -124,9 +123,8 @@ def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:
 
 
 def parse_refusal(body: bytes) -> UpstreamRefusal:
-    """`{"error": {...}}`, or what else is seen: the object bare, in a list, `detail` or
-    `message` alone.
-    """
+    """Read `{"error": {...}}`, or what else is seen: the object bare, in a list, `detail` or
+    `message` alone."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -151,7 +149,7 @@ def text_of(value: Any) -> str | None:
 
 
 def without_names(message: str, hidden: Mapping[str, str]) -> str:
-    """Those in `hidden` as whole words: a model may be called `m`."""
+    """Replace those in `hidden` as whole words: a model may be called `m`."""
     for word, instead in hidden.items():
         literal = instead.replace("\\", r"\\")
         message = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", literal, message)
@@ -160,9 +158,8 @@ def without_names(message: str, hidden: Mapping[str, str]) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds, between 0 and MAX_RETRY_AFTER_S; a date, which none of them sends, counts as
-    absent.
-    """
+    """Read the seconds, between 0 and MAX_RETRY_AFTER_S; a date, which none of them sends, counts
+    as absent."""
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             delay_s = float(headers.get(name, "")) * unit_s

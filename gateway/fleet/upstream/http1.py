@@ -1,4 +1,5 @@
-"""HTTP/1.1 to one upstream: a bounded pool of kept connections, POST alone, bodies as they come.
+"""Speaks HTTP/1.1 to one upstream: a bounded pool of kept connections, POST alone, bodies as they
+come.
 
 Knows no JSON, no events and no models. Why not a general client: this is on the path of every
 token, and httpx took 15 times the processor time for a small request, 5 times for a stream. There
@@ -34,15 +35,15 @@ class HttpProtocolError(Exception):
 
 
 class ConnectFailed(HttpProtocolError):
-    """Nothing was sent."""
+    """Says that no connection was made; nothing was sent."""
 
 
 class PoolFull(HttpProtocolError):
-    """MAX_CONNECTIONS are in use. Nothing was sent."""
+    """Says that MAX_CONNECTIONS are in use; nothing was sent."""
 
 
 class BrokenResponse(HttpProtocolError):
-    """It ended too early, or is no HTTP."""
+    """Says that a response ended too early, or is no HTTP."""
 
 
 class Pool:
@@ -69,7 +70,7 @@ class Pool:
         self._num_connecting = 0
 
     def take_idle(self) -> Connection | None:
-        """One that is open, to be given back with `release`, whatever comes."""
+        """Take a connection that is open, to be given back with `release`, whatever comes."""
         oldest = time.monotonic() - IDLE_S
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().abort()
@@ -84,7 +85,7 @@ class Pool:
         connection.send(b"%b%d\r\n\r\n%b" % (head or self._head, len(body), body))
 
     def release(self, connection: Connection) -> None:
-        """It is kept if its answer was read to the end, and closed if not."""
+        """Keep the connection if its answer was read to the end, and close it if not."""
         if connection.reusable and len(self._idle) < MAX_IDLE:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
@@ -117,7 +118,8 @@ class Pool:
 
 
 class Connection(asyncio.Protocol):
-    """One request and its response at a time. `head` first, then `read` until it is empty."""
+    """A connection with one request and its response at a time. `head` first, then `read` until it
+    is empty."""
 
     def __init__(self, opened: set[Connection], lost: Callable[[Connection], None]) -> None:
         self._opened, self._lost = opened, lost
@@ -163,15 +165,15 @@ class Connection(asyncio.Protocol):
             self._transport.write(request)
 
     async def head(self, timeout_s: float) -> tuple[int, Mapping[str, str]]:
-        """Status and headers, their names in lower case. Raises BrokenResponse, TimeoutError, and
-        what it is interrupted with."""
+        """Read status and headers, their names in lower case. Raises BrokenResponse, TimeoutError,
+        and what it is interrupted with."""
         while self._status is None:
             await self._wait(timeout_s)
         return self._status, self._headers
 
     async def read(self, timeout_s: float) -> bytes:
-        """All of the body that has come since; empty at its end. `timeout_s`: for what comes next.
-        Raises as `head` does."""
+        """Read all of the body that has come since; empty at its end. `timeout_s`: for what comes
+        next. Raises as `head` does."""
         if self._interruption is not None:
             raise self._interruption
         while not self._chunks:
@@ -272,7 +274,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """RFC 9112, 6.3: neither length nor chunks delimit this body."""
+        """Tell whether neither length nor chunks delimit this body (RFC 9112, 6.3)."""
         headers = self._headers
         return "content-length" not in headers and "transfer-encoding" not in headers
 

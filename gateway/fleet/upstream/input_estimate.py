@@ -1,4 +1,4 @@
-"""How many tokens a body that goes to an upstream probably has: what is reserved before the
+"""Estimates how many tokens a body that goes to an upstream has: what is reserved before the
 upstream has counted.
 
 Knows no HTTP. The upstream's own count replaces this one as soon as it is there; where it never
@@ -29,7 +29,8 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def estimate_input_tokens(body: dict[str, Any], encode: Encode | None) -> int:
-    """At least 1. `body`: a chat completion's, as `wire.openai_forward` has checked it."""
+    """Estimate the tokens of a body, at least 1. `body`: a chat completion's, as
+    `wire.openai_forward` has checked it."""
     texts, num_media = parts_of(body)
     text = "\n".join(texts)
     counted = estimate_tokens(text) if encode is None else len(encode(text))
@@ -38,7 +39,7 @@ def estimate_input_tokens(body: dict[str, Any], encode: Encode | None) -> int:
 
 
 def estimate_tokens(text: str) -> int:
-    """By length: no vocabulary is known."""
+    """Estimate by length: no vocabulary is known."""
     if text.isascii():
         return math.ceil(len(text) / ASCII_BYTES_PER_TOKEN)
     size = len(text.encode(errors="replace"))
@@ -48,7 +49,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def parts_of(body: dict[str, Any]) -> tuple[list[str], int]:
-    """Every text that the model will read, and how many parts are no text."""
+    """Return every text that the model will read, and how many parts are no text."""
     texts: list[str] = []
     num_media = 0
     for message in body["messages"]:

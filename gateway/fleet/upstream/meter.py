@@ -28,7 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
 
 
 class BrokenAnswer(Exception):
-    """No chat completion, or the upstream's own error event."""
+    """Says that an answer is no chat completion, or the upstream's own error event."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -82,7 +82,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _to_form(data: bytes, shown: bytes, choices: list[_Choice]) -> ChunkForm | None:
-    """None: it has not one text, or ends a choice."""
+    """Return the form of a chunk. None: it has not one text, or ends a choice."""
     if len(choices) != 1 or choices[0].finish_reason or not choices[0].delta:
         return None
     written = [value for _, value in _written(choices[0]) if len(value) > 2]
@@ -106,9 +106,8 @@ def _holds_some(values: Raw | None) -> bool:
 
 
 class UpstreamMeter:
-    """One attempt. `usage` is monotone but for the step from the estimate to the upstream's own
-    count.
-    """
+    """A meter of one attempt. `usage` is monotone but for the step from the estimate to the
+    upstream's own count."""
 
     def __init__(
         self,
@@ -140,12 +139,12 @@ class UpstreamMeter:
 
     @property
     def compares(self) -> bool:
-        """Chunks of this stream are like the one before often enough."""
+        """Tell whether chunks of this stream are like the one before often enough."""
         return self._misses <= MAX_MISSES
 
     @property
     def complete(self) -> bool:
-        """Nothing is missing, whether or not `[DONE]` was sent."""
+        """Tell whether nothing is missing, whether or not `[DONE]` was sent."""
         return self.done or len(self._finished) >= self._n
 
     @property
@@ -160,7 +159,7 @@ class UpstreamMeter:
         )
 
     def read_event(self, data: bytes) -> RawChunk | None:
-        """One event's data; None if the client is not to see it. Raises BrokenAnswer."""
+        """Read one event's data; None if the client is not to see it. Raises BrokenAnswer."""
         if self.done:
             return None
         if data == DONE:

@@ -66,9 +66,9 @@ RATE_SMOOTHING = 0.2
 
 
 class UpstreamReplica:
-    """`upstream_model`: the model's name over there. `encoding`: a tokenizer to count prompts
-    with. `max_tokens_field`: where it looks for the bound of an answer, if the client names none.
-    """
+    """A model of an OpenAI-compatible upstream, as a replica. `upstream_model`: the model's name
+    over there. `encoding`: a tokenizer to count prompts with. `max_tokens_field`: where it looks
+    for the bound of an answer, if the client names none."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class UpstreamReplica:
         }
 
     async def start(self) -> None:
-        """Connections are made as they are needed."""
+        """Do nothing: connections are made as they are needed."""
 
     async def close(self) -> None:
-        """Open attempts are cut off first."""
+        """Cut open attempts off, then close."""
         for attempt in self._attempts.values():
             attempt.abort()
         self._pool.close()
@@ -214,7 +214,7 @@ class UpstreamReplica:
             attempt.abort()
 
     async def rest(self, attempt_id: str, *, resting: bool) -> None:
-        """Nobody over there can be told; what is written meanwhile becomes debt."""
+        """Do nothing: nobody over there can be told; what is written meanwhile becomes debt."""
 
     async def acknowledge(self, attempt_id: str) -> None:
         """An upstream never brings an attempt up again."""
@@ -332,7 +332,7 @@ class UpstreamReplica:
     # ---- an answer in one piece
 
     async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
-        """One event. Until it is there nothing is lost by trying another replica."""
+        """Yield one event. Until it is there nothing is lost by trying another replica."""
         try:
             connection = await self._post(attempt, BODY_TIMEOUT_S)
             body = attempt.meter.read_body(await self._read_body(connection))
@@ -458,7 +458,8 @@ Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]
 
 
 def url_of(base_url: str, path: str) -> str:
-    """Some vendors want a query (`?api-version=...`): it stays behind the path."""
+    """Return the URL of a path. Some vendors want a query (`?api-version=...`): it stays behind the
+    path."""
     parts = urlsplit(base_url)
     return parts._replace(path=f"{parts.path.rstrip('/')}/{path}").geturl()
 

@@ -54,7 +54,7 @@ def room_before(model: ModelConfig, position: int, settings: Settings) -> Waitin
 
 
 def load_encode(path: Path) -> Encode:
-    """`path`: a tokenizer.json or the folder it is in."""
+    """Load a tokenizer. `path`: a tokenizer.json or the folder it is in."""
     from engine.text.tokenizer import Tokenizer
 
     return Tokenizer.load(path if path.is_dir() else path.parent).encode

@@ -36,7 +36,7 @@ FINISH_REASONS: dict[str, FinishReason] = {
 
 
 class _Part(msgspec.Struct):
-    """One part of a content in parts (Mistral's)."""
+    """A part of a content in parts (Mistral's)."""
 
     text: str = ""
     thinking: list[_Part] = []
@@ -97,7 +97,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 class UpstreamText:
-    """One answer. `stop`: the strings that end it."""
+    """The text of one answer. `stop`: the strings that end it."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = stop
@@ -143,7 +143,7 @@ class UpstreamText:
                 yield CallDelta(len(known) - 1, None, arguments)
 
     def _stop_string(self, choice: _TextChoice) -> str | None:
-        """None also where an upstream does not say it."""
+        """Return the stop string of a choice; None also where an upstream does not say it."""
         found = choice.stop_reason
         return found if isinstance(found, str) and found in self._stop else None
 

@@ -1,4 +1,5 @@
-"""Since when Redis has known what tenants use: a Redis that comes back empty has forgotten it.
+"""Tells since when Redis has known what tenants use: a Redis that comes back empty has forgotten
+it.
 
 A bucket of which Redis knows nothing is full, unless the epoch says otherwise: then it was empty at
 that moment, and refills since. Without an epoch nothing is admitted; one that is found missing is
@@ -54,8 +55,9 @@ async def never() -> bool:
 
 
 class DataLossDetector:
-    """`ever_used`: False in a new installation alone. Where it has several gateways, and one of
-    them asks before any of the others' first requests has ended, it is a burst too many."""
+    """Finds out that Redis has lost its data. `ever_used`: False in a new installation alone. Where
+    it has several gateways, and one of them asks before any of the others' first requests has
+    ended, it is a burst too many."""
 
     def __init__(self, pipeline: Pipeline, ever_used: EverUsed) -> None:
         self._pipeline, self._ever_used = pipeline, ever_used
@@ -84,7 +86,8 @@ class DataLossDetector:
         raise LimiterUnavailable("epoch: Redis forgets what it is told")
 
     async def _beginning_us(self) -> int:
-        """In the scripts' time, which is Redis' own."""
+        """Return when an epoch begins that is made now, in the scripts' time, which is Redis'
+        own."""
         try:
             if not await self._ever_used():
                 return 0

@@ -1,4 +1,4 @@
-"""How many gateways share the limits."""
+"""Counts the gateways that share the limits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gateway.limits.redis.scripts import LimiterUnavailable
 
 
 class GatewayCount:
-    """One per process. `at_least`: so many there are, heard of or not."""
+    """The number of gateways; one per process. `at_least`: so many there are, heard of or not."""
 
     def __init__(self, pipeline: Pipeline, *, at_least: int) -> None:
         self._pipeline, self._at_least = pipeline, at_least
         self._id = uuid7().hex
 
     async def count(self, *, heard_within_s: float) -> int:
-        """This one included. Raises: LimiterUnavailable."""
+        """Count the gateways that were heard of, this one included. Raises: LimiterUnavailable."""
         call = self._pipeline.call
         try:
             now = int((await call(("TIME",)))[0])

@@ -1,4 +1,4 @@
-"""Names in Redis.
+"""Names the keys in Redis.
 
 All of an organization's share one hash tag, so one slot of a cluster.
 """

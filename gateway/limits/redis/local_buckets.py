@@ -73,8 +73,9 @@ Clock = Callable[[], float]
 
 
 class LocalBuckets:
-    """`clock`: monotonic seconds. Scopes are known by their keys in Redis. With a `share` of 1 and
-    one of `burst_parts`, who is alone lets pass what Redis would."""
+    """The buckets that one gateway keeps while Redis is away. `clock`: monotonic seconds. Scopes
+    are known by their keys in Redis. With a `share` of 1 and one of `burst_parts`, who is alone
+    lets pass what Redis would."""
 
     def __init__(
         self, clock: Clock = time.monotonic, *, share: float = SHARE, burst_parts: int = BURST_PARTS
@@ -100,7 +101,7 @@ class LocalBuckets:
                     self._share_out(bucket)
 
     def begins(self) -> None:
-        """Redis is away from now on."""
+        """Note that Redis is away from now on."""
         self._away_since = self._clock()
         for buckets in self._scopes.values():
             for bucket in buckets.values():
@@ -144,7 +145,7 @@ class LocalBuckets:
                 self._take(bucket, used[kind] - taken[kind], now)
 
     def grants(self) -> dict[str, list[LocalGrant]]:
-        """By scope key, what was let pass and has not refilled since Redis went away."""
+        """Return, by scope key, what was let pass and has not refilled since Redis went away."""
         now = self._clock()
         found: dict[str, list[LocalGrant]] = {}
         for key, buckets in self._scopes.items():
@@ -158,7 +159,7 @@ class LocalBuckets:
         return found
 
     def taken(self, key: str, grants: Sequence[LocalGrant]) -> None:
-        """Redis has these now. What may pass here is no more for that."""
+        """Note that Redis has these now. What may pass here is no more for that."""
         buckets = self._scopes.get(key) or {}
         for grant in grants:
             bucket = buckets.get(grant.bucket.kind)
@@ -184,7 +185,8 @@ class LocalBuckets:
         return max(waits, key=lambda each: each.wait_s)
 
     def _buckets_of(self, key: str, scope: ScopeLimits) -> list[_Bucket]:
-        """In its order. Whose limit was changed keeps what was taken of it."""
+        """Return the scope's buckets, in its order. One whose limit was changed keeps what was
+        taken of it."""
         known = self._scopes.get(key)
         if known is None:
             known = {}
@@ -208,8 +210,8 @@ class LocalBuckets:
         bucket.full_s = limit.burst / whole if whole else 0.0
 
     def _wait_s(self, bucket: _Bucket, units: dict[UnitKind, int], now: float) -> float:
-        """As in `admit.lua`: more than the bucket holds needs a full one, and leaves debt. Infinity
-        where nothing helps."""
+        """Return how long a bucket must wait, as in `admit.lua`: more than the bucket holds needs a
+        full one, and leaves debt. Infinity where nothing helps."""
         asked = units[bucket.limit.kind]
         if asked == 0:
             return 0.0
@@ -222,7 +224,8 @@ class LocalBuckets:
         return wait_s if wait_s > 0 else 0.0
 
     def _wait_for_stream_s(self, key: str, max_streams: int | None) -> float:
-        """At least one, so that a small limit lets something pass."""
+        """Return how long another stream must wait; at least one is let in, so that a small limit
+        lets something pass."""
         if max_streams is None:
             return 0.0
         if max_streams == 0:

@@ -1,4 +1,5 @@
-"""From Redis' going away to its being back with all that happened meanwhile.
+"""Bridges an outage of Redis, from its going away to its being back with all that happened
+meanwhile.
 
 One task probes, and what it probes with is the debit of what was granted here: when that is taken,
 Redis is back. Settles that came meanwhile wait here and follow.
@@ -70,7 +71,7 @@ def owed_at_most(grant: LocalGrant) -> int:
 
 
 class Outage:
-    """One per limiter; idle while Redis is there."""
+    """The state of an outage; one per limiter, idle while Redis is there."""
 
     def __init__(self, scripts: Scripts, local: LocalBuckets) -> None:
         self._scripts, self._local = scripts, local
@@ -95,7 +96,7 @@ class Outage:
             log.warning("the lease %s is left to its expiry", dropped)
 
     async def _mend(self) -> None:
-        """Until Redis is back, and has stayed until all that waited for it is done."""
+        """Wait until Redis is back, and has stayed until all that waited for it is done."""
         wait_s = FIRST_PROBE_S
         unforeseen = LogAndContinue(log, "Redis is not looked for")
         while self._scripts.is_away or self._deferred:
@@ -143,5 +144,5 @@ class Outage:
 
 
 async def gather(*calls: Awaitable[Any]) -> list[Any]:
-    """Answers and errors."""
+    """Return answers and errors."""
     return await asyncio.gather(*calls, return_exceptions=True)

@@ -30,20 +30,21 @@ class _KnownCounter(msgspec.Struct):
 
 
 class OutageSpending:
-    """Counters are known by their keys in Redis. `clock`: monotonic seconds."""
+    """The spending that a gateway may let pass by itself. Counters are known by their keys in
+    Redis. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: Lru[str, _KnownCounter] = Lru(MAX_COUNTERS)
 
     def note(self, keys: Sequence[str], left_nano: Sequence[int]) -> None:
-        """Redis says what is left."""
+        """Note what is left, as Redis says."""
         now = self._clock()
         for key, left in zip(keys, left_nano, strict=True):
             self._known.put(key, _KnownCounter(left, now))
 
     def allows(self, keys: Sequence[str], nano: int, num_gateways: int) -> bool:
-        """Whether so much more is comfortable under each of them."""
+        """Tell whether so much more is comfortable under each of them."""
         return all(self._allows(key, nano, num_gateways) for key in keys)
 
     def _allows(self, key: str, nano: int, num_gateways: int) -> bool:
@@ -53,7 +54,8 @@ class OutageSpending:
         return COMFORT * max(1, num_gateways) * (known.taken_nano + nano) <= known.left_nano
 
     def take(self, keys: Sequence[str], nano: int) -> None:
-        """It passes. What it does not use in the end is not given back: that is heard of Redis."""
+        """Take what passes. What it does not use in the end is not given back: that is heard of
+        Redis."""
         for key in keys:
             known = self._known.get(key)
             assert known is not None, "only what is known is comfortable"

@@ -1,5 +1,5 @@
-"""Commands to Redis, batched: all that are called in one turn of the loop are one write, and one
-read brings many answers.
+"""Sends commands to Redis in batches: all that are called in one turn of the loop are one write,
+and one read brings many answers.
 
 From then on it is ours: redis-py's own way is a task, several timeouts and a stream reader for each
 exchange. Commands called while batches are on their way make the next one, so that under load a
@@ -40,12 +40,12 @@ NOT_YET = object()
 
 
 class QueueFull(Exception):
-    """More commands wait than Redis could answer soon."""
+    """Says that more commands wait than Redis could answer soon."""
 
 
 class Pipeline:
-    """On one connection of `redis`, which must not decode responses; it is kept until it fails or
-    `redis` is closed."""
+    """Batches commands on one connection of `redis`, which must not decode responses; it is kept
+    until it fails or `redis` is closed."""
 
     def __init__(self, redis: Redis) -> None:
         self._pool = redis.connection_pool
@@ -125,7 +125,8 @@ class Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def wake_up(self) -> None:
-        """Something was put into the queue; what else is in this turn of the loop goes with it."""
+        """Schedule a write: something was put into the queue; what else is in this turn of the loop
+        goes with it."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._write)
@@ -145,7 +146,8 @@ class Wire(asyncio.Protocol):
             self.wake_up()
 
     def _look(self) -> None:
-        """One timer for all batches: it looks when the first would be late, and then again."""
+        """Look whether the first batch is late, and look again later. There is one timer for all
+        batches."""
         self._timer = None
         if not self._batches:
             return
@@ -205,5 +207,5 @@ def fail(answers: Iterable[Answer], error: Exception) -> None:
 
 
 def to_error(text: str) -> RedisError:
-    """As redis-py would."""
+    """Make an error of its text, as redis-py would."""
     return NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text)

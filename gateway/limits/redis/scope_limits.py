@@ -16,7 +16,7 @@ UnitKind = Literal["t", "i", "o", "d", "r", "m"]
 
 
 class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
-    """One limit, as `admit.lua` reads it."""
+    """The limit of one bucket, as `admit.lua` reads it."""
 
     kind: BucketKind
     limit: int
@@ -27,7 +27,7 @@ class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScopeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """One owner that limits a request."""
+    """The limits of one owner that limits a request."""
 
     scope: ScopeName
     owner_id: str

@@ -36,12 +36,12 @@ MAX_SAID = 1024
 
 
 class LimiterUnavailable(Exception):
-    """Redis did not answer, so nobody knows whether the request may pass."""
+    """Says that Redis did not answer, so nobody knows whether the request may pass."""
 
 
 class ScriptFailed(LimiterUnavailable):
-    """Redis is there and serves others, but not this organization: a key of its own is of another
-    type, say. Nobody knows what it has used, so its requests are refused."""
+    """Says that Redis is there and serves others, but not this organization: a key of its own is of
+    another type, say. Nobody knows what it has used, so its requests are refused."""
 
 
 def script_text(name: str) -> str:
@@ -79,7 +79,8 @@ class Scripts:
         }
 
     async def call(self, name: str, keys: Sequence[str], asked: Any) -> Any:
-        """`asked` goes over as msgpack. Raises: LimiterUnavailable, of it ScriptFailed."""
+        """Run a script. `asked` goes over as msgpack. Raises: LimiterUnavailable, of it
+        ScriptFailed."""
         if self.is_away:
             raise LimiterUnavailable(f"{name}: Redis is away")
         try:
@@ -94,7 +95,7 @@ class Scripts:
             raise
 
     async def probe(self, name: str, keys: Sequence[str], asked: Any) -> Any:
-        """As `call`, whatever is known of Redis."""
+        """Run a script as `call` does, whatever is known of Redis."""
         operands = (len(keys), *keys, self._encode(asked))
         try:
             try:
