@@ -65,6 +65,7 @@ async def until_amid(db: AsyncEngine) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.nightly
 async def test_lines_of_a_killed_gateway_are_answered_and_billed_once(stack: Stack) -> None:
     client = stack.client(max_retries=5)
     key = stack.credentials["api_key"]

@@ -107,6 +107,7 @@ async def test_a_killed_postgres_costs_no_request_and_no_event(stack: Stack) -> 
     assert await billed(stack, "usage") - before == sum(one.completion_tokens or 0 for one in seen)
 
 
+@pytest.mark.nightly
 async def test_a_rolling_restart_under_load_drops_no_stream(pair: Stack) -> None:
     rng = random.Random(6)
     before = set(pair.pids("gateway", "worker"))

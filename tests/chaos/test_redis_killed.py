@@ -187,7 +187,8 @@ def books_balance(stack: Stack) -> None:
     assert stack.run("reconcile") == "The books balance.\n"
 
 
-@pytest.mark.parametrize("away_s", [3, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("away_s", [3, 60])
 def test_redis_away_is_no_outage(scenes: tuple[Scene, Scene], away_s: float) -> None:
     """With its data and without."""
     first, second = scenes

@@ -188,6 +188,7 @@ async def read_slowly(stack: Stack) -> None:
             return  # given up
 
 
+@pytest.mark.nightly
 async def test_readers_of_a_byte_a_second_are_given_up_and_disturb_nobody(stack: Stack) -> None:
     worker = worker_of(stack)
     async with client(stack) as http:

@@ -153,9 +153,8 @@ def test_too_many_requests_are_a_429_that_consumes_nothing(
     assert 1 <= int(headers["retry-after-ms"]) <= 1000
 
 
-@pytest.mark.parametrize(
-    "scope", [pytest.param("organization", marks=pytest.mark.nightly), "project"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("scope", ["organization", "project"])
 def test_a_plan_of_an_org_or_a_project_binds_its_keys_together(
     stack: Stack, upstream: LiveUpstream, scope: str
 ) -> None:

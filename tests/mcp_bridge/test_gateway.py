@@ -373,6 +373,7 @@ async def test_a_kill_amid_calls_and_loops_leaves_each_on_the_bill_once(
     assert await asyncio.to_thread(world.stack.run, "reconcile") == "The books balance.\n"
 
 
+@pytest.mark.nightly
 async def test_the_command_line_examines_servers_and_calls_tools(world: World) -> None:
     def tollgate(*arguments: str) -> str:
         config = world.stack.home.parent / "tollgate.toml"

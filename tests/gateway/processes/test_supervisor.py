@@ -189,6 +189,7 @@ def test_a_rolling_restart_refuses_nobody(running: Up) -> None:
     assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_a_kill_9_leaves_is_gone_after_the_next_start(running: Up) -> None:
     up = running

@@ -30,7 +30,7 @@ from schemathesis.specs.openapi.checks import (
 from gateway.app.create import create_app
 from gateway.routes.shared.access import SCOPE
 from gateway.settings.load import load
-from tests.budget import examples as few
+from tests.budget import cycles
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 
 PAGE = "a page for people, whose form holds a token that only the page before it gives"
@@ -78,7 +78,10 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-EXAMPLES = {GenerationMode.POSITIVE: 8, GenerationMode.NEGATIVE: 4}
+EXAMPLES = {
+    GenerationMode.POSITIVE: cycles(8, daily=2),
+    GenerationMode.NEGATIVE: cycles(4, daily=1),
+}
 OF_REAL_THINGS = 3
 """Of four requests so many name what is there."""
 
@@ -166,7 +169,7 @@ def test_what_it_answers_is_described(worker: Running, label: str) -> None:
     for mode, examples in EXAMPLES.items():
 
         @settings(
-            max_examples=few(examples),
+            max_examples=examples,
             derandomize=True,
             database=None,
             deadline=None,
