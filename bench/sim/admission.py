@@ -21,12 +21,11 @@ from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import ReplicaOverloaded
 from gateway.inference.generate import refuse_what_comes_too_late
 from gateway.lanes import LaneDeadlines, Priority, first_token_s
-from gateway.limits.outcomes import Units, scopes_of
+from gateway.limits.outcomes import Units, reservation, scopes_of
 from gateway.limits.output_forecast import ExpectedOutput
 from gateway.limits.redis.keys import scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.scope_limits import ScopeLimits, UnitKind
-from gateway.limits.reservation import reservation
 from gateway.principal import Plan, Principal
 
 MODEL = "model"

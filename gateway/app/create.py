@@ -39,9 +39,9 @@ from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches.endpoints import LineEndpoint, ask_response, ask_surface, in_anthropic_shape
 from gateway.batches.states import MESSAGES as MESSAGES_PATH
 from gateway.batches.wiring import open_batches
-from gateway.bookkeeping.credit_sweeper import CreditSweeper
 from gateway.bookkeeping.engine_counts import start_daily_agreement
 from gateway.bookkeeping.spend_reader import PostgresBooks
+from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
 from gateway.cache_report.leases import CacheLeases, both
 from gateway.cache_report.report import CacheReport
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
@@ -55,7 +55,6 @@ from gateway.http_errors.table import to_http_error, to_responses_error
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import GenerationServices, drain
 from gateway.inference.settlement import CrashSettlement
-from gateway.inference.superseded import start_superseded
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.refused_caps import RefusedCaps

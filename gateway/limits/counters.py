@@ -18,6 +18,8 @@ Both take less than GRACE_S: each gateway looks for a loss every WATCH_S, and th
 counter is built no sooner than that after a loss, so admitted money exceeds a cap by no more than
 what a gateway has that cannot reach Redis or Postgres meanwhile. Without the wait it is at most
 what was running and what was not yet shipped at that moment.
+
+A day's bucket of batches is built from the books, too (`DayBuckets`).
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ from redis.exceptions import RedisError
 from billing.events import UsageEvent
 from foundation.tasks import end_tasks
 from gateway.ids import uuid7
+from gateway.limits.outcomes import DAY_US
 from gateway.limits.redis.data_loss import EverUsed
 from gateway.limits.redis.keys import org_keys
-from gateway.limits.redis.pipeline import QueueFull
-from gateway.limits.redis.scope_limits import ScopeName
+from gateway.limits.redis.pipeline import Pipeline, QueueFull
+from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits, ScopeName
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
 
@@ -297,3 +300,52 @@ async def begin_anew(redis: Redis, org_id: str) -> None:
 def index_key(org_id: str) -> str:
     """The set of its counters."""
     return f"tollgate:{{{org_id}}}:counters"
+
+
+DAY_LOOK_BACK_S = 2 * 86_400
+"""A full bucket lasts for a day; what was in debt before is paid for by then."""
+DAY_KEPT_MS = 2 * 86_400_000
+HOUR_US = 3_600_000_000
+
+
+class DayBuckets:
+    """Refills a day's bucket of batches from the books after Redis has lost its data.
+
+    A bucket of a minute can begin empty, it is full again soon; one of a day that did would let
+    nothing pass for hours, and one that began full would pass its limit twice. So for a day after a
+    loss the scripts ask for it (see `fresh` in `ledger.lua`), and whoever is asked replays the
+    hours that the books have.
+
+    Each hour's tokens count as used at its end, so that the bucket is never fuller than it was.
+    What was used and is not booked at that moment is left out: as much as ships within a second or
+    two.
+    """
+
+    def __init__(self, pipeline: Pipeline, books: Books) -> None:
+        self._pipeline, self._books = pipeline, books
+
+    async def note(self, org_id: str, scope: ScopeLimits, key: str) -> None:
+        """Write beside the scope, whose name in Redis is `key`, when its bucket is full again.
+
+        Raises: LimiterUnavailable.
+        """
+        (limit,) = (each for each in scope.buckets if each.kind == "d")
+        try:
+            seconds, microseconds = await self._pipeline.call(("TIME",))
+            now_us = int(seconds) * 1_000_000 + int(microseconds)
+            since = now_us / 1_000_000 - DAY_LOOK_BACK_S
+            used = await self._books.batch_tokens(org_id, scope.scope, scope.owner_id, since)
+            full_at = full_at_us(limit, used, now_us)
+            await self._pipeline.call(("SET", f"{key}:day", full_at, "NX", "PX", DAY_KEPT_MS))
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"a day's bucket: {type(error).__name__}") from error
+
+
+def full_at_us(limit: BucketLimit, used: Iterable[tuple[float, int]], now_us: int) -> int:
+    """Return when the bucket is full again: `used` are (hour, tokens), in order."""
+    assert limit.window_us == DAY_US
+    full_at = 0
+    for hour, tokens in used:
+        at_us = min(now_us, round(hour * 1_000_000) + HOUR_US)
+        full_at = max(full_at, at_us) + -(-tokens * limit.window_us // limit.limit)
+    return full_at

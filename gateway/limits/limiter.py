@@ -55,12 +55,21 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from billing.events import PriceSet
 from engine.protocol import Lane
 from foundation.periodic import Periodic
-from gateway.limits.counters import GRACE_S, WATCH_S, Books, Counters, NoBooks, SpentUnknown
-from gateway.limits.day_buckets import DayBuckets
+from gateway.ids import uuid7
+from gateway.limits.counters import (
+    GRACE_S,
+    WATCH_S,
+    Books,
+    Counters,
+    DayBuckets,
+    NoBooks,
+    SpentUnknown,
+)
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
 from gateway.limits.outcomes import (
     Admission,
@@ -68,23 +77,26 @@ from gateway.limits.outcomes import (
     Refusal,
     Settlement,
     Units,
+    bounded,
     holds_of,
     overspent,
     rate_state,
     refused,
+    reservation,
     scopes_of,
+    to_charges,
+    to_script,
     without_streams,
 )
 from gateway.limits.output_forecast import ExpectedOutput
 from gateway.limits.redis.data_loss import DataLossDetector, EverUsed, never
-from gateway.limits.redis.gateway_count import GatewayCount
-from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
+from gateway.limits.redis.keys import GATEWAYS, epoch_key, org_keys, scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
 from gateway.limits.redis.outage import Outage, ScriptCall
 from gateway.limits.redis.outage_spending import OutageSpending
+from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
-from gateway.limits.reservation import bounded, reservation, to_charges, to_script
 from gateway.limits.spending import Cap, counter_keys, spending_of
 from gateway.principal import Principal
 
@@ -476,3 +488,26 @@ def funded_counter(admission: Admission) -> OrgCounter | None:
     """Return the counter of an org that has paid in advance."""
     funded = admission.spending and admission.spending.funded
     return (admission.org_id, funded.counter.key(admission.org_id)) if funded else None
+
+
+class GatewayCount:
+    """Counts the gateways that share the limits.
+
+    One per process. `at_least`: so many there are, heard of or not.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, at_least: int) -> None:
+        self._pipeline, self._at_least = pipeline, at_least
+        self._id = uuid7().hex
+
+    async def count(self, *, heard_within_s: float) -> int:
+        """Return how many were heard, this one included. Raises: LimiterUnavailable."""
+        call = self._pipeline.call
+        try:
+            now = int((await call(("TIME",)))[0])
+            await call(("ZADD", GATEWAYS, str(now), self._id))
+            await call(("ZREMRANGEBYSCORE", GATEWAYS, "-inf", str(now - heard_within_s)))
+            counted: int = await call(("ZCARD", GATEWAYS))
+        except (RedisError, OSError, QueueFull) as error:
+            raise LimiterUnavailable(f"count gateways: {type(error).__name__}") from error
+        return max(self._at_least, counted)

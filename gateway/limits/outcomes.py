@@ -1,6 +1,6 @@
-"""Holds what the limiter answers. Pure data and the arithmetic of buckets as clients see them.
+"""Holds what the limiter answers, and what a request takes from its scopes.
 
-The same arithmetic stands in `ledger.lua`.
+Pure data, and the arithmetic of buckets as clients see them; the same stands in `ledger.lua`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from engine.protocol import Lane
+from gateway.limits.redis.keys import scope_keys
 from gateway.limits.redis.scope_limits import (
     BucketKind,
     BucketLimit,
@@ -291,3 +292,46 @@ def refused(by: ScopeLimits, kind: str, wait_s: float | None, state: RateState) 
             limit = bucket.limit
     assert limit is not None
     return Refusal(scope=by.scope, kind=KINDS[kind], limit=limit, retry_after_s=wait_s, state=state)
+
+
+MAX_TOKENS = 100_000_000
+"""Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
+only an upstream's own count may claim, stands for this many."""
+
+
+def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:
+    """Return what a request takes from its scopes, bounded. What is expected to be written never
+    makes it too large for its limits: only its input does."""
+    for scope in scopes:
+        for bucket in scope.buckets:
+            if bucket.kind in "td":
+                output_tokens = min(output_tokens, bucket.limit - input_tokens)
+            elif bucket.kind == "o":
+                output_tokens = min(output_tokens, bucket.limit)
+    return bounded(Units(input_tokens=input_tokens, output_tokens=max(0, output_tokens)))
+
+
+def bounded(used: Units) -> Units:
+    """Return `used` with at most MAX_TOKENS."""
+    if used.tokens <= MAX_TOKENS:
+        return used
+    input_tokens = min(used.input_tokens, MAX_TOKENS)
+    return Units(
+        input_tokens=input_tokens,
+        output_tokens=MAX_TOKENS - input_tokens,
+        cost_nano=used.cost_nano,
+    )
+
+
+def to_script(scope: ScopeLimits) -> tuple[int, Sequence[Any]]:
+    """Return a scope as the scripts read it."""
+    return (-1 if scope.max_streams is None else scope.max_streams, scope.buckets)
+
+
+def to_charges(admission: Admission) -> list[tuple[str, list[BucketLimit]]]:
+    """Return the charges from which the script opens a lease again."""
+    keys = scope_keys(admission.org_id, admission.scopes)
+    return [
+        (key, [bucket for bucket in scope.buckets if bucket.limit])
+        for key, scope in zip(keys, admission.scopes, strict=True)
+    ]

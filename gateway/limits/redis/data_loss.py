@@ -10,7 +10,7 @@ used anything, it is 0 and buckets are full.
 So after a loss a tenant waits for at most what a burst takes to refill (ten seconds: B = r * 10 s),
 also after a quiet hour: whether that hour was quiet nobody can say, for a stream that writes on has
 booked nothing yet, and what other gateways have booked may lie in their spools. A day's bucket is
-asked of the books (`day_buckets`).
+asked of the books (`DayBuckets`).
 
 What passes in 60 seconds with a loss in them. Until the loss it is B, what was refilled, and the
 debt D that stood at the loss; from then on what is refilled, and what may become debt at any time.

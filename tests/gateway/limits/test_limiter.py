@@ -16,9 +16,16 @@ from gateway.limits import limiter
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_headers
 from gateway.limits.limiter import Limiter
-from gateway.limits.outcomes import Admission, RateState, Refusal, Settlement, Units, burst
+from gateway.limits.outcomes import (
+    MAX_TOKENS,
+    Admission,
+    RateState,
+    Refusal,
+    Settlement,
+    Units,
+    burst,
+)
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
-from gateway.limits.reservation import MAX_TOKENS
 from gateway.principal import UNLIMITED, Plan, Principal
 from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.events import Quantities
 from billing.ingestion.ingest import ingest
 from gateway.bookkeeping.spend_reader import PostgresBooks, to_owner
-from gateway.limits.day_buckets import full_at_us
+from gateway.limits.counters import full_at_us
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import DAY_US, Admission, Units
 from gateway.limits.redis.scope_limits import BucketLimit

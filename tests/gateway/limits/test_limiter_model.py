@@ -23,8 +23,15 @@ from hypothesis.stateful import (
 )
 
 from gateway.limits.limiter import Limiter
-from gateway.limits.outcomes import Admission, Refusal, Settlement, Units, burst, scopes_of
-from gateway.limits.reservation import reservation
+from gateway.limits.outcomes import (
+    Admission,
+    Refusal,
+    Settlement,
+    Units,
+    burst,
+    reservation,
+    scopes_of,
+)
 from gateway.principal import Plan, Principal
 from tests.gateway.limits.limiter_oracle import (
     CLOCK_KEY,

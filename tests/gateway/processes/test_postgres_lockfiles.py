@@ -14,7 +14,7 @@ import pytest
 
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from gateway.processes.postgres_lockfiles import lives, remove_stale_locks
+from gateway.processes.embedded_databases import is_live_postmaster, remove_stale_locks
 
 
 @pytest.fixture
@@ -79,6 +79,8 @@ def test_the_lock_of_a_postmaster_that_lives_stays(postgres_home: Home) -> None:
     remove_stale_locks(postgres_home.postgres, locks[1])
     assert [path.read_bytes() for path in locks] == before
     pid = int(before[0].split()[0])
-    assert lives(pid, postgres_home.postgres)
+    assert is_live_postmaster(pid, postgres_home.postgres)
     backend = psutil.Process(pid).children()[0]
-    assert lives(backend.pid, postgres_home.postgres) is False, "a child is no postmaster"
+    assert is_live_postmaster(backend.pid, postgres_home.postgres) is False, (
+        "a child is no postmaster"
+    )

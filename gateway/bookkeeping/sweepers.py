@@ -1,6 +1,7 @@
-"""Takes back what superseded requests were billed, wherever their usage turns up.
+"""Settles in the background what no request waits for: credits, and what superseded requests were
+billed.
 
-Each gateway looks; of two that find the same event one takes it back.
+Each gateway looks; of two that find the same org or event one does the work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.superseded_requests import take_back
+from billing.credits.lines import Turn, sweep
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.recounts import recounting
@@ -24,9 +26,30 @@ SWEEP_INTERVAL_S = 2.0
 SWEEP_TIMEOUT_S = 10.0
 
 
+class CreditSweeper(Flusher):
+    """Settles credits while nobody tops them up: usage is paid, leases that have ended are free
+    again, what expired goes back.
+
+    One per process. `db`: of a role that sees every org's rows.
+    """
+
+    def __init__(self, db: AsyncEngine, *, interval_s: float = SWEEP_INTERVAL_S) -> None:
+        super().__init__("settle credits", interval_s)
+        self._db, self._turn = db, Turn()
+
+    async def flush(self) -> None:
+        try:
+            async with asyncio.timeout(SWEEP_TIMEOUT_S):
+                await sweep(self._db, self._turn)
+        except DATABASE_ERRORS as error:
+            log.warning("credits are settled later (%s)", type(error).__name__)
+
+
 class SupersededSettler(Flusher):
-    """Takes back what superseded requests were billed; one per process. `db`: of a role that sees
-    every org's rows."""
+    """Takes back what superseded requests were billed, wherever their usage turns up.
+
+    One per process. `db`: of a role that sees every org's rows.
+    """
 
     def __init__(self, db: AsyncEngine, redis: Redis) -> None:
         super().__init__("take back superseded usage", SWEEP_INTERVAL_S)
