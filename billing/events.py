@@ -108,7 +108,7 @@ class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 PriceSet = dict[Component, Price]
 Tags = dict[str, str]
-"""What a client has its requests counted by (`usage_tags`)."""
+"""What a client has its requests counted by (`ledger.tags`)."""
 Kind = Literal["usage", "waste"]
 """waste: generated, never delivered; paid by the house."""
 Finish = Literal["done", "disconnect", "error", "recovered"]

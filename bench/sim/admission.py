@@ -3,7 +3,7 @@
 Knows no queue and no step.
 
 Only Redis is left out. The buckets are those that a gateway has while Redis is away
-(`limits.local`), here with all of each limit and of its burst, which is what the scripts let pass;
+(`local_buckets`), here with all of each limit and of its burst, which is what the scripts let pass;
 but for this, that a reservation's rest is given back whole, where a script gives back no more than
 would not have run over meanwhile. What is written beyond a reservation is taken at the end: no
 stream rests.

@@ -1,9 +1,9 @@
 """Read an org's balance: what it was credited, what is left of it and what it owes, as the books
 have it.
 
-Knows no lease of its own: what is leased is left until it is spent. What usage cost, `spent` says:
-the receivable has the sums of all that was ever posted, reversals, adjustments and roundings among
-them.
+Knows no lease of its own: what is leased is left until it is spent. `read_spend` says what usage
+cost: the receivable has the sums of all that was ever posted, reversals, adjustments and roundings
+among them.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ _POSTED = """
 
 def post_legs(*shared: str) -> str:
     """CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at). What
-    an org with credit owes for events is paid later (`credit_lines`).
+    an org with credit owes for events is paid later (`credits.lines`).
 
     `shared`: CTEs that change rows which all batches change. Postgres runs the parts of a statement
     that change rows from the last to the first: so what nobody waits for comes first, then

@@ -128,7 +128,7 @@ async def batch_tokens(
     model: str | None = None,
     since: datetime,
 ) -> list[tuple[float, int]]:
-    """By hour (Unix seconds), in order. Raises: as `spent`."""
+    """Return spend by hour (Unix seconds), in order. Raises: as `read_spend`."""
     own = usage_hourly.c
     tokens = sa.func.sum(sum((own[name] for name in TOKENS), sa.literal(0)))
     found = sa.select(own.hour, tokens).where(own.org == org, own.batch, own.hour >= since)

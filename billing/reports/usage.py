@@ -60,7 +60,7 @@ COLUMN_OF_GROUP = {
 BATCH = "batch"
 TAG = "tag"
 BY_TAG = "tag:"
-"""Before its key: a group by the values of a tag. Days alone have them (`usage_tags`)."""
+"""Before its key: a group by the values of a tag. Days alone have them (`ledger.tags`)."""
 COST_GROUPS = (*COLUMN_OF_GROUP, "line_item", "component")
 LINE_ITEMS: dict[Component, str] = {
     "uncached_input": "input_tokens",

@@ -18,7 +18,7 @@ without room fails closes with SpoolFull, keeps their records in memory and trie
 RETRY_INTERVAL_S; a sync that fails in any other way leaves the file in doubt: the spool stays
 broken until its process restarts.
 
-What has begun is synced beside all else, by the kernel where it does that (`spool_sync`): the file
+What has begun is synced beside all else, by the kernel where it does that (`sync`): the file
 is written meanwhile, and who comes then shares the next sync.
 
 Knows no database, price or tenant. Lives on one event loop.

@@ -35,12 +35,12 @@ record is nobody's (`settle_lease`). Without any limit there is no lease, and Re
 A hard cap on spending holds the whole cost of the input, and of all that may be written, at the
 dearest prices; where the client did not say how much that is, it is what is left of the cap
 (`spending`). Settled is what it cost. Counters that Redis has forgotten are built anew
-(`counters`). While Redis is away, only what is far below its caps goes on (`comfort`).
+(`counters`). While Redis is away, only what is far below its caps goes on (`outage_spending`).
 
-While Redis is away each gateway lets pass its share by itself (`local`), so that all of them pass
-at most a fifth of B more than the bound; what of it has not refilled is debited when Redis is
-back, and settles that came meanwhile follow (`outage`). A Redis that comes back empty does not
-read as full buckets (`epochs`).
+While Redis is away each gateway lets pass its share by itself (`local_buckets`), so that all of
+them pass at most a fifth of B more than the bound; what of it has not refilled is debited when
+Redis is back, and settles that came meanwhile follow (`outage`). A Redis that comes back empty
+does not read as full buckets (`data_loss`).
 """
 
 from __future__ import annotations
@@ -402,7 +402,7 @@ class Limiter:
     async def settle_lease(self, org_id: str, lease_id: str, used: Units) -> Settlement:
         """Settle what another process admitted, and did not live to settle. Its record says what is
         to be debited, however long ago that was. Without one Redis was emptied after its gateway
-        had last renewed it, so all but a moment's use was before the epoch (`epochs`): UNKNOWN."""
+        had last renewed it, so nearly all use was before the epoch (`data_loss`): UNKNOWN."""
         asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 

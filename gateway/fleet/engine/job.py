@@ -1,6 +1,6 @@
 """Says what one attempt asks of an engine, and how its outputs are read, whatever the surface.
 
-Made by `engine_replica` of conversations, by `plain_jobs` of plain prompts.
+Made by `replica` of conversations, by `plain_jobs` of plain prompts.
 """
 
 from __future__ import annotations

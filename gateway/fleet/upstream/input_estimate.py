@@ -30,7 +30,7 @@ Encode = Callable[[str], Sequence[int]]
 
 def estimate_input_tokens(body: dict[str, Any], encode: Encode | None) -> int:
     """Estimate the tokens of a body, at least 1. `body`: a chat completion's, as
-    `wire.openai_forward` has checked it."""
+    `wire.openai.forward` has checked it."""
     texts, num_media = parts_of(body)
     text = "\n".join(texts)
     counted = estimate_tokens(text) if encode is None else len(encode(text))

@@ -1,7 +1,7 @@
 """Turns what an upstream answers into the same `TextDelta`s that our own engines bring: for
 surfaces other than OpenAI's chat completions, which pass it on as it came.
 
-Pure. It reads payloads that `upstream_meter` has counted. Chunks that differ in their text alone
+Pure. It reads payloads that `meter` has counted. Chunks that differ in their text alone
 are read at once, as one with all their text.
 """
 

@@ -1,6 +1,6 @@
 """/v1/admin/users and /v1/admin/invites: the users of an org with all five roles that there are,
 where OpenAI's invites know two. Our own routes; what OpenAI has a call for is in
-`organization_users`.
+`organization.users`.
 
 Nobody gives or takes a role that has more than they have themselves.
 """

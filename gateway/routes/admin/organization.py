@@ -1,7 +1,7 @@
 """/v1/admin/organization: the caller's own organization, from which web pages browsers may call
 with its credentials, and whether its answers say what they cost.
 
-Its name and its plan are an operator's to change (`admin_orgs`).
+Its name and its plan are an operator's to change (`orgs`).
 """
 
 from __future__ import annotations

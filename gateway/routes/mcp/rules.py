@@ -1,6 +1,6 @@
 """/v1/admin/mcp: calls of MCP servers that wait for a person, and an org's rules for calls.
 
-Which of a server's offer is approved is said in `admin_mcp_pins`, or on the command line (`tollgate
+Which of a server's offer is approved is said in `pins`, or on the command line (`tollgate
 mcp`).
 """
 

@@ -1,6 +1,6 @@
 """OAuth clients and grants as `/v1/admin/oauth/...` shows and takes them. Structs only.
 
-Names are RFC 7591's where it has one. What may be said in them is `auth.client_metadata`'s to
+Names are RFC 7591's where it has one. What may be said in them is `oauth.clients.metadata`'s to
 check. Moments are Unix seconds, as in all of administration.
 """
 

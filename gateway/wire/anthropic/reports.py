@@ -38,7 +38,7 @@ GROUPS: Mapping[str, str] = {
     "account_id": "user_id",
     "service_account_id": "service_account_id",
 }
-"""Theirs, and what `usage_report` calls it."""
+"""Theirs, and what `reports.usage` calls it."""
 DESCRIPTION = ("model", "served_as", "component")
 """What costs are told apart by where they are grouped by description."""
 TOKEN_TYPES: Mapping[Component, str] = {
@@ -52,7 +52,7 @@ TOKEN_TYPES: Mapping[Component, str] = {
 }
 """Of what is counted in tokens."""
 RENAMED = {"start_time": "starting_at", "end_time": "ending_at"}
-"""Parameters of `usage_report` that are called otherwise here."""
+"""Parameters of `reports.usage` that are called otherwise here."""
 
 
 class MessagesReportQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -94,7 +94,7 @@ class ServerProcess:
 
     @property
     def stderr_tail(self) -> bytes:
-        """Return the end of stderr, for the operator who asks what is wrong (`last_words`); it may
+        """Return the end of stderr, for the operator who asks what is wrong (`stderr_tail`); it may
         hold anything."""
         return bytes(self._tail)
 

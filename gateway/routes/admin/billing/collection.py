@@ -1,7 +1,7 @@
 """/v1/admin/credit-notes and /v1/admin/payments: what was taken back and paid of an org's invoices,
 and of one invoice which credits have paid it.
 
-They are made below the invoice that they are of (`admin_billing`). Amounts are in the currency of
+They are made below the invoice that they are of (`billing_account`). Amounts are in the currency of
 that invoice.
 """
 
