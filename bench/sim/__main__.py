@@ -52,6 +52,14 @@ def main() -> None:
         _fit(arguments.cost or COST)
         return
     gc.disable()  # nothing here that comes and goes refers to itself, and what is kept is large
+    try:
+        _run(arguments)
+    finally:
+        gc.enable()
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    """Run what is asked for, print it, and exit with a message if it misses its goal."""
     cost = load(arguments.cost or COST)
     if arguments.check:
         result, name = _check(cost), "sim_check"

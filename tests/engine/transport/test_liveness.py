@@ -183,7 +183,7 @@ async def test_a_bug_in_connecting_is_told_and_tried_again(
     monkeypatch.setattr("engine.transport.client.open_connection", fail_at_first)
     with caplog.at_level(logging.ERROR):
         client = await EngineClient.connect(server.address, timeout_s=5)
-    assert len(caplog.records) == 2
+    assert [each.levelno for each in caplog.records if each.levelno >= logging.ERROR] == [40, 40]
     assert await collect(client, ask())
     await client.close()
 

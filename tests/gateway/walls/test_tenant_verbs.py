@@ -129,7 +129,7 @@ SYSTEM = {
 SECRET = Secret(version=1, keys=(SecretKey(id="1", secret="A" * 44),))
 VALUES: dict[str, object] = {
     "AuditFilter": AuditLogsQuery(),
-    "Begun": LoginState(
+    "LoginState": LoginState(
         issuer_id=id_of("issuers"),
         nonce="",
         code_verifier="",
