@@ -79,6 +79,13 @@ def test_the_stops_of_a_walk_exist(title: str) -> None:
             assert definition(ROOT / path, name), f"{path}:{name}"
 
 
+def test_no_stop_is_in_two_walks() -> None:
+    stops = [
+        line[3:] for title in STOPS for line in section(title).splitlines() if line[:1].isdigit()
+    ]
+    assert len(set(stops)) == len(stops)
+
+
 def test_each_thing_that_is_added_often_has_its_place() -> None:
     rows = {
         cells[1].strip(): cells[2]
