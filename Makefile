@@ -58,7 +58,7 @@ tests: $(VENV)/.dev
 # All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
 # The suites of others, which need npm: `make auth-conformance mcp-conformance`.
 test-nightly: $(VENV)/.dev lint
-	TOLLGATE_TESTS=nightly $(MAKE) tests auth-coverage
+	SUITE_BUDGET=nightly $(MAKE) tests auth-coverage
 	$(MAKE) chaos-nightly fuzz soak
 
 # Three times in random order, with every core kept busy by something else; ARGS="4 5" for other orders.
@@ -140,7 +140,7 @@ mcp-conformance: $(VENV)/.dev
 
 # Every branch of gateway/auth, by the tests that run it.
 auth-coverage: $(VENV)/.dev
-	TOLLGATE_TESTS=nightly $(TWO) $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
+	SUITE_BUDGET=nightly $(TWO) $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -1,6 +1,6 @@
 """Sizes the suite: a small budget for every change, today's full one at night.
 
-`TOLLGATE_TESTS=nightly` (or `make test-nightly`) runs tests that are marked `nightly`, and draws as
+`SUITE_BUDGET=nightly` (or `make test-nightly`) runs tests that are marked `nightly`, and draws as
 many examples as each test names; without it those tests are left out, and a test draws a part of
 them. A test that is marked says in full what another one shows in small.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-NIGHTLY = os.environ.get("TOLLGATE_TESTS") == "nightly"
+NIGHTLY = os.environ.get("SUITE_BUDGET") == "nightly"
 PART = 4
 FEWEST = 5
 

@@ -42,7 +42,7 @@ settings.register_profile(
 settings.load_profile("shared cores")
 
 
-SEED = os.environ.get("TOLLGATE_TEST_ORDER")
+SEED = os.environ.get("SUITE_ORDER")
 """Where it is set, the order of files, and of the tests within a file, is drawn with this seed."""
 
 

@@ -20,7 +20,7 @@ def main(seeds: list[str]) -> int:
     try:
         for seed in seeds:
             print(f"order {seed}", flush=True)
-            environment = os.environ | {"TOLLGATE_TEST_ORDER": seed}
+            environment = os.environ | {"SUITE_ORDER": seed}
             ended = subprocess.run(["make", "tests"], env=environment, check=False)
             failed += ended.returncode != 0
     finally:
