@@ -1,1 +1,1 @@
-"""Small parts that every room may use: tasks and periodic work. It imports no room."""
+"""Parts that every room may use: tasks, periodic work, server-sent events. It imports no room."""
