@@ -36,7 +36,7 @@ clients: $(VENV)/.dev .clients/.done
 	.clients/bin/python -m pip install -q -r requirements/clients.txt
 	@touch $@
 
-.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
+.PHONY: tests test-nightly test-stress clients fields map fuzz soak chaos-nightly run test setup lint lint-types lint-shape lock clean gpu-check gpu-bench auth-conformance mcp-conformance auth-coverage
 
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
@@ -88,10 +88,16 @@ map: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
+# Types beside the rest: each takes one core.
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j2 lint-types lint-shape
+
+lint-types:
 	$(BIN)/mypy
+
+lint-shape:
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_structure.py tests/test_architecture.py
 
