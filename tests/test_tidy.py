@@ -7,6 +7,7 @@ Exceptions are named here with their reason; the list only ever shrinks.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from functools import cache
@@ -36,6 +37,17 @@ def python_files() -> tuple[Path, ...]:
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_parsed() -> None:
+    """Parse the whole tree while the garbage collector is off: it would walk all syntax trees
+    again and again, though none of them can go."""
+    gc.disable()
+    for path in python_files():
+        tree_of(path)
+    gc.freeze()
+    gc.enable()
 
 
 @cache
