@@ -52,7 +52,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = True
     """More than one call in one answer."""
     num_chars: int = 0
-    """Of what is shown, about."""
+    """The approximate size of the prompt's visible text."""
 
     @property
     def is_kept_to(self) -> bool:
@@ -66,10 +66,11 @@ class PromptPlace(msgspec.Struct, frozen=True):
 
     num_messages: int = 0
     num_chars: int | None = None
-    """Of the last one's content; None: behind the whole message."""
+    """The place within the last message's content; None: after the whole message."""
     num_tools: int = 0
     num_calls: int | None = None
-    """Of the last one's calls, which stand behind its content; None: all."""
+    """How many of the last message's calls, which come after its content, are included; None:
+    all."""
 
 
 class CacheBreakpoint(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class CacheBreakpoint(msgspec.Struct, frozen=True):
     end: PromptPlace
     ttl: Ttl
     since: PromptPlace | None = None
-    """What an earlier request had kept counts if it reaches as far as this; None: as any."""
+    """Count an earlier cache write only if it reaches at least this place. None: count any."""
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +114,10 @@ class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
     """Template-ready: role and content (text parts already joined), name, calls and what they
     answer where given."""
     num_other_chars: int = 0
-    """Of the calls in the messages, about."""
+    """The approximate size of the tool calls in the messages."""
     message_paths: tuple[str, ...] = ()
-    """What each was made of, as the client wrote it; none: each of a message of its own."""
+    """The path of the client's message that each message came from. Empty: one from each, in
+    order."""
     continues: bool = False
     """The last message is the beginning of the answer."""
     breakpoints: tuple[CacheBreakpoint, ...] = ()
@@ -173,10 +175,10 @@ class ToTokenize(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     chat: ChatPrompt | None = None
     add_special_tokens: bool
-    """What the tokenizer puts around a text by itself."""
+    """Add the special tokens that the tokenizer puts around a text by default."""
     add_generation_prompt: bool = True
     with_texts: bool = False
-    """Of each token, too."""
+    """Return the text of each token, too."""
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,7 +192,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     service_tier: ServiceTier | None = None
     cache_key: str | None = None
-    """Of requests whose prompts begin alike, as their client says."""
+    """The client's hint (`prompt_cache_key`) that requests with it share the beginning of their
+    prompts."""
     has_tools: bool = False
     """Some are offered to the model."""
     prompt: ChatPrompt | None = None
@@ -200,7 +203,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     forward: dict[str, Any] | None = None
     """For an OpenAI-compatible upstream: the client's body as decoded, unknown fields and all."""
     plain: PlainForward | None = None
-    """Of `forward`; None: a chat completion's. `n` is of all prompts together."""
+    """The forwarded body of a completion or an embedding; None: a chat completion. `n` counts all
+    prompts together."""
     is_capped: bool = False
     """A hard cap on spending binds it: no more may be read or written than was held for."""
     max_output_tokens: int | None = None
@@ -215,7 +219,7 @@ class AnswerHeader(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds."""
     service_tier: Tier = "default"
-    """What it is served as."""
+    """The tier that the request is served and billed as."""
 
 
 def under_a_cap(request: GenerateRequest) -> GenerateRequest:

@@ -35,7 +35,7 @@ class CacheOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: CacheCause
     position: int = 0
-    """Of the first token that was not the same, or not there. 0 where the prompt has no such
+    """The position of the first token that differs or is missing. 0 if the prompt has no such
     place."""
     prefix: str = ""
     """A digest of how the prompt begins, by which nobody can tell what it is who does not know the
@@ -106,9 +106,9 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     reasoning: str = ""
-    """What came of it before `text`."""
+    """The reasoning that came before `text`."""
     calls: tuple[CallDelta, ...] = ()
-    """What came of them behind `text`."""
+    """The call deltas that came after `text`."""
     logprobs: list[TokenInfo] | None = None
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
@@ -123,7 +123,7 @@ class PromptEcho(msgspec.Struct, frozen=True, kw_only=True):
     first: bytes
     """Its first token: nothing comes before it, so nothing is said of it."""
     logprobs: list[TokenInfo] | None
-    """Of the others; None: not asked for."""
+    """The logprobs of the other tokens; None: not requested."""
 
 
 class EmbeddingVector(msgspec.Struct, frozen=True):

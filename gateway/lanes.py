@@ -44,11 +44,11 @@ class Priority(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     """The org; whose requests share one counter."""
     weight: float = 1.0
-    """Of the tenant, in its lane."""
+    """The tenant's weight within its lane."""
     deadline_s: float | None = None
     """For the first token, from when the request came; whoever hands it on says what is left."""
     tier: Tier = "default"
-    """What it is served and billed as."""
+    """The tier that it is served and billed as."""
 
 
 def not_sold(_model: str) -> bool:

@@ -15,9 +15,9 @@ import msgspec
 
 MAX_TAIL_BYTES = 64 * 1024
 GROUP_BORDER = " |+-"
-"""What traceback draws around the members of an exception group."""
+"""The characters that `traceback` draws around the members of an exception group."""
 CLOSING_REMARKS = ("Application startup failed. Exiting.",)
-"""What uvicorn says after it said what was wrong."""
+"""Lines that uvicorn logs after the error itself; they add nothing."""
 
 
 class JsonFormatter(logging.Formatter):

@@ -26,22 +26,22 @@ SCOPE_ADMIN_READ = "admin:read"
 """Any GET of administration."""
 ADMIN_AREAS = ("projects", "members", "keys", "clients", "issuers", "audit", "billing", "mcp")
 OPERATOR_AREAS = ("plans", "prices", "models", "signing_keys", "orgs")
-"""What the whole installation shares: changed from an operator org alone."""
+"""Areas that the whole installation shares: only an operator org may change them."""
 ADMIN, OPERATOR = "admin:", "operator:"
 
 PROJECT_OWNER = frozenset(ADMIN + area for area in ("projects", "members", "keys", "billing"))
-"""What an owner of a project may of it: its members, service accounts, keys and rate limits, where
-the route says that it is about one project (`routes.access.needs_in_project`)."""
+"""The scopes that an owner of a project has in it: its members, service accounts, keys and rate
+limits, on routes of one project (`routes.access.needs_in_project`)."""
 
 SERVICE_SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_MCP_CALL})
 ADMIN_SCOPES = frozenset({SCOPE_ADMIN, SCOPE_ADMIN_READ, *(ADMIN + area for area in ADMIN_AREAS)})
 OPERATOR_SCOPES = frozenset(OPERATOR + area for area in OPERATOR_AREAS)
 ALL_ADMINISTRATION = ADMIN_SCOPES | OPERATOR_SCOPES | {SCOPE_USAGE_READ}
-"""What `admin:*` stands for, in an operator org."""
+"""The scopes that `admin:*` expands to in an operator org."""
 IDENTITY_SCOPES = frozenset({"openid", "profile", "email", "offline_access"})
 """OpenID Connect's; they speak of the person and open nothing of the org."""
 KEY_SCOPES = SERVICE_SCOPES | ADMIN_SCOPES | OPERATOR_SCOPES | {SCOPE_USAGE_READ}
-"""What an API key can hold: it is nobody who could log in."""
+"""The scopes that an API key can hold: it belongs to nobody who could log in."""
 SCOPES = KEY_SCOPES | IDENTITY_SCOPES
 
 _READER = IDENTITY_SCOPES | {SCOPE_ADMIN_READ, SCOPE_USAGE_READ}

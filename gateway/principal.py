@@ -89,7 +89,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key_model_plans: Mapping[str, Plan] = {}
     """By model, what the key itself may use of it, within `key_plan`."""
     client_plan: Plan = UNLIMITED
-    """Of the OAuth client, over all users it acts for."""
+    """The limits of the OAuth client, shared by all users it acts for."""
     spend_caps: tuple[SpendCap, ...] = ()
     """The hard ones of its key, its project and its org."""
     shows_cost: bool = False
@@ -100,10 +100,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     kind: CredentialKind = "key"
     role: Role | None = None
-    """Of the user or service account that the credential acts for; None: nobody's, its scopes alone
-    count."""
+    """The role of the user or service account that the credential acts for; None: it acts for none,
+    and only its scopes count."""
     owned_projects: frozenset[str] = frozenset()
-    """Of the projects of its org, those that whom it acts for is an owner of."""
+    """The projects of its org that the user or service account owns."""
     user_id: str | None = None
     service_account_id: str | None = None
     client_id: str | None = None
@@ -112,7 +112,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Service accounts of the clients that act for somebody else with it (RFC 8693)."""
     grant_id: str | None = None
     audiences: frozenset[str] = frozenset()
-    """What an access token is good for (RFC 9068 `aud`)."""
+    """The audiences that an access token is valid for (RFC 9068 `aud`)."""
     is_operator: bool = False
     """Its org runs the installation."""
     suspended_by: str | None = None
@@ -123,7 +123,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     key_models: frozenset[str] | None = None
     """The part of `allowed_models` that the key itself is bound to."""
     allowed_networks: Networks | None = None
-    """Where it may be used from. None: anywhere."""
+    """The networks that it may be used from. None: any."""
 
     @property
     def keeps_nothing(self) -> bool:

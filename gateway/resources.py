@@ -18,7 +18,7 @@ from gateway.telemetry import Telemetry
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     stack: AsyncExitStack
-    """Whoever opens something pushes its closing here: it is closed in the reverse order."""
+    """The exit stack on which each opener pushes its closing; closed in reverse order."""
     secret: Secret
     tasks: TaskSet
     db: AsyncEngine

@@ -33,7 +33,7 @@ UNKNOWN_MODEL = "-"
 UPSTREAM_STATES = ("closed", "trying", "resting")
 """Those of `mcp_bridge.upstream.circuit_breaker`, the worst last."""
 MAX_CHILDREN = 4096
-"""Of one metric that are remembered by their labels."""
+"""How many label combinations of one metric are cached."""
 
 
 class LaneCounts(Protocol):

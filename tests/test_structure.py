@@ -36,7 +36,7 @@ DOCSTRINGS_WITHOUT_A_VERB = {"product": 0, "elsewhere": 0}
 FIELD_TEXTS_WITHOUT_A_VERB = {
     "foundation": 2,
     "engine": 103,
-    "gateway": 359,
+    "gateway": 158,
     "billing": 58,
     "mcp_bridge": 116,
     "elsewhere": 126,

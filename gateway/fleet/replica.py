@@ -22,12 +22,12 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     input_estimated: bool
     most_input_tokens: int | None = None
-    """Whoever counts them, where the request is capped. None: as many as `input_tokens`."""
+    """The upper bound of input tokens that a spending cap reserves for. None: `input_tokens`."""
     max_output_tokens: int
     """Over all choices; the worst case a limiter may have to hold."""
     max_tokens_given: bool
     payload: Any
-    """What `stream` needs; the replica's own business."""
+    """The replica's private data, which `stream` takes back."""
 
 
 class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class ReplicaHealth(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     backlog: float = 0.0
-    """Of an upstream, here: 0 where one more request would be sent at once."""
+    """For an upstream, the local backlog: 0 if one more request would be sent at once."""
 
 
 class InTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class MessagePlace(msgspec.Struct, frozen=True):
     """The message of a conversation that a token lies in."""
 
     path: str
-    """Where its client wrote it: `messages[2]`, `tools`."""
+    """The path in the client's body: `messages[2]`, `tools`."""
     index: int | None = None
-    """Of those that the model reads; None: it is no message."""
+    """The index among the messages that the model reads; None: not a message."""
     role: str | None = None

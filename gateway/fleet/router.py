@@ -36,10 +36,10 @@ MAX_DOUBLINGS = 5
 
 
 BUSIER, BUSIER_REQUESTS = 0.25, 1.0
-"""Of the mean load, and at least so many requests per weight: within that a load is as good as
-another for who has a prefix there."""
+"""The slack, as a share of the mean load and in requests per weight: a replica that has the prefix
+is preferred while its load stays within it."""
 DRAW_BYTES = 7
-"""Of a digest: as many bits as a float's mantissa has, and three more."""
+"""How many bytes of a digest make the draw: 56 bits, three more than a float's mantissa."""
 
 
 def affinity(request: GenerateRequest, principal: Principal) -> bytes | None:
@@ -57,7 +57,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     kind: ModelKind
     replicas: tuple[Replica, ...]
     rooms: tuple[WaitingRoom, ...] = ()
-    """Of its upstreams that have one."""
+    """The waiting rooms of those upstreams that have one."""
     cache_contract: ContractName | None = None
     """By which what its engine reused is counted; None: an upstream counts by itself."""
 

@@ -34,7 +34,7 @@ REST_S = 2.5 * LOOK_AGAIN_S
 MAX_LOOK = 64
 """Places that are tried before the others are left to the next time."""
 LOG_EVERY_S = 60.0
-"""What the kernel refuses is said so often."""
+"""A refusal by the kernel is logged at most this often."""
 
 _FREE, _TAKEN = 0, 1
 
@@ -113,7 +113,7 @@ class SharedPlaces:
         self._number, self._share, self._clock = number, share, clock
         self._taken: set[int] = set()
         self._next = random.Random().randrange(number)
-        """Where `_find_of_dead` goes on."""
+        """The slot at which `_find_of_dead` continues."""
         self._rests_until = 0.0
         self._logs_from = 0.0
 

@@ -23,9 +23,11 @@ from gateway.generation_events import MeteredUsage
 from gateway.lanes import Priority
 
 MAX_WAITING = 1024
-"""Of each lane; one more is refused, and before that one more of a tenant who has most of them."""
+"""The bound of each lane's queue. One more request is refused; before that, one more of the tenant
+with the most waiting."""
 MAX_WAIT_S = 600.0
-"""Where neither the lane nor the client has a deadline; the official SDK waits as long."""
+"""The longest wait if neither the lane nor the client has a deadline; the official SDK waits as
+long."""
 MAX_RETRY_AFTER_S = 60.0
 SMOOTHING = 0.2
 """Weight of the newest measurement in the moving averages."""
@@ -81,7 +83,7 @@ class WaitingRoom:
         self._share = FairShare()
         self._queues: dict[Lane, dict[str, _Queue]] = {lane: {} for lane in LANE_WEIGHTS}
         self._weights: dict[Lane, float] = dict.fromkeys(LANE_WEIGHTS, 0.0)
-        """Of the tenants that wait."""
+        """The total weight of the waiting tenants, by lane."""
         self.num_waiting: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         self.num_served: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         self._service_s: float | None = None

@@ -33,7 +33,7 @@ MAX_NOTED = 16_384
 noted."""
 FLUSH_BATCH = 1_000
 QUIET_SHARE = 20
-"""What is below one in so many of a gateway's share of a limit is not written."""
+"""A use below 1/20 of a gateway's share of a limit is not written."""
 MEASURES: dict[BucketKind, TokenMeasure] = {
     "t": "tokens_per_minute",
     "i": "input_tokens_per_minute",

@@ -45,7 +45,7 @@ SHORT_S = 1.0
 MAX_SHRINKS = 3
 MAX_ORGS = 65_536
 ONLY_ASKED: Any = (0, 0, 0, 0, {})
-"""Of `fund.lua`."""
+"""The arguments of `fund.lua` that only ask."""
 
 OrgCounter = tuple[str, str]
 """An org, and the key of the counter of all that it spends."""

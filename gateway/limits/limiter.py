@@ -103,9 +103,9 @@ from gateway.principal import Principal
 log = logging.getLogger(__name__)
 
 OnUse = Callable[[str, Sequence[ScopeLimits], Units, Units], None]
-"""Of an org, what was taken from scopes, and what of it was given back."""
+"""A callback that gets an org, its scopes, what was taken from them, and what was given back."""
 OnRefusal = Callable[[str, Sequence[Cap]], None]
-"""Of an org, the caps that have refused."""
+"""A callback that gets an org and the caps that refused."""
 
 LEASE_TTL_S = 60.0
 RENEW_INTERVAL_S = LEASE_TTL_S / 3
@@ -113,7 +113,8 @@ RENEW_BATCH = 256
 RETRY_S = 1.0
 STEP_TOKENS = 32
 MAX_AHEAD_TOKENS = 2 * STEP_TOKENS
-"""Of one stream: a step that nobody has written yet, and one beyond the debt at which all rest."""
+"""How far one stream may run ahead: one step that is not yet accounted for, and one beyond the debt
+at which sequences pause."""
 NOTHING = Units()
 SETTLEMENTS = tuple(Settlement)
 """By their numbers."""

@@ -59,7 +59,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_nano: int = 0
-    """Of what was used, where spending is capped."""
+    """The cost of the use, if spending is capped."""
 
     @property
     def tokens(self) -> int:
@@ -84,7 +84,7 @@ class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     """Per minute."""
     remaining: int
-    """What would pass at once; a full bucket holds `burst(limit)`."""
+    """How much would be admitted now; a full bucket holds `burst(limit)`."""
     reset_s: float
     """Until the bucket is full."""
 
@@ -147,11 +147,11 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """None: it can never fit."""
     state: RateState
     period: CapPeriod | None = None
-    """Of a cap on spending; then `limit` is nano-USD."""
+    """The period of a spending cap; `limit` is then in nano-USD."""
     paid_for: str | None = None
     """Not a cap is in the way but what was paid in advance for this model."""
     left_nano: int = 0
-    """Of it, neither spent nor held by what runs."""
+    """The part of the cap that is neither spent nor reserved."""
     ends_at: datetime | None = None
     """The period of the cap."""
     less_may_fit: bool = False
@@ -193,7 +193,7 @@ class Settlement(Enum):
     DEFERRED = 5
     """Redis is away; it is settled when it is back."""
     FAILED = 6
-    """What the organization has in Redis takes no script; the lease is left to its expiry."""
+    """A script failed on the organization's data in Redis; the lease is left to expire."""
 
 
 def scopes_of(principal: Principal, model: str, lane: Lane) -> tuple[ScopeLimits, ...]:

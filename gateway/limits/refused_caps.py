@@ -29,8 +29,8 @@ MAX_NOTED = 16_384
 """Caps between two flushes; of more, the ones that came last wait for their next refusal."""
 FLUSH_BATCH = 1_000
 REPEAT_S = 60.0
-"""What was told is told again no sooner: a cap that stands in the place of an archived one, with
-the same amount, looks the same here."""
+"""A refusal by the same cap is announced again no sooner: a cap that replaced an archived one of
+the same amount looks the same here."""
 
 Key = tuple[str, Cap]
 """Org, and the cap with the period in which it refused."""

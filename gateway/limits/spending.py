@@ -77,16 +77,16 @@ class SpendReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     caps: tuple[Cap, ...]
     input_pico: int
-    """Of a token of the input, at the dearest."""
+    """The highest price of an input token."""
     output_pico: int
     hold_nano: int
     input_nano: int
-    """Of `hold_nano`; what the queue of batches costs is in it."""
+    """The input's part of `hold_nano`, including a batch's queueing cost."""
     min_output_tokens: int
     """The fewest that are worth running it for, where nobody said how many; 0: as many as were
     asked for, or none."""
     model: str
-    """Which some of a balance may be for alone."""
+    """The model, since a part of a balance may be restricted to it."""
 
     def cost_nano(self, input_tokens: int, output_tokens: int) -> int:
         """Return the cost at most; exact is only the bill."""

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 KV_CACHE_FRACTION = 0.4
-"""Of the free memory, for the KV caches of the engines that are started together and say no size of
-their own."""
+"""The share of free memory for the KV caches of engines that start together without a configured
+size."""
 KV_CACHE_SIZES = ("kv_cache_bytes", "kv_cache_fraction", "num_blocks")
 """Three ways to say one thing: who says one of them has said it."""
 

@@ -90,7 +90,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     revision: Name | None = None
     engine: EngineAddress | None = None
     engine_options: EngineOptions = EngineOptions()
-    """What its engine is started with, over `[engine]`."""
+    """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []
     cache_contract: ContractName | None = None
     chat_template: Path | None = None
@@ -155,9 +155,9 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """The bucket stands in the path of a URL; else in the name of its host."""
     connect_timeout_s: StoreTimeout = 5.0
     timeout_s: StoreTimeout = 30.0
-    """Of one request with all its repetitions begun."""
+    """The deadline of one request, including its retries."""
     part_bytes: PartBytes = 4 * 1024 * 1024
-    """Of one object; each open upload and each reader holds one in memory."""
+    """The part size of one object; each open upload and each reader holds one part in memory."""
 
 
 class WrittenMcpOauth(Strict, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class WrittenMcpSampling(Strict, frozen=True, kw_only=True):
     by: Literal["caller", "engine", "off"] = "caller"
     model: Name | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
-    """Of one answer, whatever the server asks for."""
+    """The bound on one answer, whatever the server requests."""
     max_per_call: Annotated[int, Meta(ge=1, le=64)] = 8
 
 
@@ -199,11 +199,11 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     name: McpName
     url: Url | None = None
     transport: Literal["http", "sse"] = "http"
-    """Of `url`: Streamable HTTP, or what was before it (2024-11-05)."""
+    """The transport of `url`: Streamable HTTP, or HTTP with SSE (revision 2024-11-05)."""
     openapi: Annotated[str, Meta(min_length=1, max_length=2048)] | None = None
     """A document, an absolute path or a URL, of the HTTP API at `url`."""
     query_credentials: list[Name] = []
-    """Of such an API: what of the vault is shown in the query, not as headers."""
+    """The vault credentials of such an API that go in the query, not in headers."""
     namespace: McpName | None = None
     orgs: Annotated[list[OrgId], Meta(max_length=1000)] | None = None
     """With `projects`: whom it is there for; for all others there is no such server. Neither: for
@@ -214,14 +214,14 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     network: Literal["public", "private", "loopback"] = "public"
     credential: Literal["none", "tenant", "user"] = "none"
     issuer_hosts: Annotated[list[Name], Meta(max_length=16)] = []
-    """What gives tokens for it: hosts that may lie in `network`, too. Without any, only on the
-    public internet."""
+    """The hosts that issue tokens for it and may also lie in `network`. Empty: public hosts
+    only."""
     command: Name | None = None
     """An absolute path; the rest is of it alone."""
     args: list[str] = []
     environment: dict[str, str] = {}
     credential_names: list[str] = []
-    """Of variables that are filled from the vault."""
+    """The environment variables that are filled from the vault."""
     oauth: WrittenMcpOauth | None = None
     digests: list[dict[str, str]] = []
     """Compared before each start: `kind` (file, tree, image), `path`, `sha256`; `reference`."""
@@ -237,13 +237,13 @@ class WrittenMcpStdio(Strict, frozen=True, kw_only=True):
 
     isolation: Literal["auto", "uid", "bubblewrap", "none"] = "auto"
     uids: Path = Path("/var/lib/tollgate/uids")
-    """Of all gateways of this host: which uid is whose."""
+    """The registry of assigned uids, shared by all gateways of this host."""
     scratch: Path | None = None
-    """Where their folders are made; None: under the home."""
+    """The parent of the servers' scratch folders; None: under the home."""
     idle_stop_s: Annotated[float, Meta(ge=1, le=86_400)] = 300.0
     unpinned: Literal["warn", "refuse"] = "warn"
-    """Of a server whose arguments name a package without its exact version, or an image without its
-    digest."""
+    """How to treat a server whose arguments name a package without an exact version, or an image
+    without a digest."""
 
 
 class WrittenToolLoop(Strict, frozen=True, kw_only=True):
@@ -256,7 +256,7 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
     max_parallel_calls: Annotated[int, Meta(ge=1, le=64)] = 8
     max_call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 120.0
     max_result_bytes: Annotated[int, Meta(ge=64, le=8 << 20)] = 64 * 1024
-    """Of one result, as the model is shown it; what is behind them is cut off."""
+    """The bound on one result as the model sees it; the rest is cut off."""
     max_tokens: Annotated[int, Meta(ge=1)] = 2_000_000
     """Read and written, over all rounds."""
     max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
@@ -267,10 +267,10 @@ class WrittenMcp(Strict, frozen=True, kw_only=True):
     """`[mcp]`."""
 
     max_catalogue_tokens: Annotated[int, Meta(ge=0)] = 200_000
-    """What the tools behind one URL may cost a model that are listed; beyond it they are searched.
-    Four bytes of JSON are one."""
+    """The token budget for listed tools behind one URL; beyond it, tools are searched instead. Four
+    bytes of JSON count as one token."""
     search_model: Name | None = None
-    """Of embeddings, by which tools are searched beside their words."""
+    """The embedding model for tool search, beside matching words."""
     loop: WrittenToolLoop = WrittenToolLoop()
     stdio: WrittenMcpStdio = WrittenMcpStdio()
     servers: Annotated[list[WrittenMcpServer], Meta(max_length=64)] = []

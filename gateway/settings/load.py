@@ -105,16 +105,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     response_lifetime_days: ResponseDays = 30.0
     """How long what /v1/responses stores is kept."""
     max_file_bytes: FileBytes = 512 * 1024 * 1024
-    """Of one file that is uploaded, or that a batch writes."""
+    """The bound on one file, uploaded or written by a batch."""
     max_org_file_bytes: FileBytes = 10 * 1024**3
-    """Of all files of one organization."""
+    """The bound on all files of one organization."""
     max_batch_lines: BatchLines = 50_000
     max_batch_bytes: FileBytes = 200 * 1024 * 1024
-    """Of the input of one batch."""
+    """The bound on the input of one batch."""
     batch_concurrency: Concurrency = 16
     """Requests of batches that one worker has under way."""
     file_store: FileStoreConfig | None = None
-    """Where the content of new files goes. None: to Postgres."""
+    """The store for the content of new files. None: Postgres."""
     log_level: LogLevel = "info"
     mcp_servers: tuple[WrittenMcpServer, ...] = ()
     """Behind /mcp, for every org."""
@@ -146,7 +146,7 @@ FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struc
 POINTERS = {"TOLLGATE_CONFIG": "config", "TOLLGATE_MODEL": "model"}
 """A file to read, and one model, a folder or a repository, in the place of all configured ones."""
 OF_COMMANDS = ("TOLLGATE_API_KEY",)
-"""What commands read that call a running gateway; no setting."""
+"""Variables that client commands read; they are no settings."""
 
 
 def config_path(

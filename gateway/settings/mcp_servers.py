@@ -42,7 +42,7 @@ OF_COMMANDS = (
 )
 OF_URLS = ("transport", "network")
 MCP_CALLS = "mcp"
-"""What the price book calls the calls of every server that it does not name."""
+"""The price book's entry for calls of servers that have no entry of their own."""
 
 
 def priced_as(server: str) -> str:

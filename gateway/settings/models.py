@@ -32,14 +32,14 @@ from gateway.settings.file import (
 )
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-"""Where `models/penny` and the price books that come with Tollgate stand."""
+"""The folder that holds `models/penny` and the shipped price books."""
 
 
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
     *("tokenizer", "context_window", "max_output_tokens"),
 )
-"""What an upstream alone is told of."""
+"""Options that only apply to upstreams."""
 
 
 class ReplicaConfig(Strict, frozen=True, kw_only=True):
@@ -48,14 +48,14 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     upstream: Url
     """Its base URL, `/v1` included."""
     upstream_model: str
-    """What the model is called there."""
+    """The model's name at the upstream."""
     api_key_env: str | None = None
     """Name of the environment variable that holds its key; None: it wants none."""
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     """Requests at once, of all gateway processes together: each has its part, rounded down."""
     max_tokens_field: MaxTokensField = "max_tokens"
-    """Where it is told how much it may write, if the client does not say."""
+    """The field that carries the output bound to the upstream if the client sets none."""
 
     @property
     def account(self) -> tuple[str, str, str | None]:
@@ -84,9 +84,9 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     repository: str | None = None
     """`org/name` on a hub."""
     revision: str | None = None
-    """Of the repository: a branch, a tag or a commit; None: its default branch."""
+    """The repository's branch, tag or commit; None: its default branch."""
     engine: EngineAddress | None = None
-    """Where its engine listens; set for every model with a path or a repository."""
+    """The address that its engine listens on; set for every model with a path or a repository."""
     starts_engine: bool = False
     """True where `tollgate up` runs that engine; False where somebody else does."""
     engine_options: EngineOptions = EngineOptions()
@@ -105,7 +105,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     context_window: PositiveInt | None = None
     """Tokens; None: the engine says, or the upstream refuses."""
     max_output_tokens: PositiveInt | None = None
-    """What an upstream writes at most of one choice, if nobody says."""
+    """The upstream's own bound on one choice's output, if no bound is given."""
     tokenizer: Path | None = None
     """tokenizer.json or its folder, to count an upstream's input exactly."""
 

@@ -41,7 +41,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     """A vendor's format of an answer, streamed or whole."""
 
     id_prefix: str
-    """Of an answer's id: `chatcmpl-`."""
+    """The prefix of an answer's id: `chatcmpl-`."""
     encoder: Callable[[GenerateRequest, AnswerHeader], Encoder]
     opening: Callable[[GenerateRequest, AnswerHeader], Opening | None] | None = None
     """Makes what a stream begins with, once the prompt is counted. None: nothing."""

@@ -169,7 +169,7 @@ class ParsedChoice(ChoiceText):
         self._deltas: list[Delta] = []
         """Not shown yet."""
         self._logprobs: list[TokenInfo] = []
-        """Of tokens of which nothing is shown yet."""
+        """Logprobs of tokens that have not produced visible text yet."""
 
     def push(self, token_ids: list[int]) -> Piece:
         """The text goes to the parser."""

@@ -42,9 +42,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's fields that a client knows under another name."""
     kept: Prefixes = NO_PREFIXES
     form: OutputForm | None = None
-    """What the output must be."""
+    """The grammar that the output must follow."""
     rendered: RenderedPrompt | None = None
-    """Of a conversation."""
+    """The rendered prompt of a conversation."""
 
 
 def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:

@@ -34,7 +34,7 @@ class Prefixes(msgspec.Struct, frozen=True):
 
     breakpoints: tuple[Breakpoint, ...] = ()
     digests: tuple[bytes, ...] = ()
-    """Of the tokens before each."""
+    """The digests of the tokens before each place."""
 
 
 NO_PREFIXES = Prefixes()
@@ -46,16 +46,16 @@ class KeepRequest(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     model: str
     engine_id: str
-    """Of the engine's process."""
+    """The id of the engine's process."""
     asked_at: float
     """Unix seconds."""
     breakpoints: tuple[Breakpoint, ...]
     prefixes: tuple[bytes, ...]
-    """What is before each of them, as digests."""
+    """The digests of the tokens before each."""
 
 
 OnAsked = Callable[[str, KeepRequest], None]
-"""Of an attempt, by its id."""
+"""A callback that gets an attempt's id and its request to keep a prefix."""
 Render = Callable[[Sequence[Message], int | None], str]
 """A part of a conversation, with so many of its tools (None: all), to which nobody is to answer.
 Raises `engine.errors.InvalidRequest`."""

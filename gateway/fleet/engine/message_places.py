@@ -18,7 +18,7 @@ from gateway.fleet.replica import MessagePlace
 from gateway.generate_request import ChatPrompt, PromptPlace
 
 BROKEN = "\ufffd"
-"""What the bytes of a part of a character are decoded to."""
+"""The replacement character, which an incomplete UTF-8 sequence decodes to."""
 
 
 def chars_before(

@@ -32,7 +32,7 @@ ANY_OBJECT = {"type": "object"}
 GOES_ON = "\ue0f0goes on\ue0f1"
 """Behind the beginning of an answer, while a template writes what stands around it."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""What chat templates call it: Qwen's, DeepSeek's."""
+"""The template variables that switch thinking off: Qwen's and DeepSeek's."""
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,9 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     reasoning_state: ReasoningState = "unsaid"
     form: OutputForm | None = None
-    """What the output must be, behind its reasoning."""
+    """The grammar that the output must follow after its reasoning."""
     kept: Prefixes = NO_PREFIXES
-    """What of it is to be kept."""
+    """The prefixes of the prompt to keep in the cache."""
 
 
 class ModelFormat:

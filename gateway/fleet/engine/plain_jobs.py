@@ -31,11 +31,12 @@ from gateway.lanes import Priority
 from gateway.request_errors import BadField, ContextTooLong
 
 MAX_TOKENS_TOGETHER = 300_000
-"""Of several prompts (OpenAI's, of embeddings); one alone may be as long as the context."""
+"""The bound on all prompts of an embeddings request together (as OpenAI has it); one prompt alone
+may fill the context."""
 CHARS_PER_PROMPT = 64
-"""What a prompt costs beyond its text, in characters' worth of tokenizing."""
+"""The tokenizing cost of a prompt beyond its text, in characters."""
 CHARS_PER_TOKEN = 4
-"""What it costs to make text of one, alike."""
+"""The cost of detokenizing one token, in characters of tokenizing."""
 COMPLETION_NAMES: Mapping[str, str] = {"prompt_token_ids": "prompt", "more_prompts": "prompt"}
 EMBEDDING_NAMES: Mapping[str, str] = {"prompt_token_ids": "input", "more_prompts": "input"}
 

@@ -17,7 +17,7 @@ from gateway.lru import Lru
 
 CHUNK_TOKENS = 128
 MAX_CHUNKS = 65_536
-"""Of 16 bytes each, and what a mapping adds."""
+"""The bound on remembered chunks: 16 bytes each, plus the mapping's overhead."""
 
 
 class EarlierPrompt(NamedTuple):

@@ -55,11 +55,11 @@ from gateway.lanes import Priority, first_token_s
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
 
 RESTART_S = 1.0
-"""What a client is told to wait for an engine that is away: its supervisor is starting it again."""
+"""The `Retry-After` for an engine that is down: its supervisor is restarting it."""
 
 CHARS_PER_MESSAGE = 128
-"""What a message costs beyond its text, in characters' worth of tokenizing: the template's work
-and its delimiters take some 50 microseconds."""
+"""The tokenizing cost of a message beyond its text, in characters: the template's work and its
+delimiters take some 50 microseconds."""
 
 CHAT_NAMES = {"prompt_token_ids": "messages", "logprobs": "top_logprobs"}
 """The engine's fields that a client knows under another name."""

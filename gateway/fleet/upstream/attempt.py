@@ -48,7 +48,7 @@ class Attempt:
         self._text = None if prompt is None else UpstreamText(prompt.stop)
         self.connection: Connection | None = None
         self.sent = False
-        """Of an aborted one: the upstream had the whole request and may have begun."""
+        """Whether the upstream had the whole request before an abort, and may have begun."""
         self._clock = clock
         self._begun_at = clock()
         self._aborted = False

@@ -32,7 +32,7 @@ UNKNOWN_THERE = (
 ALIKE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 """Fields of the same name and meaning."""
 FORM_NAME = "answer"
-"""Where a schema has to have one."""
+"""The schema name that is sent if the client gave none; the field is required."""
 UNSAID = ChatPrompt(messages=[])
 
 

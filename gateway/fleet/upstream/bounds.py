@@ -50,9 +50,9 @@ TEXT_FIELDS = frozenset(
         *("cache_control", "prompt_cache_breakpoint"),
     }
 )
-"""Of a message, those that become no more tokens than they have bytes."""
+"""Fields of a message that become at most one token per byte."""
 READS_MORE = ("chat_template", "data_sources")
-"""Of a body: what lets an upstream read what does not stand in it."""
+"""Fields of a body that make an upstream read text that is not in the body."""
 
 
 class InputSize(msgspec.Struct, frozen=True):

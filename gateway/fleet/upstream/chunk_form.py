@@ -21,13 +21,13 @@ SEPARATOR = b"\x00"
 _plain = re.compile(
     rb'(?:[^"\\\x01-\x1f]++|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+'
 ).match
-"""What may stand between the quotes of a JSON string, or of several. It may still not be UTF-8."""
+"""Match the inside of one or several JSON strings. It may still be invalid UTF-8."""
 
 
 class ChunkRun(NamedTuple):
     texts: list[bytes]
     size_bytes: int
-    """Of the stream that they took."""
+    """The size in the stream."""
 
 
 class ChunkForm(msgspec.Struct, frozen=True):

@@ -48,7 +48,8 @@ CODES = frozenset(
         *("image_too_large", "image_too_small", "image_parse_error", "request_too_large"),
     }
 )
-"""What a client may read as `code`. Other words are a vendor's own and may tell who it is."""
+"""The `code` values that are passed to clients. Others are the vendor's own and may reveal which
+vendor it is."""
 
 HIDDEN = "***"
 URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>)]+", re.IGNORECASE)
@@ -57,7 +58,7 @@ IDENTIFIER = re.compile(
     r"|arn:[\w:/.-]+)",
     re.IGNORECASE,
 )
-"""Of an account, a key, a project over there."""
+"""Patterns of the upstream's ids of accounts, keys and projects."""
 STEP = re.compile(r"[.\[]*([^.\[\]]+)\]?")
 """One step of a path such as `messages[0].content`, `messages.[0].content` or `tools.0`."""
 

@@ -17,8 +17,8 @@ from gateway.fleet.upstream.chunk_form import ChunkForm
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, RawRun
 
 BYTES_PER_TOKEN = 5
-"""Of text in chunks of several tokens. A little more than English has, so that chunks of one token,
-which are the rule, are counted as chunks; where it errs, it errs for the client."""
+"""The assumed bytes per token where a chunk holds several tokens. A little more than English has,
+so that chunks of one token, the rule, are counted as chunks; it errs in the client's favour."""
 MAX_COUNT = 2**40
 DONE = b"[DONE]"
 MAX_MISSES = 8
@@ -71,7 +71,7 @@ class _Choice(msgspec.Struct):
     delta: dict[str, Raw] | None = None
     message: dict[str, Raw] | None = None
     text: Raw = Raw(b"")
-    """Of a legacy completion."""
+    """The text of a legacy completion."""
     finish_reason: str | None = None
 
 
@@ -129,12 +129,12 @@ class UpstreamMeter:
             self._known = MeteredUsage(embedding_input=input_tokens, estimated=True)
         self._num_new_chunks = 0
         self._new_bytes = 0
-        """Of text that is not in `_known`."""
+        """The bytes of text that `_known` does not count yet."""
         self._finished: set[int] = set()
         self.done = False
         """`[DONE]` was read."""
         self.form: ChunkForm | None = None
-        """Of the last chunk that was parsed, where it has one and the next are worth comparing."""
+        """The form of the last parsed chunk, if the next ones are worth comparing with it."""
         self._misses = 0
 
     @property

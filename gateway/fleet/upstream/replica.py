@@ -60,7 +60,7 @@ ERROR_TIMEOUT_S = 10.0
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 ASSUMED_TOKENS_PER_S = 50.0
-"""Of a request, until one was measured."""
+"""The assumed speed of a request until one was measured."""
 RATE_SMOOTHING = 0.2
 """Weight of the newest measurement in the moving average."""
 

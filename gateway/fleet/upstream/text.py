@@ -32,7 +32,7 @@ FINISH_REASONS: dict[str, FinishReason] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
 }
-"""What is none of them is an end all the same: `stop`."""
+"""Finish reasons by name; any other reason becomes `stop`."""
 
 
 class _Part(msgspec.Struct):
@@ -102,7 +102,7 @@ class UpstreamText:
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = stop
         self._calls: dict[int, list[int | str | None]] = {}
-        """Of each choice, what its calls are told apart by, in the order of their coming."""
+        """By choice, the keys that tell its calls apart, in order of arrival."""
 
     def read(self, items: Sequence[RawChunk | RawRun | RawBody]) -> tuple[TextDelta, ...]:
         """Raises BrokenAnswer."""

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 OF_ALL = "tollgate:epoch"
 KEPT_MS = 7 * 86_400_000
-"""Of one organization's; then it is taken from that of all anew."""
+"""How long an organization's mark is kept; then it is copied from the global mark again."""
 MAX_EMPTIED = 3
 """How often Redis may be emptied while an organization is given its epoch."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gateway.limits.redis.scope_limits import ScopeLimits
 
 GATEWAYS = "tollgate:gateways"
-"""Who serves: process id -> when it was last heard of, in Unix seconds."""
+"""The serving gateways: process id -> time of its last heartbeat, in Unix seconds."""
 
 
 def epoch_key(org_id: str) -> str:

@@ -28,14 +28,14 @@ from gateway.lru import Lru
 SHARE = 0.8
 BURST_PARTS = 4
 MAX_SCOPES = 16_384
-"""Of which the buckets are remembered."""
+"""How many scopes have local buckets."""
 UNKNOWN_S = 1.0
 """Until a stream ends, which nobody knows."""
 
 
 class LocalRefusal(msgspec.Struct, frozen=True):
     place: int
-    """Of the scope."""
+    """The index of the scope."""
     kind: str
     wait_s: float
     """Infinity: for ever."""
@@ -46,9 +46,9 @@ class LocalGrant(msgspec.Struct, frozen=True):
 
     bucket: BucketLimit
     least: int
-    """Of the bucket here, which was full."""
+    """The deficit of the local bucket, which began full."""
     most: int
-    """Of its share of the bucket in Redis, had that been empty."""
+    """The deficit of its share of the bucket in Redis, had that begun empty."""
     passed: int
     """All of which this is what has not refilled."""
 
@@ -58,7 +58,7 @@ class _Bucket(msgspec.Struct):
     per_s: float = 0.0
     """Units, of this gateway's share."""
     rate: float = 0.0
-    """What is used of them."""
+    """The rate of use."""
     capacity: float = 0.0
     full_s: float = 0.0
     """How long the one in Redis takes to fill."""

@@ -36,7 +36,7 @@ DEBIT_TTL_MS = 900_000
 
 
 MAX_ROUNDS = 4
-"""Of posting what is granted while the round before is posted."""
+"""How often posting repeats for grants that were made while it ran."""
 NOBODY = org_keys("-")
 """To probe with, where nothing was granted."""
 

@@ -16,7 +16,7 @@ import msgspec
 from gateway.lru import Lru
 
 COMFORT = 10
-"""What is left must be so many times what all gateways may let pass."""
+"""The allowance is used only if this many times what all gateways may admit is left."""
 HEARD_S = 300.0
 """Before that, what was left says nothing."""
 MAX_COUNTERS = 65_536
@@ -26,7 +26,7 @@ class _KnownCounter(msgspec.Struct):
     left_nano: int
     heard_at: float
     taken_nano: int = 0
-    """Of it, since then, by this gateway alone."""
+    """The part that this gateway has taken since then."""
 
 
 class OutageSpending:

@@ -105,9 +105,9 @@ class McpServerOffer(msgspec.Struct, frozen=True, kw_only=True):
     approved: int
     waiting: int
     digest: str
-    """Of all that waits, to the byte."""
+    """The digest of all waiting changes, to the byte."""
     changes: list[McpChange]
-    """Of what waits, the first 500."""
+    """The first 500 waiting changes."""
     never: list[McpNeverShown]
 
 

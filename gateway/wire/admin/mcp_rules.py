@@ -42,7 +42,8 @@ class McpApproval(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     """The key or OAuth client that makes it; it cannot answer, unless the rules leave it to it."""
     decider: Literal["administrator", "caller"]
-    """Whose answer the rules want. Where it is the caller's, an administrator may answer, too."""
+    """The person whose answer the rules want. If it is the caller, an administrator may answer,
+    too."""
     pin: str
     """The digest of the tool as it was approved."""
     arguments_digest: str
@@ -51,7 +52,7 @@ class McpApproval(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     decided_by: str | None
     call_id: str | None
-    """Of the call that it was used for."""
+    """The id of the call that it was used for."""
 
 
 class McpApprovalArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,8 @@ class McpRule(
     annotations: dict[str, bool] = {}
     when: Text = ""
     decider: Literal["administrator", "caller"] = "administrator"
-    """Who answers, where it asks: `caller` leaves it to whoever called (docs/mcp-tools.md)."""
+    """The person who answers if the rule asks: `caller` leaves it to the caller
+    (docs/mcp-tools.md)."""
     rate: McpCallLimit | None = None
     budget: McpSpendLimit | None = None
 
@@ -101,7 +103,7 @@ class McpRulesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class McpRules(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "mcp.rules"
     version: str
-    """What approvals are bound to: another set of rules ends them."""
+    """The version that approvals are bound to: a change of the rules ends them."""
     rules: list[McpRule]
     warnings: list[str] = []
-    """Where they are replaced: rules that name no configured server, no project or no key."""
+    """Warnings of a replacement: rules that name no configured server, no project or no key."""

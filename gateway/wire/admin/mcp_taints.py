@@ -15,7 +15,7 @@ class McpTaint(msgspec.Struct, frozen=True, kw_only=True):
     """The user, service account or key that it acts for."""
     project_id: str
     servers: list[str]
-    """What they said taints."""
+    """The servers whose results taint a session."""
     expires_at: int
     """In Unix seconds, if they say nothing more."""
 

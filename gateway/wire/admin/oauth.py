@@ -26,7 +26,7 @@ class RegistrationRefused(OAuthErrorBody, frozen=True, kw_only=True):
     """A refused registration (RFC 7591, 3.2.2)."""
 
     field: str
-    """What is not accepted; `body`: all of it."""
+    """The field that is refused; `body`: all of it."""
 
 
 class ClientForm(msgspec.Struct, kw_only=True):

@@ -37,11 +37,11 @@ class ClientWritten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     policy_uri: Uri | None = None
     contacts: Annotated[list[str], Meta(max_length=8)] = []
     project_id: Id | None = None
-    """Who is billed; None: a project of the user."""
+    """The project that is billed; None: a project of the user."""
     service_account_id: Id | None = None
     """Whom it acts for when it comes alone."""
     plan: Id | None = None
-    """What all that hold its tokens may use together; None: no limits of its own."""
+    """The limits that all holders of its tokens share; None: no limits of its own."""
 
 
 class SecretRotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

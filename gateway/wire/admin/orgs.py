@@ -42,7 +42,7 @@ class OrgView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     archived_at: int | None
     suspension_lifted_at: int | None
-    """What had suspended it by then does so no longer."""
+    """The time at which an operator lifted the suspension; earlier causes no longer suspend."""
 
 
 class FirstKey(msgspec.Struct, frozen=True, kw_only=True):

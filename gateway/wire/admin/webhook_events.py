@@ -55,7 +55,7 @@ EventType = Literal[
     "invoice.paid",
     "invoice.voided",
 ]
-"""What an endpoint can ask for."""
+"""The event types that an endpoint can subscribe to."""
 BUDGET: EventType = "budget.threshold_reached"
 RATE_LIMIT: EventType = "rate_limit.threshold_reached"
 UNUSUAL_SPEND: EventType = "spend.unusual"
@@ -98,7 +98,7 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     """`spend`, `unusual_spend` (of an hour, whose usual most is the limit), or the limit of a
     plan."""
     cap_id: str | None
-    """Which of the scope's caps; null of a rate limit."""
+    """The id of the scope's cap; null for a rate limit."""
     period: EventPeriod
     threshold_percent: int
     limit: Quantity
@@ -142,7 +142,7 @@ class ApprovalRequested(msgspec.Struct, frozen=True, kw_only=True):
     decider: Decider
     """`caller`: the rules leave the answer to it."""
     arguments_digest: str
-    """What is approved is this call alone; its arguments are kept nowhere."""
+    """The digest of the arguments: only this call is approved, and its arguments are not stored."""
     expires_at: datetime
 
 
@@ -199,7 +199,7 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "alert"
     id: str
     type: str
-    """Of the event that tells of it."""
+    """The type of the event that reports it."""
     scope: EventScope
     measure: str
     cap_id: str | None
@@ -208,7 +208,7 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     threshold_percent: int
     limit: Quantity
     used: Quantity
-    """Of `credits_low` and `credits_exhausted`: what is left."""
+    """The quantity used; for `credits_low` and `credits_exhausted`, the quantity left."""
     reason: Reason | None
     """`spent`, or `refused` by a hard cap or an empty balance; null of a rate limit."""
     occurred_at: int

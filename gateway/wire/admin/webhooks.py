@@ -66,7 +66,7 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None
     """When it is given up."""
     last_status: int | None
-    """What the last attempt was answered; null: nothing came."""
+    """The status that answered the last attempt; null: no answer came."""
     last_failure: str | None
     created_at: int | None
     ended_at: int | None

@@ -58,7 +58,7 @@ class DeltaUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     cost: UsageCost | UnsetType = UNSET
-    """Where it was asked for."""
+    """The cost, if it was requested."""
 
 
 class MessageUsage(DeltaUsage, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ CUSTOM_ID = r"^[a-zA-Z0-9_-]{1,64}$"
 MAX_REQUESTS = 100_000
 MAX_BODY_BYTES = 256 * 1024 * 1024
 MAX_KEY_BYTES = 256
-"""Of a field of the body, with its quotes."""
+"""The bound on a field name of the body, with its quotes."""
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _MARK = re.compile(rb'["{}\[\]]')
@@ -54,12 +54,12 @@ class BodyReader:
     def __init__(self, *, max_requests: int, max_request_bytes: int) -> None:
         self._max_requests, self._max_request_bytes = max_requests, max_request_bytes
         self._bytes = bytearray()
-        """What is not done with."""
+        """The bytes that are not parsed yet."""
         self._at = 0
         """How far they were looked at."""
         self._expected = "start"
         self._depth = 0
-        """Of the request that is looked through; 0: between them."""
+        """The nesting depth within the current request; 0: between requests."""
         self._in_text = False
         self._first_of: dict[str, int] = {}
 

@@ -26,7 +26,7 @@ ProcessingStatus = Literal["in_progress", "canceling", "ended"]
 class NewBatchedRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     custom_id: Annotated[str, Meta(pattern=CUSTOM_ID)]
     params: dict[str, Any]
-    """Of `/v1/messages`."""
+    """A body of `/v1/messages`."""
 
 
 class NewMessageBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

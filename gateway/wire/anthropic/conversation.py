@@ -45,7 +45,7 @@ class ConversationBuilder:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        """Of what each message was made of first."""
+        """The path of the first block that each message was made of."""
         self.blocks: list[Block] = []
         self.num_other_chars = 0
         self.continues = False

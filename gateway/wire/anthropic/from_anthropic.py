@@ -42,7 +42,7 @@ from gateway.wire.shared.cache_control import FIELD, Block, breakpoints_of, of_t
 from gateway.wire.shared.refusals import check_values, decode
 
 EFFORTS: tuple[tuple[int, ReasoningEffort], ...] = ((4096, "low"), (16384, "medium"))
-"""Of a budget below so many tokens; from there on `high`."""
+"""The effort for budgets below each bound; larger ones mean `high`."""
 
 _messages_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)

@@ -80,7 +80,7 @@ class TextBlock(StrictStruct, tag_field="type", tag="text"):
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[list[None], Meta(max_length=0)] | None = None
-    """Of an earlier answer, which has none."""
+    """The citations of an earlier answer, which has none."""
 
 
 class ThinkingBlock(StrictStruct, tag_field="type", tag="thinking"):

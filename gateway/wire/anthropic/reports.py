@@ -40,7 +40,7 @@ GROUPS: Mapping[str, str] = {
 }
 """Theirs, and what `reports.usage` calls it."""
 DESCRIPTION = ("model", "served_as", "component")
-"""What costs are told apart by where they are grouped by description."""
+"""The fields that a report grouped by description has."""
 TOKEN_TYPES: Mapping[Component, str] = {
     "uncached_input": "uncached_input_tokens",
     "cache_read": "cache_read_input_tokens",
@@ -50,7 +50,7 @@ TOKEN_TYPES: Mapping[Component, str] = {
     "reasoning_output": "output_tokens",
     "embedding_input": "uncached_input_tokens",
 }
-"""Of what is counted in tokens."""
+"""The components that are counted in tokens."""
 RENAMED = {"start_time": "starting_at", "end_time": "ending_at"}
 """Parameters of `reports.usage` that are called otherwise here."""
 
@@ -220,7 +220,8 @@ class AnthropicError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DETAILS = {"thread": ErrorDetails("thread_unsupported_request")}
-"""Of fields whose refusal the official SDK's loop of tools has an answer to: it goes on without."""
+"""Error details for fields whose refusal the official SDK's tool loop handles by going on without
+them."""
 OVERLOADED = 529
 ERROR_TYPES = {
     401: "authentication_error",

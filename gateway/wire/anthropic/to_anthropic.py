@@ -131,7 +131,7 @@ class Piece(NamedTuple):
     kind: Kind
     text: str
     name: str | None = None
-    """Of a call, whose block begins with this piece."""
+    """The name of the call whose block begins with this piece."""
 
 
 class Cutter:
@@ -231,7 +231,7 @@ class MessageBody:
         self._head = head
         self._cutter = Cutter()
         self._blocks: list[tuple[Piece, list[str]]] = []
-        """What each begins with, and all its text."""
+        """The first piece and the text of each block."""
 
     def encode(self, items: Items) -> bytes:
         for piece in self._cutter.pieces(items):

@@ -55,7 +55,7 @@ class StructuredOutputs(StrictStruct):
     """A schema, or its text."""
     json_object: bool | None = None
     regex: str | None = None
-    """Of the whole answer."""
+    """A regular expression that the whole answer must match."""
     choice: Alternatives | None = None
     grammar: str | None = None
     """GBNF, or llguidance's dialect of Lark."""

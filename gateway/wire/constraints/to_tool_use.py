@@ -15,7 +15,7 @@ from gateway.generate_request import Tool, ToolUse
 from gateway.request_errors import BadField
 
 NAME = re.compile("[a-zA-Z0-9_-]+")
-"""Of a tool: OpenAI's, and Anthropic's. How long one may be its field says."""
+"""The characters that OpenAI and Anthropic allow in a tool's name. The field bounds its length."""
 
 
 class Function(Protocol):

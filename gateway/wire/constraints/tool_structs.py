@@ -13,7 +13,7 @@ from gateway.wire.shared.cache_control import CacheControl
 MAX_TOOLS = 128
 """OpenAI's."""
 MAX_TOOL_CALLS = 128
-"""Of one message."""
+"""The bound on the calls of one message."""
 MAX_NAME_CHARS = 128
 """OpenAI allows 64; names of MCP tools are longer."""
 
@@ -63,7 +63,7 @@ class CalledFunction(StrictStruct):
     arguments: str
     """As the model wrote them: JSON, if it did well."""
     parsed_arguments: Any = None
-    """What a client's library read in them; not read here."""
+    """A client library's parsed copy of the arguments; ignored."""
 
 
 class ToolCall(StrictStruct):

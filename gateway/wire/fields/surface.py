@@ -15,4 +15,4 @@ class SurfaceFields(msgspec.Struct, frozen=True, kw_only=True):
     notes: Mapping[str, str]
     """Path to what is to be known."""
     refused_values: Mapping[str, frozenset[str]]
-    """Of honoured fields: values that a vendor knows and that are refused by name."""
+    """By honoured field, the values that a vendor knows and that are refused by name."""

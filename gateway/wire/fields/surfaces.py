@@ -272,4 +272,4 @@ SURFACES = (
     *(MESSAGES, COUNT_TOKENS, MODELS, *BATCH_SURFACES),
 )
 FORWARDED = BILLED_OTHERWISE
-"""Of an upstream's model: refused, and why."""
+"""Fields that are refused for an upstream's model, with the reason."""

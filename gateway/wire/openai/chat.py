@@ -29,7 +29,7 @@ from gateway.wire.usage.cost import UsageCost
 MAX_CHOICES = 128
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
-"""Of content, over all messages of a request."""
+"""The bound on content parts over all messages of a request."""
 MAX_STOP_STRINGS = 16
 """OpenAI allows 4."""
 MAX_STOP_CHARS = 1024
@@ -103,9 +103,9 @@ class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     reasoning_content: str | None = None
     """Not OpenAI's: what the model thought, for templates that show it."""
     parsed: Any = None
-    """What a client's library read in the content; not read here."""
+    """A client library's parsed copy of the content; ignored."""
     provider_specific_fields: dict[str, Any] | None = None
-    """What litellm puts beside a message that it read, and sends back with it; not read here."""
+    """A field that litellm adds to messages and sends back; ignored."""
 
 
 class ToolMessage(StrictStruct, tag_field="role", tag="tool"):
@@ -223,7 +223,7 @@ class CompletionUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     cost: UsageCost | UnsetType = UNSET
-    """Where it was asked for."""
+    """The cost, if it was requested."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class EmbeddingRequest(StrictStruct):
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
-    """Of what was sent."""
+    """The index of the input."""
     embedding: list[float] | str
     """A text: base64 of float32, little-endian."""
 
@@ -51,7 +51,7 @@ class EmbeddingUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     total_tokens: int
     cost: UsageCost | UnsetType = UNSET
-    """Where it was asked for."""
+    """The cost, if it was requested."""
 
 
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):

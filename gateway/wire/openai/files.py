@@ -19,7 +19,7 @@ from gateway.wire.shared.page_query import PageQuery
 from gateway.wire.shared.refusals import to_bad_value
 
 BATCH_EXPIRY_S = 30 * 86_400
-"""Of what is uploaded for a batch, where nobody says."""
+"""The default expiry of a file that is uploaded for a batch."""
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 ExpirySeconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 Content = Annotated[str, Meta(extra_json_schema={"format": "binary"})]

@@ -35,7 +35,7 @@ Items = Sequence[Item]
 
 PLAIN_ROLE = b'{"role":"assistant","content":"","refusal":null}'
 ROLE = b'{"role":"assistant","content":null,"refusal":null}'
-"""Where an answer does not begin with its text."""
+"""The first delta of an answer that does not begin with text."""
 NO_TEXT = b'{"content":""}'
 
 

@@ -20,7 +20,7 @@ from gateway.wire.openai.from_chat import to_generate
 from gateway.wire.shared.refusals import TokenId, check_values, decode
 
 MAX_TOKENS = 100_000
-"""Of a text that is asked back."""
+"""The bound on tokens to detokenize."""
 
 
 class TokenizeRequest(StrictStruct):
@@ -48,7 +48,7 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a prompt and its answer may have together."""
     tokens: list[int]
     token_strs: list[str] | None = None
-    """Where they were asked for."""
+    """The text of each token, if it was requested."""
 
 
 class DetokenizeRequest(StrictStruct):

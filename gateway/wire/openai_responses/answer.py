@@ -64,7 +64,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_details: ResponseOutputTokensDetails
     total_tokens: int
     cost: UsageCost | UnsetType = UNSET
-    """Where it was asked for."""
+    """The cost, if it was requested."""
 
 
 class ResponseError(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ from gateway.wire.openai_responses.mcp_history import (
 )
 
 NewId = Callable[[str], str]
-"""Of a prefix, an id that nobody has."""
+"""A function that makes a new id with the given prefix."""
 SYSTEM = ("system", "developer")
 """Two names of one role."""
 
@@ -161,11 +161,11 @@ class MessageBuilder:
         self._open: dict[str, None] = {}
         """Ids of calls that the client has not answered, in their order."""
         self._turn: dict[str, Any] | None = None
-        """Of the model's, to which its next item belongs."""
+        """The assistant message that the model's next item is added to."""
         self._results: list[dict[str, Any]] = []
-        """Of calls in it that were answered here: they stand behind the turn."""
+        """Results of its calls that were answered here; they follow the message."""
         self._round: str | None = None
-        """Which the turn's calls belong to, of those."""
+        """The round that those calls belong to."""
 
     def add(self, item: Item) -> None:
         """Raises BadField."""

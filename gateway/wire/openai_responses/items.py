@@ -19,7 +19,7 @@ from gateway.wire.openai_responses.mcp_tools import Label
 
 MAX_ID_CHARS = 128
 MAX_ITEMS = 10_000
-"""Of one request, and of all that it continues."""
+"""The bound on items of one request and all that it continues."""
 MAX_ITEM_PARTS = 10_000
 MAX_LISTED = 10_000
 """Tools of one list."""
@@ -46,7 +46,7 @@ class InOutputText(StrictStruct, tag_field="type", tag="output_text"):
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
     logprobs: Any = None
     parsed: Any = None
-    """What a client's library read in it; not read here."""
+    """A client library's parsed copy; ignored."""
 
 
 class InMessage(StrictStruct, tag_field="type", tag="message"):
@@ -303,4 +303,4 @@ PREFIXES: dict[type, str] = {
     McpApprovalRequest: "mcpr_",
     McpApprovalResponse: "mcprr_",
 }
-"""Of ids."""
+"""The prefixes of ids, by item type."""

@@ -54,7 +54,7 @@ class ChatSteps:
         self._asks = False
         """A person has to say something first, so this is no whole answer."""
         self._own: list[int] = []
-        """Of the round: indices of the calls that are the client's."""
+        """Indices of the round's calls that the client runs itself."""
         self._finish_reason: FinishReason | None = None
 
     def listed(self, listing: ServerTools) -> bytes:

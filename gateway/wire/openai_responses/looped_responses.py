@@ -47,7 +47,7 @@ class LoopedResponse(ResponseEncoder):
         self._functions: frozenset[str] = frozenset()
         self._asks: frozenset[str] = frozenset()
         self._places: dict[str, int] = {}
-        """Of calls whose result is not there, by id."""
+        """The places of calls that have no result yet, by id."""
         self._writing_call: ModelCall | None = None
         self._calls: list[ModelCall] = []
 

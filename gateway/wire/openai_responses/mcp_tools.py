@@ -48,12 +48,12 @@ class McpToolFilter(StrictStruct):
 class McpApprovalFilter(StrictStruct):
     always: McpToolFilter | None = None
     never: McpToolFilter | None = None
-    """Of all others approval is asked."""
+    """The tools that need no approval; all others do."""
 
 
 class McpTool(StrictStruct, tag_field="type", tag="mcp"):
     server_label: Label
-    """Of a server that this gateway knows."""
+    """The label of a server that this gateway knows."""
     allowed_tools: Names | McpToolFilter | None = None
     require_approval: Literal["always", "never"] | McpApprovalFilter | None = None
     """null: always, as OpenAI's."""
@@ -90,9 +90,9 @@ class McpChoice(StrictStruct, tag_field="type", tag="mcp"):
     """A `tool_choice`: the model calls a tool of this server, in the first round."""
 
     server_label: Label
-    """Of a server among `tools`."""
+    """The label of a server among `tools`."""
     name: Name | None = None
-    """Of its tool, as the server names it; null: one of those that are allowed."""
+    """The tool's name at its server; null: any that is allowed."""
 
     def takes(self, server_label: str, tool: AnnotatedTool) -> bool:
         return server_label == self.server_label and self.name in (None, tool.name)

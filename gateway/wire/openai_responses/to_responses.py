@@ -104,7 +104,7 @@ class ResponseEncoder:
         self._num_calls = 0
         self._finish_reason: FinishReason | None = None
         self._incomplete: IncompleteDetails | None = None
-        """What else than its last words leaves it incomplete."""
+        """The reason for an incomplete answer that its last event does not give."""
 
     def open(self) -> bytes:
         """Return what a stream says before anything of it runs."""

@@ -205,7 +205,7 @@ class UsageResult(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     api_source: None = None
     tag: str | None = None
-    """Of the key that it was grouped by; null, too, of what has no such tag."""
+    """The value of the tag that results are grouped by; null for usage without it."""
 
 
 class EmbeddingsUsageResult(msgspec.Struct, frozen=True, kw_only=True):

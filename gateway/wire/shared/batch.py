@@ -45,7 +45,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     num_completed: int
     num_failed: int
     num_unrun: int
-    """Of those that failed."""
+    """The number of failed lines that were never run."""
     input_tokens: int
     cached_tokens: int
     output_tokens: int

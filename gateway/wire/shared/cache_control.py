@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     end: PromptPlace
     marks: list[Mark]
-    """Of the block, and, of a message's last one, of the message."""
+    """The cache marks of the block and, on a message's last block, of the message."""
     is_empty: bool = False
 
 

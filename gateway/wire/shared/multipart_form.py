@@ -17,7 +17,7 @@ FILE = "file"
 MAX_PARTS = 8
 MAX_FIELD_BYTES = 4096
 MAX_OVERHEAD_BYTES = 64 * 1024
-"""Of a form, beside its file: what says how many bytes a file may have need not be exact."""
+"""The bound on a form beyond its file, since the bound on files need not be exact."""
 Sink = Callable[[bytes], Awaitable[None]]
 _BROKEN = "We could not parse the multipart body of your request."
 

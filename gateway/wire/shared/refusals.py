@@ -82,7 +82,7 @@ FORMS = {
     "model": "the name of a model, which has no NUL and is not too long",
     "models": "the name of a model, which has no NUL and is not too long",
 }
-"""Of fields whose pattern says it to machines alone."""
+"""Plain descriptions of fields whose pattern only machines can read."""
 FOUND = WORDS | {"float": "a decimal number"}
 """Beside an integer that was wanted: `256.0` is none."""
 

@@ -67,12 +67,12 @@ class CacheBreak(msgspec.Struct, frozen=True, kw_only=True):
     """In tokens from the prompt's first: of the first one that differs, or was not there."""
     requests: int
     uncached_tokens: int
-    """Of their prompts, together."""
+    """The total over their prompts."""
     message: str | None
-    """Which the position lies in, as a path into the body: `messages[0]`, `tools`. Null: not known,
-    or in none."""
+    """The message that holds the position, as a path into the body: `messages[0]`, `tools`. Null:
+    unknown, or in no message."""
     message_index: int | None
-    """Of the messages that the model reads, instructions among them."""
+    """The index among the messages that the model reads, including instructions."""
     role: str | None
     last_at: int
     """Unix seconds."""
@@ -151,7 +151,7 @@ class Break(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Unix seconds, of the latest."""
     request_id: str = ""
     message: str | None = None
-    """Where its client wrote it: `messages[2]`; None: it was not looked for, or in none."""
+    """The path in the client's body: `messages[2]`; None: not looked up, or in no message."""
     message_index: int | None = None
     role: str | None = None
 

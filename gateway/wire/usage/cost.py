@@ -18,7 +18,7 @@ from billing.reports.usage import unit_of
 from gateway.request_errors import BadField
 
 HEADER = "x-tollgate-cost"
-"""Of a request: whether; of an answer that is one body: how much."""
+"""A header: on a request it asks for the cost; on a non-streamed answer it holds the cost."""
 _HEADER = HEADER.encode()
 _ASKS = {b"true": True, b"1": True, b"false": False, b"0": False}
 CURRENCY: Literal["USD"] = "USD"

@@ -29,7 +29,7 @@ class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
     exact_usd: str
     residual_usd: str | None
     coin_usd: str | None
-    """What the currency's smallest coin was worth."""
+    """The value of the currency's smallest coin."""
     total: str | None
     credited: str | None
     """By credit notes."""
