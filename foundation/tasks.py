@@ -49,6 +49,10 @@ class TaskSet:
         task.add_done_callback(self._done)
         return task
 
+    @property
+    def num_running(self) -> int:
+        return len(self._tasks)
+
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,9 +1,9 @@
-"""Relays messages between workers: who holds an open call is told what comes for it elsewhere.
+"""Relays messages between workers: the worker that holds an open call gets what arrives elsewhere.
 
-Each worker hears one channel of its own and one of all. A channel that nobody hears is one whose
-worker is gone; one that says nothing for a while, though it is heard, has an owner whose sign of
-life is gone. What is lost here is not done again: who waits asks for its answer again, which is
-kept for a while where it was made.
+Each worker subscribes to a Redis channel of its own and to one of all workers. A channel without
+subscribers means that its worker is gone; a worker that is subscribed but does not answer is gone
+once its heartbeat key expires. Requests are not repeated: a worker that waits asks for the answer
+again, which the other one keeps for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from foundation.periodic import Periodic
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError, from_error
 
 log = logging.getLogger(__name__)
@@ -29,30 +29,30 @@ log = logging.getLogger(__name__)
 ALIVE_TTL_S = 10
 HEARTBEAT_S = 3.0
 LOOK_S = 2.0
-"""How often who waits for another worker looks whether it is still there."""
+"""How often a worker that waits for another one checks that it is alive."""
 RECONNECT_S = 0.5
 RETURN_S = 1.0
-"""For a worker that lost its connection to Redis and has another one."""
+"""How long a worker may take to reconnect to Redis before it counts as gone."""
 POLL_S = 1.0
 MAX_HANDLED = 256
-"""Messages of others that are worked at, at once."""
+"""Messages of other workers that are handled at once."""
 MAX_SERVED = 2048
-"""Requests of others that are answered, at once: who listens to a server is one of them."""
+"""Requests of other workers that are served at once, open listeners among them."""
 MAX_QUEUED = 1024
 ANSWER_S = 60.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""For how long, and how much of it, answers are kept that may be asked for again."""
+"""How long, and how much in all, answers are kept that may be requested again."""
 EVERYBODY = "mcp:workers"
 
 Payload = dict[str, Any]
 Emit = Callable[[Message], Awaitable[None]]
-Handler = Callable[[Payload], Awaitable[None]]
+Handler = Callable[[Payload], Coroutine[Any, Any, None]]
 Server = Callable[[Payload, Emit], Awaitable[dict[str, Any]]]
 
 
 class OwnerGone(RpcError):
-    """The worker that held the call is gone; whether the server did what it was asked is unknown,
-    and it is not asked again."""
+    """The worker that held the call is gone. Whether the server executed the call is unknown, so
+    it is not repeated."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -63,7 +63,7 @@ class OwnerGone(RpcError):
 
 
 class RelayAnswers:
-    """The answers of late, by the number of their question."""
+    """The latest answers, by the number of their request."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
@@ -84,15 +84,15 @@ class RelayAnswers:
         return now - next(iter(self._found.values()))[0] if self._found else 0.0
 
 
-class NotHeard(OwnerGone):
-    """It was gone before it was told: nothing was done, and another worker may be asked."""
+class WorkerGone(OwnerGone):
+    """The worker was gone before it got the request: nothing was done, another one may do it."""
 
 
 class Relay:
     """Relays messages to other workers.
 
-    `handlers`: by kind, what is done with a message; `servers`: with one that wants an answer, and
-    what is said on the way to it.
+    `handlers`: by kind of message, those without an answer; `servers`: those that answer, and may
+    emit messages before that.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -100,63 +100,61 @@ class Relay:
         self.handlers: dict[str, Handler] = {}
         self.servers: dict[str, Server] = {}
         self._redis = redis
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._waiting: dict[str, asyncio.Queue[Payload]] = {}
         self._serving: dict[str, asyncio.Task[Any]] = {}
         self._answers = RelayAnswers()
-        self._heard = asyncio.Event()
-        self._beating = Periodic(
-            "mcp relay: sign of life",
+        self._is_subscribed = asyncio.Event()
+        self._heartbeat = Periodic(
+            "mcp relay: heartbeat",
             HEARTBEAT_S,
             self._beat,
             log=log,
-            failure="mcp relay: no sign of life",
+            failure="mcp relay: no heartbeat",
             expected=(RedisError,),
             at_once=False,
         )
 
     async def start(self) -> None:
         await self._beat()
-        self._spawn(self._listen())
-        self._beating.start()
-        await self._heard.wait()
+        self._tasks.spawn(self._listen())
+        self._heartbeat.start()
+        await self._is_subscribed.wait()
 
     async def close(self) -> None:
-        await self._beating.close()
-        await end_tasks(*self._tasks)
+        await self._heartbeat.close()
+        await self._tasks.close()
         try:
             await self._redis.delete(alive_key(self.worker))
         except RedisError:
-            log.warning("mcp relay: the sign of life stays until it ends by itself")
+            log.warning("mcp relay: the heartbeat key is not deleted; it expires by itself")
 
     async def tell(self, worker: str, kind: str, **payload: Any) -> bool:
-        """Tell a worker; False: nobody hears it."""
-        heard = await self._redis.publish(
-            channel(worker), msgspec.json.encode({**payload, "kind": kind})
-        )
-        return bool(heard)
+        """Send a message to a worker; False: it is not subscribed."""
+        message = msgspec.json.encode({**payload, "kind": kind})
+        return bool(await self._redis.publish(channel(worker), message))
 
     async def tell_all(self, kind: str, **payload: Any) -> None:
         await self._redis.publish(EVERYBODY, msgspec.json.encode({**payload, "kind": kind}))
 
     async def is_alive(self, worker: str) -> bool:
-        """True if a worker was heard within the time it takes to come back; a frozen one was
-        not."""
-        if not await self._is_heard(worker):
+        """True if a worker is subscribed, after a moment to reconnect, and its heartbeat is fresh,
+        which that of a frozen worker is not."""
+        if not await self._is_connected(worker):
             await asyncio.sleep(RETURN_S)
-            if not await self._is_heard(worker):
+            if not await self._is_connected(worker):
                 return False
         return bool(await self._redis.exists(alive_key(worker)))
 
-    async def _is_heard(self, worker: str) -> bool:
-        """A killed worker's connection is closed at once, long before its sign of life ends."""
+    async def _is_connected(self, worker: str) -> bool:
+        # A killed worker's connection closes at once, long before its heartbeat expires.
         found = await self._redis.pubsub_numsub(channel(worker))
         return found[0][1] > 0
 
     async def ask(self, worker: str, kind: str, emit: Emit, **payload: Any) -> dict[str, Any]:
-        """Return what that worker answers, once it does; what it says on the way goes to `emit`.
+        """Return the answer of a worker; messages before it go to `emit`.
 
-        If who asks leaves, it is told. Raises: RpcError.
+        A cancelled caller cancels the work there. Raises: RpcError.
         """
         number = secrets.token_hex(8)
         queue = self._waiting[number] = asyncio.Queue(MAX_QUEUED)
@@ -164,39 +162,29 @@ class Relay:
         is_open = True
         try:
             if not await self.tell(worker, kind, **payload, **back):
-                raise NotHeard
+                raise WorkerGone
             while True:
                 try:
-                    said = await asyncio.wait_for(queue.get(), LOOK_S)
+                    reply = await asyncio.wait_for(queue.get(), LOOK_S)
                 except TimeoutError:
                     if not await self.is_alive(worker):
                         raise OwnerGone from None
                     await self.tell(worker, "again", **back)
                     continue
-                if "note" in said:
-                    await emit(said["note"])
+                if "note" in reply:
+                    await emit(reply["note"])
                     continue
                 is_open = False
-                if "lost" in said:
+                if "lost" in reply:
                     raise OwnerGone
-                if "error" in said:
-                    raise from_error(said["error"])
-                found: dict[str, Any] = said["result"]
+                if "error" in reply:
+                    raise from_error(reply["error"])
+                found: dict[str, Any] = reply["result"]
                 return found
         finally:
             del self._waiting[number]
             if is_open:
-                self._spawn(self._abandon(worker, number))
-
-    async def _abandon(self, worker: str, number: str) -> None:
-        await self.tell(worker, "abandoned", number=number)
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(report)
-        return task
+                self._tasks.spawn(self.tell(worker, "abandoned", number=number))
 
     async def _beat(self) -> None:
         await self._redis.set(alive_key(self.worker), 1, ex=ALIVE_TTL_S)
@@ -204,54 +192,59 @@ class Relay:
     async def _listen(self) -> None:
         while True:
             try:
-                async with self._redis.pubsub() as heard:
-                    await heard.subscribe(channel(self.worker), EVERYBODY)
+                async with self._redis.pubsub() as subscriber:
+                    await subscriber.subscribe(channel(self.worker), EVERYBODY)
                     while True:
-                        found = await heard.get_message(timeout=POLL_S)
+                        found = await subscriber.get_message(timeout=POLL_S)
                         if found is None:
                             continue
                         if found["type"] == "subscribe":
-                            self._heard.set()
+                            self._is_subscribed.set()
                         elif found["type"] == "message":
-                            self._take(found["data"])
+                            self._dispatch(found["data"])
             except RedisError as error:
-                log.warning("mcp relay: not heard for a while: %s", type(error).__name__)
+                log.warning("mcp relay: disconnected from Redis: %s", type(error).__name__)
                 await asyncio.sleep(RECONNECT_S)
 
-    def _take(self, data: bytes) -> None:
+    def _dispatch(self, data: bytes) -> None:
         payload: Payload = msgspec.json.decode(data)
         kind = payload["kind"]
         if kind == "said":
-            self._hear(payload)
+            self._take_reply(payload)
         elif kind == "abandoned":
             task = self._serving.get(payload["number"])
             if task is not None:
-                # Not before it has begun: what it does about being left is its own.
+                # Cancelled only once it has begun, so that its own cleanup runs.
                 asyncio.get_running_loop().call_soon(task.cancel)
         elif kind == "again":
-            self._spawn(self._say_again(payload["back"], payload["number"]))
+            self._tasks.spawn(self._answer_again(payload["back"], payload["number"]))
         elif kind in self.servers and len(self._serving) >= MAX_SERVED:
-            self._spawn(self._refuse(payload))
-        elif kind not in self.servers and len(self._tasks) - len(self._serving) >= MAX_HANDLED:
-            log.warning("mcp relay: too much to do, %s is dropped", kind)
+            self._tasks.spawn(self._refuse(payload))
+        elif kind not in self.servers and self._num_handled >= MAX_HANDLED:
+            log.warning("mcp relay: too many messages, %s is dropped", kind)
         elif kind in self.servers:
             number = payload["number"]
-            serving = self._serving[number] = self._spawn(self._serve(self.servers[kind], payload))
-            serving.add_done_callback(lambda _: self._serving.pop(number, None))
+            task = self._tasks.spawn(self._serve(self.servers[kind], payload))
+            self._serving[number] = task
+            task.add_done_callback(lambda _: self._serving.pop(number, None))
         elif kind in self.handlers:
-            self._spawn(self.handlers[kind](payload))
+            self._tasks.spawn(self.handlers[kind](payload))
+
+    @property
+    def _num_handled(self) -> int:
+        return self._tasks.num_running - len(self._serving)
 
     async def _refuse(self, payload: Payload) -> None:
         error = RpcError(INTERNAL_ERROR, "The worker that would answer has too much to do")
         await self.tell(payload["back"], "said", number=payload["number"], error=error.to_error())
 
-    def _hear(self, said: Payload) -> None:
-        """Take a note; of too many notes the oldest is lost; the result never is."""
-        queue = self._waiting.get(said["number"])
+    def _take_reply(self, reply: Payload) -> None:
+        """Queue a note or the answer. A full queue drops its oldest note, never the answer."""
+        queue = self._waiting.get(reply["number"])
         if queue is not None:
             if queue.full():
                 queue.get_nowait()
-            queue.put_nowait(said)
+            queue.put_nowait(reply)
 
     async def _serve(self, server: Server, payload: Payload) -> None:
         back, number = payload["back"], payload["number"]
@@ -262,37 +255,32 @@ class Relay:
             except RedisError as error:
                 log.warning("mcp relay: a note is lost: %s", type(error).__name__)
 
-        said: Payload = {"kind": "said", "number": number}
+        reply: Payload = {"kind": "said", "number": number}
         try:
-            said["result"] = await server(payload, emit)
+            reply["result"] = await server(payload, emit)
         except RpcError as error:
-            said["error"] = error.to_error()
+            reply["error"] = error.to_error()
         except Exception:
             log.exception("mcp relay: %s for another worker failed", payload["kind"])
             failed = RpcError(INTERNAL_ERROR, "The worker that held this call failed at it")
-            said["error"] = failed.to_error()
-        answer = msgspec.json.encode(said)
+            reply["error"] = failed.to_error()
+        answer = msgspec.json.encode(reply)
         self._answers.put(number, answer)
         await self._answer(back, answer)
 
     async def _answer(self, back: str, answer: bytes) -> None:
-        """Send an answer: who does not hear it asks again."""
+        """Send an answer; a worker that misses it asks again."""
         try:
             await self._redis.publish(channel(back), answer)
         except RedisError as error:
-            log.warning("mcp relay: an answer waits: %s", type(error).__name__)
+            log.warning("mcp relay: an answer is not sent yet: %s", type(error).__name__)
 
-    async def _say_again(self, back: str, number: str) -> None:
+    async def _answer_again(self, back: str, number: str) -> None:
         if number in self._serving:
             return
         answer = self._answers.get(number)
         lost: Payload = {"kind": "said", "number": number, "lost": True}
         await self._answer(back, answer or msgspec.json.encode(lost))
-
-
-def report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("mcp: a task failed", exc_info=error)
 
 
 def channel(worker: str) -> str:

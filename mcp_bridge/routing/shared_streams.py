@@ -36,7 +36,7 @@ from mcp_bridge.upstream.upstream import (
     as_object,
     legacy_headers,
 )
-from mcp_bridge.worker_relay import Emit, NotHeard, Payload, Relay
+from mcp_bridge.worker_relay import Emit, Payload, Relay, WorkerGone
 
 log = logging.getLogger(__name__)
 
@@ -315,7 +315,7 @@ class SharedStreams:
 
         try:
             found = await self._relay.ask(owner, KIND, emit, key=list(key))
-        except NotHeard:
+        except WorkerGone:
             await self._give_up(keys=[redis_key(key)], args=[owner])
             return True
         if found["mute_s"]:

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,7 +21,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from foundation.periodic import Periodic
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet
 from mcp_bridge.protocol.eras import SAMPLING_BY
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
 from mcp_bridge.upstream.credentials import NO_CREDENTIAL, Credentials, CredentialSet, UpstreamOwner
@@ -34,7 +33,7 @@ from mcp_bridge.upstream.transport import (
 )
 from mcp_bridge.upstream.transports.channel import Channel, ChannelRequest, ChannelResult, Emit
 from mcp_bridge.upstream.upstream import ServerConfig, Unreachable
-from mcp_bridge.worker_relay import NotHeard, Relay, report
+from mcp_bridge.worker_relay import Relay, WorkerGone
 
 log = logging.getLogger(__name__)
 
@@ -218,6 +217,7 @@ class ConnectionOwners:
             failure="mcp: no sign of life of hosts",
             at_once=False,
         )
+        self._tasks = TaskSet()
         self._signs: dict[ConnectionKey, asyncio.Task[None]] = {}
         if redis is not None:
             self._give_up = redis.register_script(GIVE_UP)
@@ -230,9 +230,9 @@ class ConnectionOwners:
 
     async def close(self) -> None:
         await self._signing.close()
-        if signs := list(self._signs.values()):  # one of them may be ending a connection
+        if signs := self._signs.values():  # one of them may be ending a connection
             await asyncio.wait(signs, timeout=CLOSE_S)
-            await end_tasks(*signs)
+        await self._tasks.close()
         places = list(self._connections)
         await asyncio.gather(*(self._let_go(place) for place in places))
 
@@ -264,7 +264,7 @@ class ConnectionOwners:
                     user_id=whose.user_id,
                     ask=msgspec.to_builtins(ask),
                 )
-            except NotHeard:
+            except WorkerGone:
                 await self._disown(place, owner)
                 continue
             if "refused" in found:
@@ -347,12 +347,7 @@ class ConnectionOwners:
     async def _sign_all(self) -> None:
         for place, connection in list(self._connections.items()):
             if place not in self._signs:
-                task = self._signs[place] = asyncio.create_task(self._sign(place, connection))
-                task.add_done_callback(partial(self._signed, place))
-
-    def _signed(self, place: ConnectionKey, task: asyncio.Task[None]) -> None:
-        del self._signs[place]
-        report(task)
+                self._signs[place] = self._tasks.spawn(self._sign(place, connection))
 
     async def _sign(self, place: ConnectionKey, connection: ConnectionOwner) -> None:
         """Sign one connection by itself: one that takes long to end costs no other its sign of
@@ -364,6 +359,8 @@ class ConnectionOwners:
                     await self._let_go(place)
         except RedisError as error:
             log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
+        finally:
+            del self._signs[place]
 
     async def _is_shown(self, place: ConnectionKey, connection: ConnectionOwner) -> bool:
         """True if its credential is in use."""
