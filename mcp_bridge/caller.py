@@ -1,4 +1,4 @@
-"""The person and the application that the bridge acts for, as the gateway found out. Pure data."""
+"""The person and the application that the bridge acts for. The gateway authenticates them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import msgspec
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller.
+    """A caller: `subject` is the person or key, `client` the application that it uses.
 
-    `subject`: the person or key; `client`: the application that it uses. What one of them keeps
-    here (a session, a call that waits) is no other's.
+    A session or a waiting call belongs to one caller and is invisible to all others.
     """
 
     org_id: str
@@ -17,15 +16,15 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     client: str
     user_id: str | None = None
-    """Where `subject` is a person. Of a principal that was written down it is not known: a server
-    is asked as the endpoint says that was opened for the person."""
+    """Set if `subject` is a person. `of` leaves it out: a stored principal does not hold it."""
     part_of: str | None = None
-    """The id of the request in which a model calls; None: the caller calls itself."""
+    """The id of the request whose model makes the call; None: the caller makes it directly."""
     keeps_nothing: bool = False
-    """Of what it asks and is answered nothing stays: a stream that it loses is lost."""
+    """Store no content of its requests and answers, so a stream that it loses cannot be resumed."""
 
     @property
     def principal(self) -> str:
+        """Return the key under which state of this caller is stored; `of` reads it back."""
         return "\n".join((self.org_id, self.project_id, self.subject, self.client))
 
     @classmethod

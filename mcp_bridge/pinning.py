@@ -1,12 +1,12 @@
-"""Compares, to the byte, what was approved of a server with what it offers now.
+"""Pins: compares, to the byte, what was approved of a server with what it offers now.
 
 A pin is the whole object as the server sent it (MCP 2025-11-25, server/tools: name, title,
-description, schemas, annotations, icons, `_meta`, and whatever is not known here), in its
-canonical form, with its SHA-256. Clients are shown the pinned bytes, never the server's. New,
-renamed and changed things stay hidden until they are approved; a server whose launch spec is not
-the approved one is neither started nor shown (CVE-2025-54136, CVE-2025-54135).
+description, schemas, annotations, icons, `_meta` and unknown members), in its canonical form, with
+its SHA-256. Clients see the pinned bytes, never the server's. New, renamed and changed items stay
+hidden until they are approved; a server whose launch spec is not the approved one is neither
+started nor listed (CVE-2025-54136, CVE-2025-54135).
 
-Pure: keeping pins is the caller's. `admits` is asked on every list and again before a call.
+Pure: the caller stores pins. `admits` is checked for every list and again before a call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMED_BY: Mapping[Kind, str] = {
     "resource": "uri",
     "resource_template": "uriTemplate",
 }
-"""The member that tells things of a kind apart; a server has one instructions and one launch."""
+"""The member that identifies an item of a kind; a server has one instructions and one launch."""
 
 MAX_OFFERED = 20_000
 MAX_NAME_CHARS = 1_024
@@ -41,7 +41,7 @@ CONTEXT_CHARS = 24
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A thing to the byte: `body` is its canonical form, `digest` the SHA-256 of that."""
+    """An item to the byte: `body` is its canonical form, `digest` the SHA-256 of that."""
 
     kind: Kind
     name: str
@@ -57,7 +57,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class UnpinnableThing(msgspec.Struct, frozen=True):
-    """Something offered that stays hidden whatever is approved, and why."""
+    """An offered item that stays hidden whatever is approved, and why."""
 
     kind: Kind
     name: str
@@ -73,17 +73,17 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class ApprovedPins(msgspec.Struct, frozen=True):
-    """The pins that were approved of one server."""
+    """The approved pins of one server."""
 
     pins: Mapping[Key, Pin] = {}
 
     def admits(self, pin: Pin) -> bool:
-        """True if exactly this is approved: asked for a list, and again before the call."""
-        kept = self.pins.get(pin.key)
-        return kept is not None and kept.digest == pin.digest
+        """True if exactly this pin is approved."""
+        approved = self.pins.get(pin.key)
+        return approved is not None and approved.digest == pin.digest
 
     def may_start(self, launch: Pin) -> bool:
-        """True if a process may be started, or a URL dialled, by this launch spec."""
+        """True if this launch spec may be used to start a process or dial a URL."""
         return launch.kind == "launch" and self.admits(launch)
 
 
@@ -98,8 +98,7 @@ class Change(msgspec.Struct, frozen=True):
 class Difference(msgspec.Struct, frozen=True):
     """A place where two documents differ.
 
-    `was` and `now` are JSON made visible, shortened around where they part; None where there was,
-    or is, nothing.
+    `was` and `now` are JSON with hidden characters escaped, cut to where they differ; None: absent.
     """
 
     path: str
@@ -108,8 +107,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The pins that clients see of a server; `stale` while it does not answer and the approved pins
-    stand in."""
+    """The pins that clients see of a server; `stale` while the server does not answer and its
+    approved pins are listed instead."""
 
     pins: tuple[Pin, ...]
     stale: bool
@@ -117,8 +116,8 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def pin_of(kind: Kind, value: object) -> Pin:
-    """Return the pin of one thing as the server sent it: an object with the member of NAMED_BY, or
-    the text of instructions, or any JSON for a launch spec. NotPinnable, NotCanonical."""
+    """Return the pin of one item as the server sent it: an object with its NAMED_BY member, the
+    text of instructions, or any JSON for a launch spec. Raises: NotPinnable, NotCanonical."""
     body = canonical_bytes(value)
     return Pin(kind, name_of(kind, value), digest_of_bytes(body), body)
 
@@ -136,8 +135,8 @@ def name_of(kind: Kind, value: object) -> str:
 
 
 def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
-    """Pins of everything offered. What is offered twice under one name is not pinned at all:
-    which of the two a call would reach is the server's choice."""
+    """Pin everything that a server offers. A name that is offered twice is not pinned: the server
+    could choose which of the two a call reaches. Raises: NotPinnable, for too many items."""
     pins: list[Pin] = []
     unpinnable: list[UnpinnableThing] = []
     for count, (kind, value) in enumerate(things):
@@ -147,7 +146,7 @@ def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
             pins.append(pin_of(kind, value))
         except (NotPinnable, NotCanonical) as error:
             unpinnable.append(
-                UnpinnableThing(kind, shown_name(kind, value), error.path, error.message)
+                UnpinnableThing(kind, display_name(kind, value), error.path, error.message)
             )
     counts = Counter(pin.key for pin in pins)
     for (kind, name), times in counts.items():
@@ -156,15 +155,16 @@ def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
     return Offer({pin.key: pin for pin in pins if counts[pin.key] == 1}, tuple(unpinnable))
 
 
-def shown_name(kind: Kind, value: object) -> str:
+def display_name(kind: Kind, value: object) -> str:
     name = value.get(NAMED_BY.get(kind, "")) if isinstance(value, Mapping) else None
     return visible(name[:MAX_SHOWN_CHARS]) if isinstance(name, str) else ""
 
 
 def compare(approved: ApprovedPins, offer: Offer) -> tuple[Change, ...]:
-    """Return every approved and every offered thing once, by kind and name.
+    """Return every approved and every offered item once, by kind and name.
 
-    What went under one name and came under another, otherwise the same, is one change: renamed.
+    An item that disappeared and one that appeared are one change, `renamed`, if they differ only in
+    their names.
     """
     gone = {key: pin for key, pin in approved.pins.items() if key not in offer.pins}
     came = {key: pin for key, pin in offer.pins.items() if key not in approved.pins}
@@ -194,18 +194,18 @@ def nameless_digest(pin: Pin) -> str:
     return digest_of_bytes(canonical_bytes(value))
 
 
-def listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> Listing:
+def to_listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> Listing:
     """Return what clients may see: approved pins that the server still offers unchanged.
 
-    `offer` None is a server that does not answer: its approved catalogue is listed, marked. With
-    a launch spec that is not approved there is nothing to see.
+    `offer` None: the server does not answer, and its approved pins are listed as stale. A launch
+    spec that is not approved makes the list empty.
     """
     if not approved.may_start(launch):
         change = Change("changed", "launch", "", approved.pins.get(launch.key), launch)
         return Listing((), stale=False, hidden=(change,))
     if offer is None:
-        kept = (pin for pin in approved.pins.values() if pin.kind != "launch")
-        return Listing(tuple(sorted(kept, key=lambda pin: pin.key)), stale=True)
+        pins = (pin for pin in approved.pins.values() if pin.kind != "launch")
+        return Listing(tuple(sorted(pins, key=lambda pin: pin.key)), stale=True)
     changes = [one for one in compare(approved, offer) if one.kind != "launch"]
     return Listing(
         tuple(one.was for one in changes if one.state == "unchanged" and one.was is not None),
@@ -215,7 +215,7 @@ def listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> Listing
 
 
 def approve(approved: ApprovedPins, changes: Iterable[Change]) -> ApprovedPins:
-    """Return what is approved once a person has approved these changes, as they were shown."""
+    """Return the approved pins after a person has approved these changes."""
     pins = dict(approved.pins)
     for change in changes:
         if change.was is not None:
@@ -237,21 +237,21 @@ def differences(old: object, new: object) -> tuple[Difference, ...]:
             waiting.extend(((*parts, k), was.get(k, ABSENT), now.get(k, ABSENT)) for k in keys)
         elif isinstance(was, list) and isinstance(now, list):
             places = reversed(range(max(len(was), len(now))))
-            waiting.extend(((*parts, at), item(was, at), item(now, at)) for at in places)
+            waiting.extend(((*parts, at), item_at(was, at), item_at(now, at)) for at in places)
         elif was is ABSENT or now is ABSENT or canonical_bytes(was) != canonical_bytes(now):
-            found.append(shown(parts, was, now))
+            found.append(to_difference(parts, was, now))
     return tuple(found)
 
 
 ABSENT = object()
 
 
-def item(values: list[object], at: int) -> object:
+def item_at(values: list[object], at: int) -> object:
     return values[at] if at < len(values) else ABSENT
 
 
-def shown(parts: tuple[str | int, ...], was: object, now: object) -> Difference:
-    texts = [None if one is ABSENT else written(one) for one in (was, now)]
+def to_difference(parts: tuple[str | int, ...], was: object, now: object) -> Difference:
+    texts = [None if one is ABSENT else visible_json(one) for one in (was, now)]
     start = 0
     if texts[0] is not None and texts[1] is not None:
         start = max(0, common_prefix(texts[0], texts[1]) - CONTEXT_CHARS)
@@ -260,8 +260,8 @@ def shown(parts: tuple[str | int, ...], was: object, now: object) -> Difference:
     )
 
 
-def written(value: object) -> str:
-    """JSON in which what JSON itself would leave invisible is seen."""
+def visible_json(value: object) -> str:
+    """Return JSON with hidden characters escaped, also those that JSON leaves as they are."""
     plain = visible(value) if isinstance(value, str) else value
     return visible(msgspec.json.encode(plain).decode())
 

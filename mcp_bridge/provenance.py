@@ -1,10 +1,10 @@
-"""Marks what a server says as data of that server, not words of the gateway.
+"""Marks what a server sends as data of that server, not words of the gateway.
 
-What comes back is marked with where it came from (`_meta`, MCP 2025-11-25, "General fields"),
-loses what a terminal would obey and nobody sees (`hidden_text`), and keeps its links as text:
-nothing here, or above, fetches them. For a model the same text stands between two marks that the
-server could not know. Results are checked before this, not after. What is no result (errors, logs,
-progress, questions) has no place for a mark, and loses what hides all the same. Pure.
+A result gets its origin in `_meta` (MCP 2025-11-25, "General fields") and loses hidden characters
+and terminal controls (`hidden_text`); its links stay text, nothing fetches them. For a model the
+text stands between two marks that the server cannot guess. Results are validated before this.
+Errors, logs, progress and questions have no place for a mark; they lose hidden characters too.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge.canonical_json import written_shortly
+from mcp_bridge.canonical_json import short_json
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
 from mcp_bridge.text_safety.hidden_text import SUSPECT, stripped
 from mcp_bridge.text_safety.instruction_text import instructions
 
 META_KEY = "tollgate/provenance"
-OURS = "tollgate/"
+RESERVED_PREFIX = "tollgate/"
 BINARY = ("data", "blob")
 """Members of content that are base64 by the specification."""
 
 ESCAPED = re.compile(rb'\\[^"\\nrt]')
-"""In JSON, of a control, or perhaps of one."""
+"""A JSON escape that may stand for a control character."""
 
 MAX_DEPTH = 64
 MAX_NONCES = 8
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """The origin of a result: an empty field is not written.
+    """The origin of a result; empty fields are left out of `_meta`.
 
-    `resource`: a URI; `pin`: the digest of the tool or prompt as it was approved.
+    `resource`: a URI; `pin`: the digest of the approved tool or prompt.
     """
 
     server: str
@@ -50,38 +50,39 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
-    """The result for clients: sanitised, with `_meta[META_KEY]` saying where it is from, how
-    many characters were taken out, and which turns of phrase speak to a model.
+    """Return the result for clients: without hidden characters, and with `_meta[META_KEY]` saying
+    where it is from, how many characters were removed, and which phrases address a model.
 
-    Members of `_meta` below `tollgate/` that the server sent are dropped: they are ours to say.
+    Members of `_meta` below `tollgate/` that the server sent are dropped: only we may set them.
     """
     removed = [0]
     clean: dict[str, Any] = dict(result) if hides_nothing(result) else cleaned(result, removed, 0)
     meta = clean.get("_meta")
-    kept = meta if isinstance(meta, dict) else {}
+    meta = meta if isinstance(meta, dict) else {}
     mark = {
-        **{name: said for name, said in msgspec.to_builtins(origin).items() if said != ""},
+        **{name: value for name, value in msgspec.to_builtins(origin).items() if value != ""},
         "removed_chars": removed[0],
         "findings": findings(clean),
         "links": sum(1 for part in parts(clean) if part.get("type") == "resource_link"),
     }
-    clean["_meta"] = {key: v for key, v in kept.items() if not key.startswith(OURS)}
+    clean["_meta"] = {key: v for key, v in meta.items() if not key.startswith(RESERVED_PREFIX)}
     clean["_meta"][META_KEY] = mark
     return clean
 
 
 def hides_nothing(value: Any) -> bool:
-    """True if `cleaned` would change nothing, as one look at its JSON shows: most results are so.
-
-    False: it may.
-    """
-    written = written_shortly(value)
-    if written is None or ESCAPED.search(written):
+    """True if one scan of its JSON shows that `cleaned` would change nothing; False: it may."""
+    encoded = short_json(value)
+    if encoded is None or ESCAPED.search(encoded):
         return False
-    return SUSPECT.search(written.decode()) is None
+    return SUSPECT.search(encoded.decode()) is None
 
 
 def cleaned(value: Any, removed: list[int], depth: int) -> Any:
+    """Return JSON without hidden characters; `removed[0]` grows by their number.
+
+    Raises: NotCanonical, if it nests too deeply.
+    """
     if depth > MAX_DEPTH:
         raise NotCanonical("", f"nests deeper than {MAX_DEPTH}")
     if isinstance(value, str):
@@ -106,8 +107,7 @@ def cleaned(value: Any, removed: list[int], depth: int) -> Any:
 
 
 def clean_error(error: RpcError) -> RpcError:
-    """Return the error of a server without hidden characters, and without data that is too deep to
-    look at."""
+    """Return a server's error without hidden characters, and without data that nests too deeply."""
     try:
         data = cleaned(error.data, [0], 0)
     except NotCanonical:
@@ -116,10 +116,9 @@ def clean_error(error: RpcError) -> RpcError:
 
 
 def clean_message(message: Message) -> Message | None:
-    """Return a notification or request of a server without hidden characters. None: too deep to
-    look at.
+    """Return a server's notification or request without hidden characters; None: too deep.
 
-    Its id and its progress token stay as they are: they are compared, and the token is a client's.
+    Its id and progress token are compared, and stay as they are.
     """
     try:
         clean: Message = cleaned(message, [0], 0)
@@ -134,33 +133,33 @@ def clean_message(message: Message) -> Message | None:
 
 
 def clean_requests(requests: Mapping[str, Message]) -> dict[str, Message]:
-    """Return what a server asks of a client, without hidden characters.
+    """Return a server's requests to a client without hidden characters.
 
-    Raises: RpcError, for what cannot be asked like that.
+    Raises: RpcError, for a key with hidden characters or a request that nests too deeply.
     """
     found: dict[str, Message] = {}
     for key, request in requests.items():
         clean = clean_message(request)
         if clean is None or stripped(key) != key:
-            text = "The server asks what cannot be shown"
+            text = "The server's request to the client cannot be displayed safely"
             raise RpcError(INTERNAL_ERROR, text, {"reason": "unclean_request"})
         found[key] = clean
     return found
 
 
 def parts(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of what a tool says, what a resource holds, and the messages of a prompt."""
+    """Yield the content parts of the result of a tool, a resource or a prompt."""
     messages = result.get("messages")
     messages = messages if isinstance(messages, list) else []
-    said = [each.get("content") for each in messages if isinstance(each, Mapping)]
-    for content in (result.get("content"), result.get("contents"), *said):
+    prompt = [each.get("content") for each in messages if isinstance(each, Mapping)]
+    for content in (result.get("content"), result.get("contents"), *prompt):
         for part in content if isinstance(content, list) else [content]:
             if isinstance(part, Mapping):
                 yield part
 
 
 def texts(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of a result's content, those of embedded resources too."""
+    """Yield the texts of a result's content, including those of embedded resources."""
     for part in parts(result):
         resource = part.get("resource")
         for holder in (part, resource if isinstance(resource, Mapping) else {}):
@@ -174,7 +173,7 @@ def findings(result: Mapping[str, Any]) -> list[str]:
 
 
 def for_model(result: Mapping[str, Any], origin: Provenance, new_nonce: Callable[[], str]) -> str:
-    """The texts of an enveloped result between marks with a nonce that is in none of them."""
+    """Return the texts of an enveloped result between marks with a nonce that none of them has."""
     body = "\n".join(texts(result))
     nonce = next((one for one in (new_nonce() for _ in range(MAX_NONCES)) if one not in body), None)
     assert nonce is not None, "nonces are drawn at random"

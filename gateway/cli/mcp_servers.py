@@ -295,8 +295,8 @@ async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
     import httpx
 
     from foundation import sse
+    from mcp_bridge.protocol.envelope import Envelope
     from mcp_bridge.protocol.eras import MODERN
-    from mcp_bridge.protocol.inbound import Envelope
     from mcp_bridge.protocol.translation import to_modern_params
 
     envelope = Envelope(version=MODERN, capabilities={}, info={"name": "tollgate", "version": "0"})

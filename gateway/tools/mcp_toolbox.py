@@ -92,7 +92,7 @@ class BridgeToolbox:
         *,
         part_of: str | None = None,
     ) -> CallOutcome:
-        from mcp_bridge.protocol.inbound import param_headers
+        from mcp_bridge.protocol.envelope import param_headers
         from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, RpcError
 
         params = {"name": tool.alias, "arguments": arguments}
@@ -172,8 +172,8 @@ class BridgeToolbox:
         part_of: str | None = None,
     ) -> dict[str, Any]:
         """Raises: RpcError."""
+        from mcp_bridge.protocol.envelope import Envelope
         from mcp_bridge.protocol.eras import MODERN
-        from mcp_bridge.protocol.inbound import Envelope
         from mcp_bridge.protocol.translation import to_modern_params
 
         endpoint = self._endpoint(principal, server_label)
@@ -192,8 +192,8 @@ class BridgeToolbox:
 
     async def _describe(self, principal: Principal, server_label: str) -> None:
         """Ask a server what it is. Raises: RpcError, if it does not answer."""
+        from mcp_bridge.protocol.envelope import Envelope
         from mcp_bridge.protocol.eras import MODERN
-        from mcp_bridge.protocol.inbound import Envelope
 
         endpoint = self._endpoint(principal, server_label)
         if endpoint is not None:

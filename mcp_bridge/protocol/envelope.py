@@ -1,4 +1,4 @@
-"""A request of 2026-07-28 as it must be: its `_meta`, and headers that say what its body does.
+"""The envelope of a request of 2026-07-28: its `_meta`, and headers that repeat parts of its body.
 
 Pure.
 """
@@ -23,7 +23,16 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 
-from mcp_bridge.protocol.eras import CAPABILITIES_META, INFO_META, LEVEL_META, LEVELS
+from mcp_bridge.protocol.eras import (
+    CAPABILITIES_META,
+    INFO_META,
+    LEVEL_META,
+    LEVELS,
+    METHOD_HEADER,
+    MODERN,
+    NAME_HEADER,
+    VERSION_HEADER,
+)
 from mcp_bridge.protocol.rpc import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
@@ -35,10 +44,10 @@ from mcp_bridge.protocol.rpc import (
 
 MAX_CAPABILITIES_BYTES = 8 * 1024
 MAX_INFO_BYTES = 16 * 1024
-"""Of what a client says of itself, as JSON: each session keeps it, and each server is told."""
+"""Bytes of a client's capabilities and info in JSON: sessions store them, each server gets them."""
 PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower()
 HeaderSchema = dict[str, Any]
-"""Of a schema of arguments the properties that travel as headers, and nothing else."""
+"""The part of an argument schema that holds the properties which are sent as headers."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,18 +57,15 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: dict[str, Any]
     info: dict[str, Any] | None = None
     level: str | None = None
-    """From which on it wants to see the log of this request; None: not at all."""
+    """The lowest level of log messages that it wants for this request; None: no log messages."""
 
 
-def check_said(capabilities: Any, info: Any, *, named: tuple[str, str]) -> None:
-    """Check what a client says of itself.
-
-    `named`: the fields in which they stood. Raises: RpcError.
-    """
+def check_client_size(capabilities: Any, info: Any, *, fields: tuple[str, str]) -> None:
+    """Check the size of a client's description. `fields`: their names. Raises: RpcError."""
     bounds = (MAX_CAPABILITIES_BYTES, MAX_INFO_BYTES)
-    for field, said, most in zip(named, (capabilities, info), bounds, strict=True):
-        if said is not None and len(msgspec.json.encode(said)) > most:
-            raise RpcError(INVALID_PARAMS, f"{field}: more than {most} bytes")
+    for field, value, max_bytes in zip(fields, (capabilities, info), bounds, strict=True):
+        if value is not None and len(msgspec.json.encode(value)) > max_bytes:
+            raise RpcError(INVALID_PARAMS, f"{field}: more than {max_bytes} bytes")
 
 
 def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
@@ -75,8 +81,8 @@ def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
         raise RpcError(INVALID_PARAMS, "_meta: client capabilities must be an object")
     if level is not None and level not in LEVELS:
         raise RpcError(INVALID_PARAMS, f"_meta: {LEVEL_META}: no log level")
-    named = f"_meta: {CAPABILITIES_META}", f"_meta: {INFO_META}"
-    check_said(found.client_capabilities, found.client_info, named=named)
+    fields = f"_meta: {CAPABILITIES_META}", f"_meta: {INFO_META}"
+    check_client_size(found.client_capabilities, found.client_info, fields=fields)
     return Envelope(
         version=found.protocol_version,
         capabilities=found.client_capabilities,
@@ -88,15 +94,14 @@ def read_envelope(message: Message, headers: list[tuple[str, str]]) -> Envelope:
 def check_param_headers(
     schema: Any, arguments: dict[str, Any], headers: Iterable[tuple[str, str]]
 ) -> None:
-    """Check that a call's `Mcp-Param-*` headers say what its arguments are. Raises: RpcError."""
-    folded = FoldedHeaders(headers)
-    found = validate_mcp_param_headers(schema, arguments, folded)
+    """Check that a call's `Mcp-Param-*` headers repeat its arguments. Raises: RpcError."""
+    found = validate_mcp_param_headers(schema, arguments, ParamHeaders(headers))
     if found is not None:
         raise RpcError(found.code, found.message, found.data)
 
 
-class FoldedHeaders(Mapping[str, str]):
-    """Headers with those that came twice, which a dict would hide."""
+class ParamHeaders(Mapping[str, str]):
+    """The `Mcp-Param-*` headers, whose `items` keep duplicates, which a dict would hide."""
 
     def __init__(self, headers: Iterable[tuple[str, str]]) -> None:
         self._headers = [pair for pair in headers if pair[0].startswith(PARAM_PREFIX)]
@@ -114,20 +119,22 @@ class FoldedHeaders(Mapping[str, str]):
         return list(self._headers)
 
 
-def misnames_headers(schema: Any) -> bool:
-    """True if this schema of a tool's arguments wants headers that there cannot be: clients leave
-    such a tool out. Most name none, which is seen faster than their schema is walked."""
+def has_invalid_headers(schema: Any) -> bool:
+    """True if an argument schema names headers that cannot exist: clients leave such a tool out."""
+    # Most schemas name no headers, and the search is faster than walking them.
     return names_headers(schema) and find_invalid_x_mcp_header(schema) is not None
 
 
-def names_headers(listed: Any) -> bool:
-    """True if headers are named anywhere in it."""
-    return X_MCP_HEADER_KEY.encode() in msgspec.json.encode(listed)
+def names_headers(schema: Any) -> bool:
+    """True if headers are named anywhere in one or more schemas."""
+    return X_MCP_HEADER_KEY.encode() in msgspec.json.encode(schema)
 
 
 def header_schema(schema: Any) -> HeaderSchema:
-    """Return what `check_param_headers` and `param_headers` read of a schema: nothing, if it wants
-    headers that there cannot be. In its order, by which the first of several faults is told."""
+    """Return the part of a schema that `check_param_headers` and `param_headers` read.
+
+    Empty for a schema with invalid headers. The order stays, which decides what fault is reported.
+    """
     kept: HeaderSchema = {}
     if not names_headers(schema) or find_invalid_x_mcp_header(schema) is not None:
         return kept
@@ -141,13 +148,15 @@ def header_schema(schema: Any) -> HeaderSchema:
 
 
 def param_headers(schema: Any, arguments: dict[str, Any]) -> dict[str, str]:
-    """Return the headers that we send with a call of a tool with this schema."""
+    """Return the `Mcp-Param-*` headers for a call of a tool with this schema."""
     if find_invalid_x_mcp_header(schema) is not None:
         return {}
     return mcp_param_headers(x_mcp_header_map(schema), arguments)
 
 
-def encode_name(method: str, params: dict[str, Any]) -> str | None:
-    """The value of `Mcp-Name`; None: this method has none."""
-    key = NAME_BEARING_METHODS.get(method)
-    return None if key is None else encode_header_value(str(params.get(key)))
+def modern_headers(method: str, params: dict[str, Any]) -> dict[str, str]:
+    """Return the headers that a request of 2026-07-28 has beside its body."""
+    headers = {VERSION_HEADER: MODERN, METHOD_HEADER: method}
+    if (key := NAME_BEARING_METHODS.get(method)) is not None:
+        headers[NAME_HEADER] = encode_header_value(str(params.get(key)))
+    return headers

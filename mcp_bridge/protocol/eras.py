@@ -1,10 +1,9 @@
-"""The revisions of MCP in two eras, and what each knows.
+"""The two eras of MCP and their constants. Pure.
 
-Pure.
-
-2025-11-25 and what came before it shake hands (`initialize`) and keep a session, in which the
-server may ask the client. 2026-07-28 has neither: each request says who asks and what it can, and a
-server that needs something answers `input_required`.
+The older era, up to 2025-11-25, begins with a handshake (`initialize`) and keeps a session, in
+which the server may send requests to the client. The newer era, 2026-07-28, has neither: each
+request carries the client's description and capabilities, and a server that needs something of the
+client answers `input_required`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 LEGACY_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
-"""That clients may agree on with us, the newest first."""
+"""The older revisions that we speak with clients, newest first."""
 ASSUMED_VERSION = "2025-03-26"
-"""Of a request of the older era without the header: this one had none."""
+"""The revision of a request of the older era without a version header, which it did not have."""
 RESUMABLE_FROM = "2025-11-25"
-"""From there on a stream begins with an id from which a client may read on."""
+"""The first revision whose streams begin with an event id, so that clients can resume them."""
 
 META = "io.modelcontextprotocol/"
 VERSION_META = META + "protocolVersion"
@@ -45,51 +44,50 @@ LISTS = {
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
 }
-"""What a page of each method holds, by the name of its field."""
+"""The field of a page that holds its items, by method."""
 CACHEABLE = frozenset({*LISTS, "resources/read", "server/discover"})
 INTERACTIVE = frozenset({"tools/call", "prompts/get", "resources/read"})
-"""Requests during which a server may want something of the client."""
+"""Requests during which a server may ask the client something."""
 FORWARDED = frozenset({*LISTS, *INTERACTIVE, "completion/complete"})
-"""Requests that a server behind us answers, in either era."""
+"""Requests that are forwarded to a server, in either era."""
 NEEDED_CAPABILITY = {
     "sampling/createMessage": "sampling",
     "elicitation/create": "elicitation",
     "roots/list": "roots",
 }
-"""Of a client, for what a server may ask of it."""
+"""The client capability that each request of a server needs."""
 SampledBy = Literal["caller", "engine", "off"]
-"""Who writes what a server wants of a model: its caller's, ours, or nobody's."""
+"""Which model answers a server's sampling requests: the caller's, ours, or none."""
 SAMPLING_BY: dict[SampledBy, dict[str, Any] | None] = {
     "caller": {},
     "engine": {"tools": {}},
     "off": None,
 }
-"""What a server is told of it, as of a client's capability: a model of ours calls tools, of callers
-that share a connection not all do. None: nothing."""
+"""The sampling capability that a server is told of on a shared connection; None: no capability.
+Our models call tools; not all callers that share a connection have models that do."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LIST_CHANGES = {
     "notifications/tools/list_changed": "toolsListChanged",
     "notifications/prompts/list_changed": "promptsListChanged",
     "notifications/resources/list_changed": "resourcesListChanged",
 }
-"""By notification, the flag of a `subscriptions/listen` that asks for it."""
+"""The flag of a `subscriptions/listen` for each notification."""
 RESOURCE_UPDATED = "notifications/resources/updated"
 
 
 def is_legacy(version: str) -> bool:
-    """True if a request of this version header is of an older revision: whatever is no known older
-    revision is the newer era's to refuse."""
+    """True if this version header names a known revision of the older era, or is missing. The newer
+    era refuses unknown versions."""
     return version == "" or version in LEGACY_VERSIONS or version == "2024-11-05"
 
 
-def agree(wanted: Any) -> str:
+def negotiate_version(wanted: Any) -> str:
     """Return the version that answers a client's `initialize`."""
     return wanted if wanted in LEGACY_VERSIONS else LEGACY
 
 
 def check_request(method: str, version: str, params: dict[str, Any]) -> None:
-    """Raises: RpcError, for a method that this revision does not know, or parameters that are none
-    of it."""
+    """Check a method and its parameters against a revision. Raises: RpcError."""
     try:
         methods.validate_client_request(method, version, params)
     except KeyError:
@@ -101,15 +99,15 @@ def check_request(method: str, version: str, params: dict[str, Any]) -> None:
 
 
 def is_at_least(level: Any, wanted: str) -> bool:
-    """True if a log entry of `level` is shown to who asked for `wanted` and above."""
+    """True if a log entry of `level` is at or above `wanted`."""
     return level in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted)
 
 
 LOG = "notifications/message"
 
 
-def is_loud_enough(message: dict[str, Any], level: str | None) -> bool:
-    """True if a client that set this level is told: not every server heeds it."""
+def passes_level(message: dict[str, Any], level: str | None) -> bool:
+    """True unless the message is a log entry below the client's level; not all servers filter."""
     if level is None or message["method"] != LOG:
         return True
     return is_at_least((message.get("params") or {}).get("level"), level)

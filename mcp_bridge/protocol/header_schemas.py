@@ -1,6 +1,6 @@
-"""Remembers which arguments of a server's tools travel as headers, as the tools were listed last.
+"""Remembers which arguments of a server's tools are sent as headers.
 
-Pure. Of each tool's schema only that is kept: whole schemas of a hostile server would be gigabytes.
+Pure. The rest of each schema is dropped: the whole schemas of a hostile server would be gigabytes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from mcp_bridge.protocol.envelope import HeaderSchema, header_schema, names_headers
 from mcp_bridge.protocol.eras import LISTS
-from mcp_bridge.protocol.inbound import HeaderSchema, header_schema, names_headers
 
 MAX_TOOLS = 10_000
 MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Of one server: names, and what is kept of schemas, as JSON. Beyond it who was listed first goes,
-and is asked for again."""
+"""Bytes of names and header schemas of one server. The oldest are dropped first, and listed again
+when they are needed."""
 
 
 class HeaderSchemas:
@@ -30,7 +30,7 @@ class HeaderSchemas:
         return len(self._kept)
 
     def get(self, name: str) -> HeaderSchema | None:
-        """Return the schema of a tool; None: it is not known."""
+        """Return the header schema of a tool; None: unknown."""
         found = self._kept.get(name)
         return None if found is None else found[0]
 
@@ -53,7 +53,7 @@ class HeaderSchemas:
         self.kept_bytes = 0
 
 
-def listed(page: dict[str, Any]) -> Iterator[tuple[str, HeaderSchema]]:
+def header_schemas_of(page: dict[str, Any]) -> Iterator[tuple[str, HeaderSchema]]:
     """Yield the tools of a page of `tools/list` with their header schemas."""
     tools = page.get(LISTS["tools/list"])
     has_any = isinstance(tools, list) and names_headers(tools)

@@ -1,7 +1,6 @@
-"""JSON-RPC 2.0 as MCP uses it: one message per body, and how one is refused.
+"""JSON-RPC 2.0 as MCP uses it: one message per body.
 
-Pure. A message is a plain dict, as it stood on the wire: what a later revision adds to it passes
-through.
+Pure. A message is the plain dict that was on the wire, so members of later revisions pass through.
 """
 
 from __future__ import annotations
@@ -16,24 +15,25 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 RESOURCE_NOT_FOUND = -32002
-"""Until 2025-11-25; from then on it is INVALID_PARAMS."""
+"""Used up to 2025-11-25; later revisions say INVALID_PARAMS."""
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 URL_NEEDED = -32042
-"""Of 2025-11-25, whose SDKs call it URL_ELICITATION_REQUIRED."""
+"""The URL_ELICITATION_REQUIRED of 2025-11-25."""
 REQUEST_CANCELLED = -32800
-"""What a call that was cancelled ends with, where a stream has to end with an answer."""
+"""The error that ends the stream of a cancelled call, since a stream ends with an answer."""
 TOO_MANY = -32000
 DENIED = -32030
 APPROVAL_NEEDED = -32031
 LIMITED = -32032
-"""These four are ours, of the range that JSON-RPC leaves to servers. docs/mcp.md tells of all."""
+"""TOO_MANY, DENIED, APPROVAL_NEEDED and LIMITED are our own, from the range that JSON-RPC leaves to
+servers. docs/mcp.md lists all codes."""
 
 MAX_METHOD_LENGTH = 128
 MAX_ID_LENGTH = 256
 MAX_ERROR_TEXT = 2000
-"""Of what an upstream says of an error, as we pass it on."""
+"""Characters of an upstream's error message that are passed on."""
 
 Message = dict[str, Any]
 RequestId = str | int
@@ -47,12 +47,11 @@ STATUS = {
     UNSUPPORTED_VERSION: 400,
     METHOD_NOT_FOUND: 404,
 }
-"""Of the HTTP answer that is one error, in 2026-07-28; of all others 200."""
+"""The HTTP status of a response that is one error, in 2026-07-28; 200 for all other codes."""
 
 
 class RpcError(Exception):
-    """A request fails with this error object. `status`: of the HTTP answer, where it is to be
-    another than the code's own."""
+    """An error object that answers a request. `status`: of the HTTP response; None: by the code."""
 
     def __init__(
         self, code: int, message: str, data: Any = None, *, status: int | None = None
@@ -68,7 +67,7 @@ class RpcError(Exception):
 
 
 def from_error(error: Any) -> RpcError:
-    """Return the error that a peer sent as an error object, whatever it is."""
+    """Return the error that a peer sent, whatever its error object is."""
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, "The server failed without saying how")
     code, message = error.get("code"), error.get("message")
@@ -80,7 +79,7 @@ def from_error(error: Any) -> RpcError:
 
 
 def decode(body: bytes) -> Message:
-    """Raises: RpcError, for what is no single JSON-RPC message."""
+    """Decode a single JSON-RPC message. Raises: RpcError."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -89,7 +88,7 @@ def decode(body: bytes) -> Message:
 
 
 def check(found: Any) -> Message:
-    """Raises: RpcError unless it is a request, a notification or a response."""
+    """Return `found` if it is a request, a notification or a response. Raises: RpcError."""
     if not isinstance(found, dict) or found.get("jsonrpc") != "2.0":
         raise RpcError(INVALID_REQUEST, "Invalid Request: one JSON-RPC 2.0 object is wanted")
     id_, method = found.get("id"), found.get("method")

@@ -1,5 +1,4 @@
-"""Translates the messages of one era into those of the other. Pure: dicts in, dicts out, and
-nothing that came in is changed.
+"""Translates the messages of one era into those of the other. Pure; inputs are never changed.
 
 2025-11-25                                   2026-07-28
 initialize, its answer                       server/discover, `_meta` of each request
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import (
     CACHEABLE,
     CAPABILITIES_META,
@@ -28,7 +28,6 @@ from mcp_bridge.protocol.eras import (
     SUBSCRIPTION_META,
     VERSION_META,
 )
-from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
     MISSING_CAPABILITY,
@@ -39,40 +38,39 @@ from mcp_bridge.protocol.rpc import (
     params_of,
 )
 
-OF_MODERN_RESULTS = ("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
-OF_MODERN_PARAMS = ("inputResponses", "requestState")
-PASSED_META = frozenset({"progressToken"})
-"""Of a request's `_meta`; what else the protocol has there is of one leg of the way."""
-LIST_CHANGED_OF = {
+MODERN_RESULT_FIELDS = ("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
+MODERN_PARAM_FIELDS = ("inputResponses", "requestState")
+FORWARDED_META = frozenset({"progressToken"})
+"""The only member of a client's `_meta` that servers get: the others concern us and the client."""
+LIST_CHANGED_CAPABILITIES = {
     "toolsListChanged": ("tools", "listChanged"),
     "promptsListChanged": ("prompts", "listChanged"),
     "resourcesListChanged": ("resources", "listChanged"),
 }
-LEGACY_ABILITIES: dict[str, tuple[str, ...]] = {
+LEGACY_CAPABILITIES: dict[str, tuple[str, ...]] = {
     "elicitation": ("form", "url"),
     "sampling": ("context", "tools"),
     "roots": (),
 }
-"""Of a client, with what each may consist of."""
-LISTED = ("tools", "prompts", "resources")
+"""Client capabilities of the older era, each with its flags."""
+CAPABILITIES_WITH_LISTS = ("tools", "prompts", "resources")
 SERVER_CAPABILITIES = ("tools", "prompts", "resources", "completions", "logging")
 
 
 def without_reserved(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters without what of `_meta` and them only one leg of the way is meant to
-    know."""
-    kept = {name: value for name, value in params.items() if name not in OF_MODERN_PARAMS}
+    """Return the parameters without what 2026-07-28 adds to them and their `_meta`."""
+    kept = {name: value for name, value in params.items() if name not in MODERN_PARAM_FIELDS}
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     kept.pop("_meta", None)
     return {**kept, "_meta": meta} if meta else kept
 
 
-def for_server(said: dict[str, Any]) -> dict[str, Any]:
-    """A client's parameters or its answer, with nothing in `_meta` but the protocol's own: what a
-    client tells us there (tokens, traces, whatever it likes) is told no server."""
-    kept = {name: value for name, value in said.items() if name != "_meta"}
-    meta = {name: value for name, value in meta_of(said).items() if name in PASSED_META}
-    answers = said.get("inputResponses")
+def for_server(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a client's parameters or answer with only FORWARDED_META in `_meta`: servers do not
+    get the tokens, traces and other values that a client sends to us there."""
+    kept = {name: value for name, value in content.items() if name != "_meta"}
+    meta = {name: value for name, value in meta_of(content).items() if name in FORWARDED_META}
+    answers = content.get("inputResponses")
     if isinstance(answers, dict):
         kept["inputResponses"] = {
             key: for_server(each) if isinstance(each, dict) else each
@@ -82,7 +80,7 @@ def for_server(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_for_server(answered: Message) -> Message:
-    """Return what a client answered, without what makes a message of it."""
+    """Return the `result` or `error` of a client's response."""
     if "error" in answered:
         return {"error": answered["error"]}
     result = answered.get("result")
@@ -90,8 +88,7 @@ def answer_for_server(answered: Message) -> Message:
 
 
 def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, Any]:
-    """Return the parameters with the caller's own capabilities, as a server of the newer era wants
-    each request."""
+    """Return the parameters with the caller's envelope, which each request of the newer era has."""
     kept = {name: value for name, value in params.items() if name != "_meta"}
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     meta[VERSION_META] = MODERN
@@ -106,8 +103,8 @@ def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, An
 def to_modern_result(
     method: str, result: dict[str, Any], server_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Complete, if it does not say otherwise; and what may be kept, if the server does not say for
-    how long, is good for this once."""
+    """Return a result of 2026-07-28: `complete` unless it says otherwise; cacheable for no time
+    unless the server says for how long."""
     found = {"resultType": "complete", **result}
     if method in CACHEABLE and found["resultType"] == "complete":
         found = {"ttlMs": 0, "cacheScope": "private", **found}
@@ -116,7 +113,7 @@ def to_modern_result(
 
 
 def to_legacy_result(result: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in result.items() if name not in OF_MODERN_RESULTS}
+    kept = {name: value for name, value in result.items() if name not in MODERN_RESULT_FIELDS}
     meta = {name: value for name, value in meta_of(result).items() if not name.startswith(META)}
     kept.pop("_meta", None)
     return {**kept, "_meta": meta} if meta else kept
@@ -130,8 +127,8 @@ def to_modern_error(method: str, params: dict[str, Any], error: RpcError) -> Rpc
 
 
 def to_legacy_error(method: str, params: dict[str, Any], error: RpcError) -> RpcError:
-    """A read is refused for its parameters where they do not name a resource, and so is a
-    subscription: the newer era tells this from others by the URI in its data."""
+    """Return RESOURCE_NOT_FOUND for a missing resource, which the newer era reports as
+    INVALID_PARAMS with the URI in its data."""
     data = error.data if isinstance(error.data, dict) else {}
     is_missing = error.code == INVALID_PARAMS and data.get("uri") == params.get("uri")
     if method in ("resources/read", "resources/subscribe") and is_missing:
@@ -139,43 +136,45 @@ def to_legacy_error(method: str, params: dict[str, Any], error: RpcError) -> Rpc
     return error
 
 
-def check_asked(asked: Any, capabilities: dict[str, Any]) -> dict[str, Message]:
-    """Return what a server asks of the client, by key: only what there is, and what the client said
-    that it can. Raises: RpcError."""
-    if not isinstance(asked, dict) or not all(isinstance(each, dict) for each in asked.values()):
+def check_requests(requests: Any, capabilities: dict[str, Any]) -> dict[str, Message]:
+    """Return a server's requests to the client, by key. Raises: RpcError, for an unknown request or
+    one that the client did not declare."""
+    if not isinstance(requests, dict) or not all(isinstance(r, dict) for r in requests.values()):
         raise RpcError(INVALID_PARAMS, "inputRequests: an object of requests is wanted")
-    for request in asked.values():
-        check_can(str(request.get("method")), capabilities)
-    return asked
+    for request in requests.values():
+        check_capability(str(request.get("method")), capabilities)
+    return requests
 
 
-def check_can(method: str, capabilities: dict[str, Any]) -> None:
-    """Raises: RpcError, for a request to a client that never said it could."""
+def check_capability(method: str, capabilities: dict[str, Any]) -> None:
+    """Raises: RpcError, if the client did not declare the capability for this request."""
     needed = NEEDED_CAPABILITY.get(method)
     if needed is None:
-        raise RpcError(INVALID_PARAMS, f"{method}: nothing that a server may ask")
+        raise RpcError(INVALID_PARAMS, f"{method}: not a request that a server may send")
     if not isinstance(capabilities.get(needed), dict):
         missing: dict[str, Any] = {"requiredCapabilities": {needed: {}}}
         raise RpcError(MISSING_CAPABILITY, f"The client does not declare {needed}", missing)
 
 
 def to_legacy_capabilities(capabilities: dict[str, Any]) -> dict[str, Any]:
-    """A client's, as the older era's handshake has them: what it can, it can during a call alone;
-    of roots that change nobody would tell. Nothing but what that era knows: what differs in
-    anything else differs in nothing, and needs no session of its own."""
+    """Return a client's capabilities as the handshake of the older era declares them.
+
+    `listChanged` of roots is left out, since nobody would send the notification. So are unknown
+    capabilities: clients that differ only in those share a session at a server.
+    """
     return {
         name: {flag: {} for flag in flags if isinstance(capabilities[name].get(flag), dict)}
-        for name, flags in LEGACY_ABILITIES.items()
+        for name, flags in LEGACY_CAPABILITIES.items()
         if isinstance(capabilities.get(name), dict)
     }
 
 
 def server_capabilities(
-    found: list[dict[str, Any]], *, legacy: bool, tells: bool = False
+    found: list[dict[str, Any]], *, legacy: bool, list_changed: bool = False
 ) -> dict[str, Any]:
-    """Return what servers can, together, as we say it to a client of one era.
+    """Return the joined capabilities of servers for a client of one era.
 
-    `tells`: it is told when a list is another, whatever the server says of itself.
+    `list_changed`: declare changes of lists, whatever the servers declare.
     """
     merged: dict[str, Any] = {}
     for name in SERVER_CAPABILITIES:
@@ -185,18 +184,18 @@ def server_capabilities(
         if name == "logging" and not legacy:
             continue
         flags = {flag for each in given for flag, value in each.items() if value is True}
-        if tells and name in LISTED:
+        if list_changed and name in CAPABILITIES_WITH_LISTS:
             flags.add("listChanged")
         merged[name] = dict.fromkeys(sorted(flags), True)
     return merged
 
 
-def honoured(wanted: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, Any]:
-    """The part of a `subscriptions/listen` that a server of the older era can serve."""
+def supported_filter(wanted: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a `subscriptions/listen` that a server of the older era can serve."""
     found: dict[str, Any] = {}
-    for flag, (kind, what) in LIST_CHANGED_OF.items():
+    for flag, (kind, member) in LIST_CHANGED_CAPABILITIES.items():
         offered = capabilities.get(kind)
-        if wanted.get(flag) is True and isinstance(offered, dict) and offered.get(what) is True:
+        if wanted.get(flag) is True and isinstance(offered, dict) and offered.get(member) is True:
             found[flag] = True
     resources = capabilities.get("resources")
     uris = wanted.get("resourceSubscriptions")
@@ -206,7 +205,7 @@ def honoured(wanted: dict[str, Any], capabilities: dict[str, Any]) -> dict[str, 
 
 
 def is_wanted(message: Message, wanted: dict[str, Any]) -> bool:
-    """True if a change is one that the client asked to hear of."""
+    """True if the client's filter asks for this notification."""
     method = message.get("method")
     if method == RESOURCE_UPDATED:
         return params_of(message).get("uri") in wanted.get("resourceSubscriptions", ())
@@ -214,25 +213,27 @@ def is_wanted(message: Message, wanted: dict[str, Any]) -> bool:
     return flag is not None and wanted.get(flag) is True
 
 
-def is_of(message: Message, params: dict[str, Any]) -> bool:
-    """True if a notification may stand on the stream of a request with `params`: progress has its
-    own token, and what a server cancels has an id that means something else to the client."""
+def belongs_to(message: Message, params: dict[str, Any]) -> bool:
+    """True if a notification may be sent on the stream of a request with `params`.
+
+    Progress must have its token. Cancellations are dropped: their ids are ours, not the client's.
+    """
     if message.get("method") == "notifications/cancelled":
         return False
     if message.get("method") != "notifications/progress":
         return True
     token = meta_of(params).get("progressToken")
-    said = params_of(message).get("progressToken")
-    return said == token and type(said) is type(token)
+    found = params_of(message).get("progressToken")
+    return found == token and type(found) is type(token)
 
 
-def to_subscribed(message: Message, subscription: Any) -> Message:
-    """A change as it stands on the stream of one `subscriptions/listen`."""
+def to_modern_notification(message: Message, subscription: Any) -> Message:
+    """Return a notification for the stream of one `subscriptions/listen`."""
     params = params_of(message)
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     return {**message, "params": {**params, "_meta": {**meta, SUBSCRIPTION_META: subscription}}}
 
 
-def to_unsubscribed(message: Message) -> Message:
-    """A change as it stands on the stream of a session."""
+def to_legacy_notification(message: Message) -> Message:
+    """Return a notification without the fields of 2026-07-28."""
     return {**message, "params": without_reserved(params_of(message))}

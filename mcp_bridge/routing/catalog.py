@@ -31,9 +31,9 @@ from mcp_bridge.pinning import (
     Offer,
     Pin,
     compare,
-    listing,
     offer_of,
     pin_of,
+    to_listing,
 )
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.upstream.upstream import ServerConfig, Upstream
@@ -236,7 +236,7 @@ def server_listing(
     config: ServerConfig, approved: ApprovedPins, offer: Offer | None
 ) -> ServerListing:
     if config.trust != "all":
-        found = listing(approved, offer, launch_pin(config))
+        found = to_listing(approved, offer, launch_pin(config))
     elif offer is None:
         found = Listing((), stale=True)
     else:

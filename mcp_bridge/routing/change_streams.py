@@ -14,11 +14,10 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any
 
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.envelope import Envelope, modern_headers
 from mcp_bridge.protocol.eras import LIST_CHANGES
-from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.protocol.outbound import modern_headers
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
-from mcp_bridge.protocol.translation import honoured, is_wanted, to_modern_params
+from mcp_bridge.protocol.translation import is_wanted, supported_filter, to_modern_params
 from mcp_bridge.provenance import clean_error, clean_message
 from mcp_bridge.routing.exchanges import SessionSource
 from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
@@ -92,7 +91,7 @@ async def legacy_changes(
     """Yield changes as the newer era tells them, over a session of their own. Raises: RpcError."""
     session, described = await upstream.initialize(envelope)
     try:
-        granted = honoured(wanted, described.capabilities)
+        granted = supported_filter(wanted, described.capabilities)
         if "resourceSubscriptions" in granted:
             asked = granted["resourceSubscriptions"]
             taken = [uri for uri in asked if await subscribed(upstream, session, uri)]

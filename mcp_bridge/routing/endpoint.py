@@ -20,8 +20,8 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.errors import NameRefused
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
 from mcp_bridge.pinning import MAX_OFFERED, Kind
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import INTERACTIVE, LISTS
-from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -145,9 +145,9 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         try:
             found = await self.describe()
         except RpcError:
-            return server_capabilities([NOT_SEEN_YET], legacy=legacy, tells=tells), None
+            return server_capabilities([NOT_SEEN_YET], legacy=legacy, list_changed=tells), None
         offered = [each.capabilities for _, each in found]
-        can = server_capabilities(offered, legacy=legacy, tells=tells)
+        can = server_capabilities(offered, legacy=legacy, list_changed=tells)
         if len(found) != 1:
             return can, None
         upstream, described = found[0]

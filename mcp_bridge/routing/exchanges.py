@@ -18,21 +18,21 @@ import msgspec
 
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
-from mcp_bridge.protocol.header_schemas import listed
-from mcp_bridge.protocol.inbound import (
+from mcp_bridge.protocol.envelope import (
     Envelope,
     HeaderSchema,
-    misnames_headers,
+    has_invalid_headers,
+    modern_headers,
     param_headers,
 )
-from mcp_bridge.protocol.outbound import modern_headers
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
+from mcp_bridge.protocol.header_schemas import header_schemas_of
 from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
     answer_for_server,
-    check_asked,
+    belongs_to,
+    check_requests,
     for_server,
-    is_of,
     to_modern_params,
     without_reserved,
 )
@@ -161,7 +161,7 @@ class ModernExchange:
                     if found is None or rpc.is_request(found):
                         continue
                     if rpc.is_notification(found):
-                        if is_of(found, params):
+                        if belongs_to(found, params):
                             yield NotificationEvent(found)
                         continue
                     yield self._ended(found)
@@ -180,7 +180,7 @@ class ModernExchange:
         result = as_object(found.get("result"))
         if result.get("resultType") != "input_required":
             return ResultEvent(result)
-        requests = check_asked(result.get("inputRequests") or {}, self._envelope.capabilities)
+        requests = check_requests(result.get("inputRequests") or {}, self._envelope.capabilities)
         if len(requests) > MAX_ASKED:
             raise Unreachable(self._upstream.name, "too_many_requests")
         state = result.get("requestState")
@@ -277,7 +277,7 @@ class LegacyExchange:
                         asked = await self._ask(found)
                         if asked is not None:
                             yield asked
-                    elif is_of(found, self._params):
+                    elif belongs_to(found, self._params):
                         yield NotificationEvent(found)
 
     async def _run(self, session: UpstreamSession) -> AsyncGenerator[Event]:
@@ -325,7 +325,7 @@ class LegacyExchange:
                 if found is None:
                     continue
                 if rpc.is_notification(found):
-                    if is_of(found, self._params):
+                    if belongs_to(found, self._params):
                         yield NotificationEvent(found)
                 elif rpc.is_request(found):
                     asked = await self._ask(found)
@@ -343,7 +343,7 @@ class LegacyExchange:
             return None
         request: Message = {name: found[name] for name in ("method", "params") if name in found}
         try:
-            check_asked({"": request}, self._capabilities)
+            check_requests({"": request}, self._capabilities)
             if len(self._asked) >= MAX_ASKED:
                 raise RpcError(METHOD_NOT_FOUND, "Too many requests at once")
         except RpcError as error:
@@ -451,7 +451,7 @@ async def tool_schema(
             else LegacyExchange(upstream, sessions, "tools/list", params, {})
         )
         page = await result_of(exchange)
-        for listed_name, schema in listed(page):
+        for listed_name, schema in header_schemas_of(page):
             upstream.schemas.keep(listed_name, schema)
             found = schema if listed_name == name else found
         cursor = page.get("nextCursor")
@@ -469,7 +469,7 @@ def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]
     kept = [
         tool
         for tool in tools
-        if not (isinstance(tool, dict) and misnames_headers(tool.get("inputSchema")))
+        if not (isinstance(tool, dict) and has_invalid_headers(tool.get("inputSchema")))
     ]
     if len(kept) < len(tools):
         left_out = len(tools) - len(kept)
@@ -478,5 +478,5 @@ def without_misnamed(upstream: Upstream, page: dict[str, Any]) -> dict[str, Any]
 
 
 def remember_schemas(upstream: Upstream, page: dict[str, Any]) -> None:
-    for name, schema in listed(page):
+    for name, schema in header_schemas_of(page):
         upstream.schemas.keep(name, schema)

@@ -10,8 +10,8 @@ from typing import Any
 
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Offer, offer_of
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import MODERN
-from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.guard import AllowAll
 from mcp_bridge.upstream.credentials import UpstreamOwner

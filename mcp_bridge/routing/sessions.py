@@ -23,7 +23,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities
 from mcp_bridge.routing.shared_streams import Heard, SharedStreams

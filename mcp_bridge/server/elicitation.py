@@ -11,7 +11,7 @@ import itertools
 
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_REQUEST, Message, RpcError
-from mcp_bridge.protocol.translation import check_can
+from mcp_bridge.protocol.translation import check_capability
 from mcp_bridge.routing.sessions import Session
 from mcp_bridge.server.streams import Stream
 from mcp_bridge.upstream.upstream import as_object
@@ -41,7 +41,7 @@ class Questions:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.pending[id_] = (session.id, future)
         try:
-            check_can(str(request.get("method")), session.about.capabilities)
+            check_capability(str(request.get("method")), session.about.capabilities)
             if not stream.can_be_heard:
                 raise RpcError(INTERNAL_ERROR, "The client is not there")
             params = as_object(request.get("params"))

@@ -17,6 +17,7 @@ from foundation import sse
 from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.envelope import Envelope, read_envelope
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
     LEGACY_VERSIONS,
@@ -25,7 +26,6 @@ from mcp_bridge.protocol.eras import (
     VERSION_HEADER,
     is_legacy,
 )
-from mcp_bridge.protocol.inbound import Envelope, read_envelope
 from mcp_bridge.protocol.rpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,

@@ -15,15 +15,15 @@ from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import MAX_ROUNDS
+from mcp_bridge.protocol.envelope import check_client_size
 from mcp_bridge.protocol.eras import (
     FORWARDED,
     LEVELS,
     LISTS,
-    agree,
     check_request,
-    is_loud_enough,
+    negotiate_version,
+    passes_level,
 )
-from mcp_bridge.protocol.inbound import check_said
 from mcp_bridge.protocol.rpc import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -36,8 +36,8 @@ from mcp_bridge.protocol.rpc import (
 )
 from mcp_bridge.protocol.translation import (
     to_legacy_error,
+    to_legacy_notification,
     to_legacy_result,
-    to_unsubscribed,
 )
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
@@ -110,10 +110,10 @@ class LegacyProtocol:
         self, caller: Caller, endpoint: Endpoint, params: dict[str, Any]
     ) -> tuple[Session, dict[str, Any]]:
         """Raises: RpcError."""
-        version = agree(params.get("protocolVersion"))
+        version = negotiate_version(params.get("protocolVersion"))
         check_request("initialize", version, params)
         said = params.get("capabilities"), params.get("clientInfo")
-        check_said(*said, named=("capabilities", "clientInfo"))
+        check_client_size(*said, fields=("capabilities", "clientInfo"))
         about = SessionFacts(
             principal=caller.principal,
             endpoint=endpoint.key,
@@ -247,8 +247,8 @@ class LegacyProtocol:
                     if isinstance(event, ResultEvent):
                         return event.result
                     if isinstance(event, NotificationEvent):
-                        if is_loud_enough(event.message, session.level):
-                            await stream.put(to_unsubscribed(event.message))
+                        if passes_level(event.message, session.level):
+                            await stream.put(to_legacy_notification(event.message))
                     elif isinstance(event, WaitEvent):
                         await stream.prime()
                     elif isinstance(event, QuestionEvent):

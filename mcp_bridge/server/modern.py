@@ -26,9 +26,10 @@ from mcp_bridge.protocol.continuation import (
     TTL_S,
     Continuation,
     Sealer,
-    refused,
+    invalid_state,
     request_digest,
 )
+from mcp_bridge.protocol.envelope import Envelope, check_param_headers
 from mcp_bridge.protocol.eras import (
     FORWARDED,
     INTERACTIVE,
@@ -38,12 +39,11 @@ from mcp_bridge.protocol.eras import (
     check_request,
     is_at_least,
 )
-from mcp_bridge.protocol.inbound import Envelope, check_param_headers
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.protocol.translation import (
+    to_legacy_notification,
     to_modern_error,
     to_modern_result,
-    to_unsubscribed,
 )
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
@@ -222,7 +222,7 @@ class ModernProtocol:
             if kept.call is not None:
                 return await self._resume(request, kept, emit)
             if not described.modern or kept.server != upstream.name:
-                raise refused()
+                raise invalid_state()
             params = {name: value for name, value in params.items() if name != "requestState"}
             if kept.state is not None:
                 params["requestState"] = kept.state
@@ -319,7 +319,7 @@ class ModernProtocol:
                 return
         elif method != "notifications/progress":
             return
-        await emit(to_unsubscribed(message))
+        await emit(to_legacy_notification(message))
 
     def _ask(
         self,

@@ -14,9 +14,9 @@ from typing import Any
 
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
-from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, is_loud_enough
+from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, passes_level
 from mcp_bridge.protocol.rpc import Message, RpcError
-from mcp_bridge.protocol.translation import answer_for_server, to_unsubscribed
+from mcp_bridge.protocol.translation import answer_for_server, to_legacy_notification
 from mcp_bridge.routing.change_streams import (
     ACKNOWLEDGED,
     follow,
@@ -194,7 +194,7 @@ class SessionStreams:
                 asked.add(task)
                 task.add_done_callback(asked.discard)
             elif await self._is_for(context, session, upstream, message):
-                await stream.put(to_unsubscribed(message))
+                await stream.put(to_legacy_notification(message))
 
         async def open_() -> AsyncGenerator[Message | None]:
             described = await context.described(upstream)
@@ -221,7 +221,7 @@ class SessionStreams:
             return False
         if method == LOG:
             now = await self._sessions.reload(session)
-            return now is None or is_loud_enough(message, now.level)
+            return now is None or passes_level(message, now.level)
         if method == RESOURCE_UPDATED:
             uri = str(rpc.params_of(message).get("uri"))
             is_its_own = await self._sessions.server_of(session, uri) in (None, upstream.name)

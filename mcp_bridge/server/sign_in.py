@@ -12,8 +12,8 @@ import secrets
 from typing import Any
 
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import INTERACTIVE, LEGACY
-from mcp_bridge.protocol.inbound import Envelope
 from mcp_bridge.protocol.rpc import URL_NEEDED, Message, RpcError
 from mcp_bridge.protocol.translation import to_modern_result
 from mcp_bridge.upstream.upstream import Unreachable, as_object

@@ -17,7 +17,7 @@ from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED, SUBSCRIPTION_META
 from mcp_bridge.protocol.rpc import Message, RpcError
-from mcp_bridge.protocol.translation import to_subscribed
+from mcp_bridge.protocol.translation import to_modern_notification
 from mcp_bridge.routing.change_streams import (
     ACKNOWLEDGED,
     checked_filter,
@@ -135,7 +135,7 @@ class Listener:
         return await self._context.guard.shows_resource(self._context.caller, upstream, uri)
 
     async def _put(self, message: Message) -> None:
-        await self._pending.put(to_subscribed(message, self._subscription))
+        await self._pending.put(to_modern_notification(message, self._subscription))
 
     async def _tell(self, method: str) -> None:
         """Tell the client of a change that no server says."""

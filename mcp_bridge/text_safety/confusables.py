@@ -1,10 +1,8 @@
 """Finds names that look the same: skeletons of UTS #39, section 4, with Unicode's confusables.
 
-Two names are look-alikes when their skeletons are equal. For names of tools, case and the
-separators `-`, `_` and `.` say nothing either. The table is that of `confusable_homoglyphs`,
-which has each pair in both directions; whatever is connected there is one class.
-
-Pure.
+Two names are look-alikes when their skeletons are equal. In names of tools, case and the
+separators `-`, `_` and `.` are ignored. The table is that of `confusable_homoglyphs`, which has
+each pair in both directions; all that is connected in it is one class. Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +20,15 @@ WORD = re.compile(r"\w+")
 FOREIGN = frozenset(
     ["CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE", "COPTIC", "FULLWIDTH", "MATHEMATICAL", "LISU"]
 )
-"""Scripts, by the first word of a character's name, that have letters which look Latin."""
+"""Scripts with letters that look Latin, by the first word of a character's name."""
 
 MAX_LOOKS = 8
-"""What stands for a character may itself be of characters that look alike."""
+"""Rounds of replacement: a prototype may itself consist of characters that have prototypes."""
 
 
 @cache
 def prototypes() -> dict[str, str]:
-    """Return, for each character that looks like others, the one text that stands for all of
-    them."""
+    """Return the prototype of each confusable character: one text for all that look like it."""
     pairs: dict[str, set[str]] = {}
     for marked, others in confusables.confusables_data.items():
         char = bare_of(marked)
@@ -44,15 +41,14 @@ def prototypes() -> dict[str, str]:
     for char in pairs:
         if char not in found:
             alike = connected(char, pairs)
-            # What is several characters, one of them of this very class, would grow with each look.
+            # A text that contains a character of this class would grow with each replacement.
             texts = [each for each in alike if len(each) == 1 or alike.isdisjoint(each)]
             found.update(dict.fromkeys(alike, min(texts, key=preference)))
     return {char: looks for char, looks in found.items() if len(char) == 1}
 
 
 def bare_of(text: str) -> str:
-    """Return a text without the marks that the table sets around letters written from right to
-    left."""
+    """Return a text without the marks that the table sets around right-to-left letters."""
     return SUSPECT.sub("", text)
 
 
@@ -66,13 +62,12 @@ def connected(start: str, pairs: dict[str, set[str]]) -> set[str]:
 
 
 def preference(text: str) -> tuple[bool, int, str]:
-    """Return the order of stand-ins: several characters, as `rn` for `m`, stand for one; ASCII for
-    what is not."""
+    """Return a sort key for prototypes: ASCII first, then longer ones, as `rn` for `m`."""
     return (not text.isascii(), -len(text), text)
 
 
 def skeleton(text: str) -> str:
-    """Equal for texts that look the same; a skeleton is compared, never shown."""
+    """Return a text that is equal for texts that look the same; it is compared, never shown."""
     table = prototypes()
     bare = unicodedata.normalize("NFD", bare_of(text))
     for _ in range(MAX_LOOKS):
@@ -85,16 +80,14 @@ def skeleton(text: str) -> str:
 
 
 def name_skeleton(name: str) -> str:
-    """Return the `skeleton` of a tool's name: case and separators say nothing.
-
-    Case goes between two skeletons: `I` looks like `l` and `O` like `0`, and `i` and `o` do not.
-    """
+    """Return the `skeleton` of a tool's name, which ignores case and separators."""
+    # Case is folded between two skeletons: `I` looks like `l` and `O` like `0`; `i` and `o` do not.
     bare = SEPARATORS.sub("", unicodedata.normalize("NFKC", name))
     return skeleton(skeleton(bare).replace("0", "o").casefold())
 
 
 def mixed_words(text: str) -> list[str]:
-    """Words of Latin letters with letters of another script that look Latin among them."""
+    """Return words that mix Latin letters with letters of another script that look Latin."""
     if text.isascii():
         return []
     return [

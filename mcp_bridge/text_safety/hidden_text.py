@@ -1,12 +1,10 @@
-"""Characters that a person does not see and a model reads, or that a terminal obeys.
+"""Finds and removes characters that a person does not see and a model reads, or a terminal obeys.
 
 Classes: C0 and C1 controls, ANSI escapes and OSC 8 links (ECMA-48), tag characters, zero-width and
 other default-ignorable characters (UAX #44), bidirectional controls (UAX #9, UTS #55), variation
-selectors. What writing needs passes, only where it needs it (UTS #51; UTS #39, 3.1.1): ZWJ and
-VS16 in emoji, tags in the three flags that exist, joiners in Indic and Arabic script, marks of
-direction in text that has one, variation selectors of ideographs.
-
-Pure.
+selectors. Characters that a script needs pass where it needs them (UTS #51; UTS #39, 3.1.1): ZWJ
+and VS16 in emoji, tags in the three flags that exist, joiners in Indic and Arabic script,
+direction marks in right-to-left text, variation selectors of ideographs. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ SUSPECT = re.compile(
 ANSI = re.compile(r"(?:\x1b[@-_]|\x9b|\x9d)")
 OSC8 = re.compile("(?:\x1b\\]|\x9d)8;")
 SEQUENCE = re.compile(
-    "(?:\x1b\\]|\x9d)[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # OSC, with what it says
+    "(?:\x1b\\]|\x9d)[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\\\|\x9c)"  # OSC and its text
     "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI
     "|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x90\x98\x9c-\x9f]*(?:\x1b\\\\|\x9c)"  # DCS and such
     "|\x1b[ -/]*[0-~]?"
@@ -47,14 +45,14 @@ MARKS = frozenset("\u200e\u200f\u061c")
 KEYCAPS = frozenset("0123456789#*")
 EMOJI_EXTRAS = frozenset("©®‼⁉™ℹ↔↕↖↗↘↙↩↪〰〽㊗㊙")
 MAX_ROUNDS = 4
-"""Of taking away; a text that still hides something then loses even what writing may need."""
+"""Rounds of removal; a text that still hides something then loses every suspect character."""
 
 VIRAMA = 9
 """The combining class of viramas, after which joiners shape Indic letters."""
 
 
 class HiddenCharacter(msgspec.Struct, frozen=True):
-    """A hidden character: its class, where it stands (in characters), and which one it is."""
+    """A hidden character: its class, its index in characters, and its code point."""
 
     hiding: Hiding
     index: int
@@ -62,7 +60,7 @@ class HiddenCharacter(msgspec.Struct, frozen=True):
 
 
 def hidden(text: str) -> Iterator[HiddenCharacter]:
-    """Yield every character of `text` that hides something, in order."""
+    """Yield every hidden character of `text`, in order."""
     if SUSPECT.search(text) is None:
         return
     flags = [match.span() for match in FLAGS.finditer(text)]
@@ -77,7 +75,7 @@ def hidden(text: str) -> Iterator[HiddenCharacter]:
 
 
 def needed(text: str, index: int, directed: bool) -> bool:
-    """True if the writing itself needs this character here."""
+    """True if the script itself needs this character at this place."""
     char = text[index]
     before = text[index - 1] if index else ""
     after = text[index + 1 : index + 2]
@@ -95,7 +93,7 @@ def needed(text: str, index: int, directed: bool) -> bool:
 
 
 def pictured(text: str, index: int) -> bool:
-    """True if an emoji ends at `index`: with its selector or skin tone, or without."""
+    """True if an emoji ends at `index`, with or without a selector or skin tone."""
     if index >= 1 and text[index] == VS16:
         index -= 1
     if index < 0:
@@ -155,10 +153,9 @@ def visible(text: str) -> str:
 
 
 def stripped(text: str) -> str:
-    """Return `text` without what hides: escape sequences go whole, with the target of an OSC 8
-    link.
+    """Return `text` without hidden characters and whole escape sequences, with their links.
 
-    Nothing hidden is left: taking away one thing must not bring together another.
+    Removal repeats until nothing is found: what was apart may form a new sequence.
     """
     for _ in range(MAX_ROUNDS):
         text = SEQUENCE.sub("", text)

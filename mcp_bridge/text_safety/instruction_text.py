@@ -1,11 +1,9 @@
-"""Text in a description that speaks to the model instead of describing a tool.
+"""Finds text in a description that gives the model instructions instead of describing a tool.
 
-What is found in the attacks that were published (tool poisoning and shadowing: Invariant Labs,
-April 2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025) by their turns of phrase. It is
-advice: a text can say the same in other words, which is why pinning and policy do not depend on
-it. Every pattern is bounded in what it can span, since who writes the text may be hostile.
-
-Pure.
+The patterns are phrases of published attacks (tool poisoning and shadowing: Invariant Labs, April
+2025; line jumping: Trail of Bits; OWASP MCP Top 10, 2025). A finding is advice: a text can say the
+same in other words, so pinning and policy do not depend on it. Every pattern is bounded in what it
+can span, since the author of the text may be hostile. Pure.
 """
 
 from __future__ import annotations
@@ -93,9 +91,9 @@ LINES = re.compile(r"\n[\n ]*")
 
 
 def instructions(text: str) -> Iterator[tuple[str, Severity, str]]:
-    """Yield (name of the pattern, severity, what matched) in `text`, each pattern once.
+    """Yield (name of the pattern, severity, match) in `text`, each pattern once.
 
-    Looked at as it reads: hidden characters gone, compatibility forms folded, spaces single.
+    The text is normalized first: no hidden characters, compatibility forms folded, single spaces.
     """
     plain = unicodedata.normalize("NFKC", stripped(text[:MAX_TEXT_CHARS])).replace("\u2019", "'")
     plain = LINES.sub("\n ", SPACES.sub(" ", plain))

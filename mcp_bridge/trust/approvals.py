@@ -22,12 +22,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from mcp_bridge.canonical_json import (
-    beyond,
     digest,
     digest_of_bytes,
+    is_large_int,
+    plain_json,
     pointer,
     walk,
-    written_plainly,
 )
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.protocol import rpc
@@ -108,10 +108,10 @@ def arguments_digest(arguments: Mapping[str, object]) -> str:
     Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
     and beside them where they stand, so that no text can pass for one.
     """
-    plain = written_plainly(arguments)
+    plain = plain_json(arguments)
     if plain is not None:
         return digest_of_bytes(b"[%b,[]]" % plain)
-    large = [pointer(parts) for parts, one in walk(arguments) if beyond(one)]
+    large = [pointer(parts) for parts, one in walk(arguments) if is_large_int(one)]
     return digest([with_texts(arguments), large])
 
 
@@ -120,7 +120,7 @@ def with_texts(value: object) -> object:
         return {key: with_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [with_texts(inner) for inner in value]
-    return f"{value:x}" if isinstance(value, int) and beyond(value) else value
+    return f"{value:x}" if isinstance(value, int) and is_large_int(value) else value
 
 
 def requested(

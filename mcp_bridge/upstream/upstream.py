@@ -17,6 +17,7 @@ import msgspec
 from mcp_bridge.caller import Caller
 from mcp_bridge.names import ShortenedNames
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.envelope import Envelope, modern_headers
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
     LEGACY,
@@ -28,8 +29,6 @@ from mcp_bridge.protocol.eras import (
     SampledBy,
 )
 from mcp_bridge.protocol.header_schemas import HeaderSchemas
-from mcp_bridge.protocol.inbound import Envelope
-from mcp_bridge.protocol.outbound import modern_headers
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
 from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
 from mcp_bridge.provenance import clean_error

@@ -1,9 +1,9 @@
-"""Arguments against the pinned `inputSchema`, results against `outputSchema` and their bounds.
+"""Validates JSON values against schemas in bounded time: arguments, results, search requests.
 
-`jsonschema-rs` checks, with its linear-time regular expressions and without retrieval: a `$ref`
-that leaves the document is refused, as is a schema or value whose checking could take long
-(`schema_cost`). What the linear engine cannot read, look-around and back references, is checked
-by `killable` in a process that is stopped when it takes too long; nothing else is.
+`jsonschema-rs` validates with linear-time regular expressions and without retrieval. A `$ref` that
+leaves the document is refused, and so is a schema or value that could take long to check
+(`schema_cost`). Look-around and back references, which the linear engine cannot read, are checked
+in a process that is killed when it takes too long (`sandboxed_validator`).
 
 MCP 2025-11-25 and later, server/tools: a schema without `$schema` is 2020-12. `format` is an
 annotation, as both drafts have it by default. Problems name the JSON pointer of the value and
@@ -52,16 +52,16 @@ MAX_VALUE_BYTES = 4 << 20
 MAX_VALUE_NODES = 50_000
 MAX_NUMBER_BITS = 1_024
 MAX_WORK = 500_000
-"""Subschemas tried for one value at most: a quarter of a second where each is a slow one."""
+"""Subschemas tried for one value: a quarter of a second if all are slow."""
 CHARS_PER_VALUE = 256
-"""Of text, which patterns read, in the time of one more value."""
+"""Characters of text that patterns read in the time of one value."""
 MAX_LOCATED_WORK = 50_000
-"""Up to here it is also said where a value is wrong: that costs a hundred times as much."""
+"""Work up to which problems are located, which costs a hundred times as much."""
 LITERALS_PER_WORK = 10
 MAX_PROBLEMS = 16
 MAX_MESSAGE_CHARS = 300
 REGEX_BYTES = 256 << 10
-"""Of a compiled regular expression, which bounds the time that a character takes."""
+"""Size of a compiled regular expression, which bounds the time for each character."""
 KILLABLE_REGEX_BYTES = 4 << 20
 BACKTRACK_LIMIT = 10_000_000
 MAX_COMPILED = 4_096
@@ -73,7 +73,7 @@ BACKTRACKING = jsonschema_rs.FancyRegexOptions(
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A thing that is wrong: where (JSON pointer), by which keyword, in words."""
+    """A violation: its place (JSON pointer), the keyword of the schema, and a message."""
 
     path: str
     keyword: str
@@ -81,7 +81,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class CompiledSchema(msgspec.Struct, frozen=True):
-    """A schema that can be checked against, and what that costs."""
+    """A schema that is ready for validation, with its cost."""
 
     digest: str
     schema: Schema
@@ -96,16 +96,16 @@ class KillableEngine(Protocol):
 
 
 def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) -> CompiledSchema:
-    """Make a schema ready. `known`: documents that it may refer to, by URI; nothing is fetched.
+    """Compile a schema. `known`: documents that it may refer to, by URI; nothing is fetched.
 
-    SchemaRefused, with the pointer, for no schema, an unknown dialect, and one past the bounds.
+    Raises: SchemaRefused, with the pointer, for no schema, an unknown dialect, or exceeded bounds.
     """
     try:
-        written = canonical_bytes(schema)
+        encoded = canonical_bytes(schema)
     except NotCanonical as error:
         raise SchemaRefused(error.path, error.message) from None
-    if len(written) > MAX_SCHEMA_BYTES:
-        raise SchemaRefused("", f"{len(written)} bytes, more than {MAX_SCHEMA_BYTES}")
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise SchemaRefused("", f"{len(encoded)} bytes, more than {MAX_SCHEMA_BYTES}")
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
@@ -116,11 +116,12 @@ def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) ->
     dialect = dialect_of(schema, documents)
     cost = measure(schema, documents, old=dialect in OLD)
     engine, validator = validator_of(dialect, schema, documents)
-    return CompiledSchema(digest_of_bytes(written), schema, engine, cost, validator, documents)
+    return CompiledSchema(digest_of_bytes(encoded), schema, engine, cost, validator, documents)
 
 
 def dialect_of(schema: Schema, known: Mapping[str, Schema]) -> str:
-    """The dialect's URI; of a schema whose own metaschema is known, that one's."""
+    """Return the URI of the schema's dialect, or of its known metaschema's. Raises:
+    SchemaRefused."""
     named = schema.get("$schema", DEFAULT_DIALECT)
     bare = named.rstrip("#") if isinstance(named, str) else ""
     if bare in DIALECTS:
@@ -177,9 +178,9 @@ def sentence(error: jsonschema_rs.ValidationError) -> str:
 
 
 def check(compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
-    """Return what is wrong with `value`, at most MAX_PROBLEMS; nothing for a value that conforms.
+    """Return at most MAX_PROBLEMS problems of `value`.
 
-    In this thread: `compiled.engine` is to be `linear`, or this process one that may be killed.
+    Runs in this thread: `compiled.engine` must be `linear`, or this process may be killed.
     """
     sizes = measured(value)
     if isinstance(sizes, Problem):
@@ -199,7 +200,7 @@ def check(compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
 
 
 def measured(value: object) -> tuple[int, int, int] | Problem:
-    """(values, depth, characters) of a JSON value, or what is wrong with its size."""
+    """Return (values, depth, characters) of a JSON value, or the bound that it breaks."""
     nodes = depth = size = 0
     try:
         for parts, one in walk(value):
@@ -226,16 +227,15 @@ def problem_of(error: jsonschema_rs.ValidationError) -> Problem:
 
 
 class SchemaCache:
-    """A cache of compiled schemas by their pin, the least recently used forgotten beyond
-    `bound`."""
+    """A cache of at most `bound` compiled schemas by the pins of their tools."""
 
     def __init__(self, bound: int = MAX_COMPILED) -> None:
         self.bound = bound
         self.kept: OrderedDict[tuple[str, str], CompiledSchema] = OrderedDict()
 
     def compiled(self, pin: str, part: str, schema: object) -> CompiledSchema:
-        """Return `schema` compiled once: `pin` is the digest of the tool it stands in, `part` which
-        of its schemas it is. SchemaRefused each time for one that cannot be."""
+        """Return `schema` compiled. `pin`: digest of its tool; `part`: which of the tool's schemas.
+        Raises: SchemaRefused."""
         key = (pin, part)
         found = self.kept.get(key)
         if found is None:
@@ -249,10 +249,7 @@ class SchemaCache:
 async def problems(
     compiled: CompiledSchema, value: object, killable: KillableEngine
 ) -> tuple[Problem, ...]:
-    """Return what `check` finds, by the engine that this schema needs.
-
-    ValidationTimedOut of the killable one.
-    """
+    """Check a value with the engine that the schema needs. Raises: ValidationTimedOut."""
     if compiled.engine == "linear":
         return check(compiled, value)
     return await killable.problems(compiled, value)

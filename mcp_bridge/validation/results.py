@@ -1,7 +1,7 @@
-"""Checks what a tool's result may be: in size, in number of parts, and by its `outputSchema`.
+"""Checks a tool's result: its size, the number of its parts, and its `outputSchema`.
 
 MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output schema
-answers with conforming `structuredContent`, unless the result is an error of the tool. Pure.
+answers with conforming `structuredContent`, unless the result is a tool error. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mcp_bridge.canonical_json import walk, written_shortly
+from mcp_bridge.canonical_json import short_json, walk
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.validation.arguments import CompiledSchema, KillableEngine, Problem, problems
 
@@ -20,7 +20,7 @@ MAX_CONTENT_PARTS = 256
 
 
 class ResultBounds(msgspec.Struct, frozen=True):
-    """The bounds of one result: bytes of its JSON, and parts of its `content`."""
+    """The bounds of one result: bytes of its JSON and parts of its `content`."""
 
     size_bytes: int = MAX_RESULT_BYTES
     content_parts: int = MAX_CONTENT_PARTS
@@ -33,8 +33,8 @@ def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | N
         return Problem("/content", "type", "is no list")
     if len(content) > bounds.content_parts:
         return Problem("/content", "maxItems", f"has more than {bounds.content_parts} parts")
-    written = written_shortly(result)
-    if written is not None and len(written) <= bounds.size_bytes:
+    encoded = short_json(result)
+    if encoded is not None and len(encoded) <= bounds.size_bytes:
         return None
     try:
         size = sum(weight(one) for _, one in walk(result))
@@ -46,7 +46,7 @@ def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | N
 
 
 def weight(one: object) -> int:
-    """Bytes that a value takes at least, without what is inside it."""
+    """Return the least bytes that a value takes in JSON, without what is inside it."""
     if isinstance(one, str):
         return len(one) + 2
     if isinstance(one, Mapping):
@@ -60,7 +60,8 @@ async def result_problems(
     killable: KillableEngine,
     bounds: ResultBounds | None = None,
 ) -> tuple[Problem, ...]:
-    """Return what is wrong with a CallToolResult; paths begin at the result. ValidationTimedOut."""
+    """Return the problems of a CallToolResult; paths begin at the result. Raises:
+    ValidationTimedOut."""
     too_large = oversized(result, bounds or ResultBounds())
     if too_large is not None:
         return (too_large,)
@@ -74,7 +75,7 @@ async def result_problems(
 
 
 def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:
-    """A tool's error, which the model may read and do better."""
+    """Return a tool error, which the model can read and correct."""
     lines = [message, *(f"{one.path or '(root)'}: {one.message}" for one in wrong)]
     return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}
 

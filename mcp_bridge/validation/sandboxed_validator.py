@@ -1,11 +1,11 @@
-"""A process that checks values where the linear engine cannot, and is killed when it takes long.
+"""Validates in a child process that is killed when it takes too long.
 
-Look-around and back references need backtracking, which can take for ever on a short text. Such a
-schema is checked in a child, one value at a time, in a bounded number of seconds; then the child
-is killed and the call fails by name. The child limits its own processor time and memory, too, so
-that it ends when nobody is left to kill it. Its environment is where modules are, nothing more.
+Look-around and back references need backtracking, which can take forever on a short text. A schema
+with such patterns is checked in a child, one value at a time; after a bounded number of seconds
+the child is killed and the call fails. The child also limits its own processor time and memory, so
+that it ends if nobody is left to kill it. Its environment is the module path and nothing more.
 
-Frames on its pipes: four bytes of length, big endian, and JSON.
+A frame on its pipes is four bytes of length, big endian, and JSON.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ class Question(msgspec.Struct):
 
 
 class KillableValidator:
-    """A validator in one child process, started when it is first needed; who asks while it is busy
-    waits in turn."""
+    """A validator in one child process, started when it is first needed; values wait in turn."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self.turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self.waiting = 0
         self.child: asyncio.subprocess.Process | None = None
 
     async def problems(self, compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
-        """Return what `validation.check` finds.
+        """Return what `arguments.check` finds.
 
-        ValidationTimedOut when it took longer than `timeout_s`, when MAX_WAITING wait already, or
-        when the child died of it.
+        Raises: ValidationTimedOut, if it takes longer than `timeout_s`, MAX_WAITING values wait
+        already, or the child died.
         """
         if self.waiting >= MAX_WAITING:
             raise ValidationTimedOut("too many values wait for the process that checks them")
@@ -64,13 +63,13 @@ class KillableValidator:
             return (Problem("", "schema", f"more than {MAX_FRAME_BYTES} bytes"),)
         self.waiting += 1
         try:
-            async with self.turn:
-                return await self.asked(question)
+            async with self._lock:
+                return await self._check(question)
         finally:
             self.waiting -= 1
 
-    async def asked(self, question: bytes) -> tuple[Problem, ...]:
-        child = self.child or await self.started()
+    async def _check(self, question: bytes) -> tuple[Problem, ...]:
+        child = self.child or await self._start()
         answered = False
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -79,12 +78,12 @@ class KillableValidator:
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             raise ValidationTimedOut("the schema's patterns took too long on this value") from None
         finally:
-            # Left in the middle, cancelled or late, its pipes are out of step.
+            # The pipes of an interrupted exchange are out of step.
             if not answered:
                 await self.close()
         return tuple(msgspec.json.decode(answer, type=list[Problem]))
 
-    async def started(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         self.child = child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -107,7 +106,7 @@ class KillableValidator:
         return child
 
     async def close(self) -> None:
-        """Kills the child, if there is one, and takes its end."""
+        """Kill the child, if there is one, and reap it."""
         child, self.child = self.child, None
         if child is None:
             return
@@ -132,7 +131,7 @@ async def read(child: asyncio.subprocess.Process) -> bytes:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """The child: answers one frame with one, until there are no more."""
+    """Answer each frame with one frame until there are no more; runs in the child."""
     kept: OrderedDict[str, CompiledSchema] = OrderedDict()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_CHILD_BYTES, MAX_CHILD_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -155,7 +154,7 @@ def send(answers: BinaryIO, frame: bytes) -> None:
 
 
 def allow_seconds(seconds: int) -> None:
-    """Processor time from now on; the kernel ends the process after it."""
+    """Set how much processor time is left before the kernel ends the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

@@ -1,10 +1,10 @@
-"""Measures how much work a JSON Schema can make, before it is used.
+"""Measures how much work a JSON Schema can cause, before it is used.
 
 A schema of a few lines can mean 2^30 checks of one value: definitions that each refer twice to
-the next, or a recursive one that tries each child in two ways. No regular expression is needed
-for that, so no engine for those is a remedy. Here every subschema and reference is followed once:
-`measure` says, for each depth of a value, how many subschemas may be tried on any one path of it,
-and refuses what refers outside the document, or to itself without going deeper.
+the next, or a recursive one that tries each child in two ways. That takes no regular expression,
+so a linear-time engine does not help. Here every subschema and reference is followed once:
+`measure` returns, for each depth of a value, how many subschemas may be tried on any one path, and
+refuses references out of the document, or to the schema itself without going deeper.
 
 JSON Schema 2020-12 core sections 8 and 10 (identifiers, applicators), draft-7 likewise. Pure.
 """
@@ -43,11 +43,11 @@ MAPS = (
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 PUBLISHED = ("https://json-schema.org/draft/", "http://json-schema.org/draft-")
-"""What the validator has built in: the dialects' own schemas."""
+"""Schemas that are built into the validator: those of the dialects."""
 
 PUBLISHED_WORK = 200
 MULTIPLE_WORK = 20
-"""Of `multipleOf`, which divides exactly, however far apart the two numbers are."""
+"""Work of `multipleOf`, which divides exactly, however far apart the two numbers are."""
 LITERALS_PER_WORK = 200
 """Values of an `enum` or `const` that are compared in the time of one subschema."""
 
@@ -59,7 +59,7 @@ MAX_WORK_PER_PATH = 50_000
 
 
 class Node(msgspec.Struct, eq=False):
-    """A subschema: who is tried on the same value, who on each child, who on named ones."""
+    """A subschema, and the numbers of those tried on the same value, each child, named children."""
 
     path: Parts
     base: str
@@ -82,7 +82,7 @@ class Cost(msgspec.Struct, frozen=True):
     work: tuple[int, ...]
     deepest: int
     longest_list: int
-    """Of `enum`, `required` and the like: what an error may repeat."""
+    """The most items of an `enum`, `required` or the like, which an error may repeat."""
 
     def at(self, depth: int) -> int:
         return self.work[min(depth, len(self.work) - 1)]
@@ -103,7 +103,7 @@ class Documents:
             self.index(document, uri)
 
     def index(self, document: Schema, uri: str) -> str:
-        """Note every identifier of `document`; answers its base URI."""
+        """Note every identifier of `document`, and return its base URI."""
         base = based(document, uri, self.old)
         self.resources.setdefault(urldefrag(uri)[0], (document, (), base))
         waiting: list[tuple[Any, Parts, str]] = [(document, (), uri)]
@@ -136,9 +136,9 @@ class Documents:
         self.longest_list = max([self.longest_list, *lists])
 
     def find(self, reference: str, base: str, at: Parts) -> tuple[Schema, Parts, str] | None:
-        """The subschema that is meant; None for a published one. SchemaRefused for any other."""
+        """Return the subschema of a reference; None: a published one. Raises: SchemaRefused."""
         target, fragment = urldefrag(urljoin(base, reference))
-        target = target or base  # what urljoin leaves of a fragment in a URN
+        target = target or base  # urljoin leaves nothing of a URN but the fragment
         found = self.resources.get(target)
         if found is None:
             if target.startswith(PUBLISHED):
@@ -169,7 +169,7 @@ class Documents:
 
 
 def based(schema: Any, base: str, old: bool) -> str:
-    """The base URI inside `schema`; before 2019-09 an `$id` beside a `$ref` says nothing."""
+    """Return the base URI inside `schema`; before 2019-09 `$id` is ignored beside `$ref`."""
     own = schema.get("$id") if isinstance(schema, Mapping) else None
     if not isinstance(own, str) or (old and "$ref" in schema):
         return base
@@ -177,7 +177,7 @@ def based(schema: Any, base: str, old: bool) -> str:
 
 
 def children(schema: Schema) -> Iterator[tuple[str, Parts, Any]]:
-    """(how it is tried, its place, the subschema) of everything directly inside."""
+    """Yield (how it is tried, its place, the subschema) of all direct subschemas."""
     for how, keyword in SINGLE:
         if keyword in schema:
             yield how, (keyword,), schema[keyword]
@@ -265,7 +265,7 @@ def dynamic(target: Any, keyword: str, name: str) -> bool:
 
 
 def inner_first(nodes: list[Node]) -> list[int]:
-    """An order in which who is tried on the same value comes before who tries it."""
+    """Return an order in which subschemas come before those that try them on the same value."""
     done: dict[int, bool] = {}
     order: list[int] = []
     for start in range(len(nodes)):
@@ -292,8 +292,8 @@ def measure(schema: Schema, known: Mapping[str, Schema] | None = None, old: bool
     """Return what `schema` can cost. `known`: documents it may refer to, by URI; `old`: before
     2019-09.
 
-    SchemaRefused for a reference that leaves these documents, for a cycle that goes no deeper,
-    and for more than MAX_WORK_PER_PATH on the flattest value.
+    Raises: SchemaRefused, for a reference that leaves these documents, a cycle that goes no deeper,
+    or more than MAX_WORK_PER_PATH on the flattest value.
     """
     documents = Documents(schema, known or {}, old)
     nodes = nodes_of(schema, documents)
@@ -319,5 +319,5 @@ def work_of(node: Node, here: list[int], shallower: list[int]) -> int:
     beside = sum(here[child] for child in node.in_place) * (2 if node.again else 1)
     inside = sum(shallower[child] for child in node.wild)
     inside += max((shallower[child] for child in node.named), default=0)
-    # Far beyond every bound a sum is only carried on.
+    # Capped far beyond every bound, so that sums stay small integers.
     return min(node.fixed + beside + inside, 1 << 40)

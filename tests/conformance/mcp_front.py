@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from mcp_bridge.protocol.inbound import param_headers
+from mcp_bridge.protocol.envelope import param_headers
 from tests.mcp_bridge.processes import ACCEPT, LEGACY, events_of, last_of, modern
 
 CLIENT = {"name": "conformance", "version": "1"}

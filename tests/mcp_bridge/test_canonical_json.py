@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_bridge import canonical_json as canonical
-from mcp_bridge.canonical_json import canonical_bytes, digest, pointer, walk, written_plainly
+from mcp_bridge.canonical_json import canonical_bytes, digest, plain_json, pointer, walk
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.trust.approvals import arguments_digest, with_texts
 
@@ -160,23 +160,23 @@ plain_documents = st.dictionaries(
 @given(plain_documents | documents)
 def test_what_is_written_plainly_is_canonical(document: object) -> None:
     read = json.loads(json.dumps(document, ensure_ascii=False))
-    plain = written_plainly(read)
+    plain = plain_json(read)
     assert plain is None or plain == canonical_bytes(read)
 
 
 def test_what_arguments_mostly_are_is_written_plainly() -> None:
     arguments = {"zone": ["a", True], "city": "Berlin, Mitte", "days": 12, "at": {"x": -7}}
-    assert written_plainly(arguments) == canonical_bytes(arguments)
+    assert plain_json(arguments) == canonical_bytes(arguments)
 
 
 @pytest.mark.parametrize(
     "unsure", [None, 0.5, 1e22, 2**53, 'a "', "\x7f", "\n", "é", "12.5", {"a": [[]] * 65}]
 )
 def test_what_needs_thought_is_not(unsure: object) -> None:
-    assert written_plainly({"a": unsure}) is None
+    assert plain_json({"a": unsure}) is None
 
 
 @given(plain_documents)
 def test_arguments_have_one_digest_however_it_is_found(arguments: dict[str, object]) -> None:
-    if written_plainly(arguments) is not None:
+    if plain_json(arguments) is not None:
         assert arguments_digest(arguments) == digest([with_texts(arguments), []])

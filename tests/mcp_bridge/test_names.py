@@ -54,7 +54,7 @@ def test_names_of_which_the_same_was_made_are_refused_by_name() -> None:
     known.note("one_x1", "the first")
     assert known.get("one_x1") == "the first"
     for name in ("the second", "the first"):
-        with pytest.raises(NameRefused, match=f"'{name}' and another name are one: one_x1"):
+        with pytest.raises(NameRefused, match=f"'{name}' and another name have one alias: one_x1"):
             known.note("one_x1", name)
     assert known.get("one_x1") is None and known.get("two_x2") == "another"
     assert known.get("three") is None

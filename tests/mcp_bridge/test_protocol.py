@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from foundation import sse
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import PREFIX, Continuation, Sealer, request_digest
-from mcp_bridge.protocol.inbound import Envelope, check_param_headers, param_headers
+from mcp_bridge.protocol.envelope import Envelope, check_param_headers, param_headers
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.protocol.translation import (
-    honoured,
     is_wanted,
     server_capabilities,
+    supported_filter,
     to_legacy_capabilities,
     to_legacy_error,
     to_legacy_result,
     to_modern_error,
+    to_modern_notification,
     to_modern_params,
     to_modern_result,
-    to_subscribed,
     without_reserved,
 )
 from mcp_bridge.server.allowed_origins import AllowedOrigins
@@ -173,7 +173,7 @@ def test_changes_are_told_to_who_asked_for_them() -> None:
         "promptsListChanged": True,
         "resourceSubscriptions": ["a:b"],
     }
-    granted = honoured(wanted, can)
+    granted = supported_filter(wanted, can)
     assert granted == {"toolsListChanged": True, "resourceSubscriptions": ["a:b"]}
     tools = rpc.notification("notifications/tools/list_changed")
     prompts = rpc.notification("notifications/prompts/list_changed")
@@ -181,7 +181,7 @@ def test_changes_are_told_to_who_asked_for_them() -> None:
     other = rpc.notification("notifications/resources/updated", {"uri": "a:c"})
     heard = [is_wanted(each, granted) for each in (tools, prompts, updated, other)]
     assert heard == [True, False, True, False]
-    told = to_subscribed(updated, 7)
+    told = to_modern_notification(updated, 7)
     assert told["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": 7}
     assert "_meta" not in updated["params"]
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcp_bridge.protocol import header_schemas
+from mcp_bridge.protocol.envelope import check_param_headers, header_schema, param_headers
 from mcp_bridge.protocol.header_schemas import MAX_TOOLS, HeaderSchemas
-from mcp_bridge.protocol.inbound import check_param_headers, header_schema, param_headers
 from mcp_bridge.protocol.rpc import RpcError
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked
 from tests.mcp_bridge.processes import ask_modern, modern

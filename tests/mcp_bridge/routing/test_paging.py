@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.protocol.inbound import Envelope
+from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.routing import paging as pages
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.paging import MAX_PAGE, STALE_META, Pages

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from mcp_bridge.protocol.inbound import read_envelope
+from mcp_bridge.protocol.envelope import read_envelope
 from tests.mcp_bridge.attacks.hostile import (
     Attacker,
     answer,

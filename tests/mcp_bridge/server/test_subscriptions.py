@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from foundation.tasks import end_tasks
+from mcp_bridge.protocol.envelope import read_envelope
 from mcp_bridge.protocol.eras import LIST_CHANGES, RESOURCE_UPDATED
-from mcp_bridge.protocol.inbound import read_envelope
 from mcp_bridge.protocol.rpc import DENIED
 from mcp_bridge.routing import change_streams as changes
 from mcp_bridge.routing.catalog import Catalog
