@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -46,6 +47,7 @@ max_concurrent_streams = 2
 TOKENS_PER_MINUTE = 60_000
 TOKENS_PER_S = TOKENS_PER_MINUTE // 60
 BURST = TOKENS_PER_MINUTE // 6
+PATIENCE_S = 60.0
 HELLO: Any = [{"role": "user", "content": "Say hello to the world."}]
 
 
@@ -132,17 +134,25 @@ def test_too_many_requests_are_a_429_that_consumes_nothing(
     """Ten at once and then one a second, however many are refused in between."""
     upstream.play(good)
     client = limited(stack, "requests")
-    passed, refusals = 0, []
-    began = last = time.monotonic()
-    while last < began + 4.0:
-        last = time.monotonic()
+    refusals: list[openai.RateLimitError] = []
+
+    def passes(_: int) -> bool:
         try:
             ask(client)
-            passed += 1
         except openai.RateLimitError as error:
             refusals.append(error)
-    assert 10 + int(last - began) - 1 <= passed <= 10 + time.monotonic() - began
-    assert len(refusals) > 10
+            return False
+        return True
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        passed = sum(threads.map(passes, range(30)))
+    assert 10 <= passed <= 11 + time.monotonic() - began
+    until = time.monotonic() + PATIENCE_S
+    while not passes(0):
+        assert time.monotonic() < until, "refusals used up what came back"
+    passed += 1
+    assert passed <= 11 + time.monotonic() - began
     assert len(upstream.exchanges) == passed
     headers = refusals[0].response.headers
     assert refusals[0].type == "requests"
@@ -268,14 +278,14 @@ async def test_a_flood_through_two_workers_never_passes_the_bound(
     stack: Stack, upstream: LiveUpstream
 ) -> None:
     """At most B + 60 r tokens in any minute; over t seconds that is B + r t."""
-    used, clients, flood_s = 200, 24, 6.0
+    used, clients, wanted = 200, 24, 60
     upstream.play(uses(used))
     key = await asyncio.to_thread(stack.create_key, "--plan", "tokens")
     request = {"model": "big", "messages": HELLO, "max_tokens": used - 10}
     seen: list[int] = []
 
     async def flood(http: httpx.AsyncClient) -> None:
-        while time.monotonic() < until:
+        while seen.count(200) < wanted and time.monotonic() < until:
             answer = await http.post("/v1/chat/completions", json=request)
             seen.append(answer.status_code)
             await asyncio.sleep(0.05)
@@ -287,14 +297,14 @@ async def test_a_flood_through_two_workers_never_passes_the_bound(
         base_url=stack.base_url, headers=headers, timeout=30, limits=limits
     ) as http:
         began = time.monotonic()
-        until = began + flood_s
+        until = began + PATIENCE_S
         await asyncio.gather(*(flood(http) for _ in range(clients)))
         took_s = time.monotonic() - began
     assert set(seen) == {200, 429}
     passed = seen.count(200)
     assert passed == len(upstream.exchanges)
     assert passed * used <= BURST + TOKENS_PER_S * took_s
-    assert passed * used > 0.7 * (BURST + TOKENS_PER_S * flood_s), "and what is due does pass"
+    assert passed >= wanted, "and what is due does pass"
     assert both_workers_asked(stack, upstream)
 
 
