@@ -1,1 +1,4 @@
-"""Parts that every room may use: tasks, periodic work, server-sent events. It imports no room."""
+"""Parts that every room may use: tasks, periodic work, server-sent events, derived structs.
+
+It imports no room.
+"""

@@ -14,6 +14,7 @@ import msgspec
 from litestar import Request, Response, get, patch, post
 from litestar.params import FromPath
 
+from foundation.structs import given
 from gateway.audit.log import Actor
 from gateway.auth.errors import MissingScope
 from gateway.db import tenant
@@ -33,7 +34,7 @@ from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, to_listing
 from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.keys.changes import Check, report_leak, rotate_key, to_changes, update_key
+from gateway.tenancy.keys.changes import Check, report_leak, rotate_key, update_key
 from gateway.tenancy.keys.keys import (
     KEY_FORM,
     KeyRow,
@@ -153,7 +154,7 @@ async def retrieve(request: AuthenticatedRequest, key_id: FromPath[str]) -> Resp
     operation_class=describes(body=KeyPatch, answer=KeyView, conditional=True),
 )
 async def update(request: AuthenticatedRequest, key_id: FromPath[str]) -> Response[bytes]:
-    changes = to_changes(decode_kept(patch_decoder, await plain_body(request)))
+    changes = given(decode_kept(patch_decoder, await plain_body(request)))
     if "expires_at" in changes:
         changes["expires_at"] = from_seconds(changes["expires_at"])
     if "model_limits" in changes:

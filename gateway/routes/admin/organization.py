@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from litestar import Response, get, patch
 
+from foundation.structs import given
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.orgs import to_view, unless_changed
@@ -19,7 +20,6 @@ from gateway.routes.shared.operations import describes
 from gateway.tenancy.keys.restrictions import check_origins
 from gateway.tenancy.orgs import get_org, update_org
 from gateway.wire.admin.orgs import OrgView
-from gateway.wire.admin.plans import given
 from gateway.wire.admin.tenant import OrganizationPatch
 from gateway.wire.shared.refusals import decode_kept
 

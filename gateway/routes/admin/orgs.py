@@ -14,6 +14,7 @@ from litestar import Response, get, patch, post
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from foundation.structs import given
 from gateway.audit.log import Actor
 from gateway.db import tenant
 from gateway.principal import SCOPE_ADMIN, SCOPE_USAGE_READ
@@ -40,7 +41,7 @@ from gateway.wire.admin.orgs import (
     OrgPatch,
     OrgView,
 )
-from gateway.wire.admin.plans import given, to_seconds
+from gateway.wire.admin.plans import to_seconds
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import decode_kept
 

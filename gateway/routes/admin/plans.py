@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
+from foundation.structs import given
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
@@ -21,7 +22,7 @@ from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.tenancy.money import plans as verbs
 from gateway.tenancy.money.plans import Check, PlanRow
 from gateway.tenancy.tables import plans as table
-from gateway.wire.admin.plans import NewPlan, PlanPatch, PlanView, given, to_seconds
+from gateway.wire.admin.plans import NewPlan, PlanPatch, PlanView, to_seconds
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import decode_kept
 

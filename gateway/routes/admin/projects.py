@@ -10,6 +10,7 @@ import msgspec
 from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
+from foundation.structs import given
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
@@ -20,7 +21,7 @@ from gateway.routes.shared.pages import Listing, PageQuery
 from gateway.tenancy import projects as verbs
 from gateway.tenancy.pages import Cursor
 from gateway.tenancy.projects import Check, Project
-from gateway.wire.admin.plans import given, to_seconds
+from gateway.wire.admin.plans import to_seconds
 from gateway.wire.admin.tenant import NewProject, ProjectPatch, ProjectView
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import decode_kept

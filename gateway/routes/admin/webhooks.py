@@ -12,6 +12,7 @@ import msgspec
 from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
+from foundation.structs import given
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
@@ -25,7 +26,7 @@ from gateway.webhooks.endpoints import Check, EndpointOnce, EndpointRecord
 from gateway.webhooks.tables import deliveries as deliveries_table
 from gateway.webhooks.tables import endpoints as endpoints_table
 from gateway.wire.admin.oauth_clients import SecretRotation
-from gateway.wire.admin.plans import given, to_seconds
+from gateway.wire.admin.plans import to_seconds
 from gateway.wire.admin.webhooks import (
     DeliveryState,
     NewWebhookEndpoint,

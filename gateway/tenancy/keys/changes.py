@@ -220,9 +220,3 @@ def require_live(row: KeyRow) -> None:
         raise InvalidField("key", "it is revoked")
     if row.expires_at is not None and row.expires_at <= datetime.now(tz=UTC):
         raise InvalidField("key", "it has expired")
-
-
-def to_changes(patch: msgspec.Struct) -> dict[str, Any]:
-    """The fields of a merge patch that were given; null stands for None."""
-    given = {name: getattr(patch, name) for name in patch.__struct_fields__}
-    return {name: value for name, value in given.items() if value is not msgspec.UNSET}

@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foundation.structs import given, patch_of
 from gateway.principal import SCOPE_INFERENCE, KeyLane
 from gateway.tenancy.keys import restrictions
-from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, to_changes
+from gateway.tenancy.keys.changes import DEFAULT_GRACE_S
 from gateway.tenancy.keys.keys import KeyRow
 
 Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
@@ -66,22 +67,10 @@ class KeyCreate(StrictBody):
     service_account_id: Text | None = None
 
 
+@patch_of(KeyCreate, without=("project_id", "user_id", "service_account_id"))
 class KeyPatch(StrictBody):
     """The body of `PATCH /v1/admin/keys/{id}` (RFC 7396): what is left out stays, null takes it
     away."""
-
-    name: Text | UnsetType = UNSET
-    scopes: Texts | UnsetType = UNSET
-    plan: Text | None | UnsetType = UNSET
-    expires_at: Moment | None | UnsetType = UNSET
-    models: Texts | None | UnsetType = UNSET
-    ip_ranges: Texts | None | UnsetType = UNSET
-    tokens_per_minute: Number | None | UnsetType = UNSET
-    requests_per_minute: Number | None | UnsetType = UNSET
-    max_concurrent_streams: Number | None | UnsetType = UNSET
-    lane: KeyLane | None | UnsetType = UNSET
-    model_limits: ByModel | None | UnsetType = UNSET
-    shows_cost: bool | None | UnsetType = UNSET
 
 
 class KeyRotate(StrictBody):
@@ -194,9 +183,7 @@ def _fields(row: KeyRow) -> dict[str, Any]:
 def to_patch(by_model: ByModel | None) -> restrictions.ModelLimitsPatch | None:
     if by_model is None:
         return None
-    return {
-        model: None if limits is None else to_changes(limits) for model, limits in by_model.items()
-    }
+    return {model: None if limits is None else given(limits) for model, limits in by_model.items()}
 
 
 def to_seconds(moment: datetime | None) -> int | None:

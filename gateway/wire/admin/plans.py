@@ -7,13 +7,14 @@ takes the limit away.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from billing.pricing.lists import ListName
 from engine.protocol import Lane
+from foundation.structs import patch_of
 
 MAX_LIMIT = 1_000_000_000_000
 PlanName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -35,16 +36,9 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     price_list: ListName | None = None
 
 
+@patch_of(NewPlan, without=("name",))
 class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tokens_per_minute: Limit | None | UnsetType = UNSET
-    requests_per_minute: Limit | None | UnsetType = UNSET
-    max_concurrent_streams: Limit | None | UnsetType = UNSET
-    input_tokens_per_minute: Limit | None | UnsetType = UNSET
-    output_tokens_per_minute: Limit | None | UnsetType = UNSET
-    batch_tokens_per_day: Limit | None | UnsetType = UNSET
-    weight: Weight | None | UnsetType = UNSET
-    lane: Lane | None | UnsetType = UNSET
-    price_list: ListName | None | UnsetType = UNSET
+    pass
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +58,6 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool
     created_at: int
     archived_at: int | None
-
-
-def given(patch: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields that a change names."""
-    fields = msgspec.structs.asdict(patch)
-    return {name: value for name, value in fields.items() if value is not UNSET}
 
 
 def to_seconds(moment: datetime | None) -> int | None:

@@ -6,7 +6,6 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 import sqlalchemy as sa
 from redis.asyncio import Redis
@@ -22,7 +21,6 @@ from gateway.tenancy.keys.changes import (
     MAX_GRACE_S,
     report_leak,
     rotate_key,
-    to_changes,
     update_key,
 )
 from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, retrieve_key, revoke_key
@@ -335,12 +333,3 @@ async def test_a_leaked_secret_that_was_rotated_away_ends_alone(
             db, redis, authenticator.hashes(created.secret), actor=reporter
         )
     assert (await row_of(db, created)).previous_expires_at is None
-
-
-def test_a_patch_says_what_was_given() -> None:
-    class Patch(msgspec.Struct):
-        name: str | msgspec.UnsetType = msgspec.UNSET
-        plan: str | None | msgspec.UnsetType = msgspec.UNSET
-
-    assert to_changes(Patch()) == {}
-    assert to_changes(Patch(plan=None)) == {"plan": None}

@@ -11,6 +11,7 @@ from litestar import Response, get, patch, post
 from litestar.params import FromPath
 
 from billing.money import format_usd, usd
+from foundation.structs import given
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ, may
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
@@ -24,7 +25,7 @@ from gateway.tenancy.money import spend_caps as verbs
 from gateway.tenancy.money.spend_caps import Check, SpendCapRow
 from gateway.tenancy.tables import spend_caps as table
 from gateway.wire.admin.billing.spend_caps import Id, NewSpendCap, SpendCapPatch, SpendCapView
-from gateway.wire.admin.plans import given, to_seconds
+from gateway.wire.admin.plans import to_seconds
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import decode_kept
 
