@@ -93,8 +93,8 @@ def making() -> Callable[[], object]:
         payload=None,
     )
     outcome, replica = CacheOutcome(cause="changed", position=2000, prefix="aa"), Nowhere()
-    turn = Priority()
-    return lambda: note_of(ATTEMPT, USAGE, outcome, replica, prepared, turn, salt=SALT)  # type: ignore[arg-type]
+    priority = Priority()
+    return lambda: note_of(ATTEMPT, USAGE, outcome, replica, prepared, priority, salt=SALT)  # type: ignore[arg-type]
 
 
 def sides() -> Mapping[str, Callable[[CacheReport], Callable[[], object]]]:

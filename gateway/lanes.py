@@ -50,6 +50,13 @@ class Priority(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = "default"
     """The tier that it is served and billed as."""
 
+    def after(self, spent_s: float) -> Priority:
+        """Return the priority so long after the request came: with what is left until its deadline,
+        which may be nothing."""
+        if self.deadline_s is None:
+            return self
+        return msgspec.structs.replace(self, deadline_s=self.deadline_s - spent_s)
+
 
 def not_sold(_model: str) -> bool:
     """Return False: no model has a price for priority."""
@@ -85,13 +92,6 @@ def priority_of(
         deadline_s=min((each for each in waits if each is not None), default=None),
         tier=tier,
     )
-
-
-def later(turn: Priority, spent_s: float) -> Priority:
-    """So long after the request came: what is left until its deadline, which may be nothing."""
-    if turn.deadline_s is None:
-        return turn
-    return msgspec.structs.replace(turn, deadline_s=turn.deadline_s - spent_s)
 
 
 def lane_of(principal: Principal, request: GenerateRequest) -> Lane:

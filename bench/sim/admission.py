@@ -77,9 +77,9 @@ class Door:
         """Why request `name` may not pass, or None: it may, and what it needs is reserved. status:
         of its lane, as the engine last said it."""
         left = len(prompt) - self._sent.cached_tokens(salt, prompt)
-        turn, scopes, keys = self._known_of(tenant, lane)
+        priority, scopes, keys = self._known_of(tenant, lane)
         try:
-            refuse_what_comes_too_late(turn, first_token_s(status, left))
+            refuse_what_comes_too_late(priority, first_token_s(status, left))
         except ReplicaOverloaded:
             return "late"
         if scopes:
@@ -109,8 +109,8 @@ class Door:
         found = self._known.get((tenant, lane))
         if found is None:
             scopes = scopes_of(_principal(tenant, self._rules.plans.get(tenant)), MODEL, lane)
-            turn = Priority(lane=lane, tenant=tenant, deadline_s=self.deadline_s(lane))
-            found = self._known[tenant, lane] = turn, scopes, scope_keys(tenant, scopes)
+            priority = Priority(lane=lane, tenant=tenant, deadline_s=self.deadline_s(lane))
+            found = self._known[tenant, lane] = priority, scopes, scope_keys(tenant, scopes)
         return found
 
 

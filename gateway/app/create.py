@@ -53,7 +53,8 @@ from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
 from gateway.http_errors.table import to_http_error, to_responses_error
 from gateway.inference.cache_notes import OnCached
-from gateway.inference.generate import GenerationServices, drain
+from gateway.inference.generate import drain
+from gateway.inference.services import GenerationServices
 from gateway.inference.settlement import CrashSettlement
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
@@ -145,10 +146,12 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         services: Services = await app.state.open(stack)
         app.state.services = services
-        services.desk.tasks.spawn(services.periodic_observation().run(), name="observe")
-        services.desk.tasks.spawn(services.idempotency_keys.periodic_sweep().run(), name="sweep")
+        services.generation.tasks.spawn(services.periodic_observation().run(), name="observe")
+        services.generation.tasks.spawn(
+            services.idempotency_keys.periodic_sweep().run(), name="sweep"
+        )
         sweep = services.responses.store.periodic_sweep()
-        services.desk.tasks.spawn(sweep.run(), name="sweep responses")
+        services.generation.tasks.spawn(sweep.run(), name="sweep responses")
         app.state.begin_drain = partial(begin_drain, services, app.state.drain_timeout_s)
         yield
 
@@ -163,7 +166,7 @@ def begin_drain(services: Services, timeout_s: float) -> None:
     services.responses.background.leave()
     if services.mcp is not None:
         services.mcp.begin_drain()
-    services.desk.tasks.spawn(drain(services.desk, timeout_s), name="drain")
+    services.generation.tasks.spawn(drain(services.generation, timeout_s), name="drain")
 
 
 def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -207,15 +210,15 @@ async def open_services(
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, resources, engines, leases)
     report = start_cache_report(resources)
-    desk = to_desk(settings, resources, fleet, limiter, report.note)
-    responses = open_responses(settings, resources, desk)
+    generation = open_generation(settings, resources, fleet, limiter, report.note)
+    responses = open_responses(settings, resources, generation)
     files = open_files(settings, resources)
     batches = open_batches(
-        settings, resources, desk, files, on_booked, batch_endpoints(desk, responses)
+        settings, resources, generation, files, on_booked, batch_endpoints(generation, responses)
     )
-    stack.push_async_callback(drain, desk, 0)
+    stack.push_async_callback(drain, generation, 0)
     return Services(
-        desk=desk,
+        generation=generation,
         telemetry=telemetry,
         readiness=Readiness(fleet=fleet, redis=resources.redis, spool=spool),
         authenticator=auth.authenticator,
@@ -235,7 +238,7 @@ async def open_services(
         webhooks=webhooks,
         files=files,
         batches=batches,
-        mcp=(mcp := await open_mcp(settings, resources, desk, auth)),
+        mcp=(mcp := await open_mcp(settings, resources, generation, auth)),
         tool_loops=open_tool_loops(settings, mcp),
         asked_arguments=CallArguments(secret),
         cache_report=report,
@@ -271,20 +274,24 @@ async def open_resources(
     )
 
 
-def batch_endpoints(desk: GenerationServices, responses: Responses) -> dict[str, LineEndpoint]:
+def batch_endpoints(
+    generation: GenerationServices, responses: Responses
+) -> dict[str, LineEndpoint]:
     """Return what a line of a batch may ask, by its path."""
     respond = LineEndpoint(
-        to_call=partial(ask_response, desk, responses), to_http_error=to_responses_error
+        to_call=partial(ask_response, generation, responses), to_http_error=to_responses_error
     )
     plain = {
-        path: LineEndpoint(to_call=partial(ask_surface, desk, surface))
+        path: LineEndpoint(to_call=partial(ask_surface, generation, surface))
         for path, surface in SURFACES.items()
     }
-    messages = LineEndpoint(to_call=partial(ask_surface, desk, MESSAGES), encode=in_anthropic_shape)
+    messages = LineEndpoint(
+        to_call=partial(ask_surface, generation, MESSAGES), encode=in_anthropic_shape
+    )
     return {**plain, RESPONSES: respond, MESSAGES_PATH: messages}
 
 
-def to_desk(
+def open_generation(
     settings: Settings, resources: Resources, fleet: Fleet, limiter: Limiter, on_cached: OnCached
 ) -> GenerationServices:
     return GenerationServices(

@@ -62,8 +62,8 @@ class LineEnder:
         """Book an attempt that ends nothing as waste. Raises: SpoolError."""
         if events:
             await self._spool.close(*waste_of(events))
-        for told in account.kept:
-            await told()
+        for callback in account.kept:
+            await callback()
 
     async def end_forever(self) -> None:
         while True:
@@ -99,8 +99,8 @@ class LineEnder:
             if each.ended.line.place not in mine:
                 await self.waste(each.ended.events, each.account)
                 continue
-            for told in each.account.kept:
-                await told()
+            for callback in each.account.kept:
+                await callback()
         await self._tell([event for each in kept for event in each.events])
 
     async def _end_apart(self, together: Sequence[PendingEnd], error: Exception) -> None:

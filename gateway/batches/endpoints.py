@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.http_errors.table import HttpError, to_http_error
-from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import Call, GenerationServices
+from gateway.inference.calls import GenerationCall, RequestContext, to_call
+from gateway.inference.services import GenerationServices
 from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
 from gateway.responses.wiring import Responses
 from gateway.tools.servers import refuse_servers
 from gateway.wire.anthropic.reports import to_anthropic_error, to_status
-from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses.from_responses import read_response
 from gateway.wire.surfaces import ApiSurface
 
@@ -39,35 +38,33 @@ def in_anthropic_shape(found: HttpError, request_id: str) -> bytes:
 
 
 class LineEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    to_call: Callable[[RequestContext, bytes], Awaitable[Call]]
-    """Raises what the surface raises: BadField, UnknownModel, NotFound."""
+    to_call: Callable[[RequestContext], Awaitable[GenerationCall]]
+    """Raises what the surface raises: BadField, NotFound."""
     to_http_error: Callable[[Exception], HttpError] = to_http_error
     encode: Callable[[HttpError, str], bytes] = in_openai_shape
     """With the id of the request."""
 
 
 async def ask_surface(
-    desk: GenerationServices, surface: ApiSurface, context: RequestContext, body: bytes
-) -> Call:
-    """Make a call of a line's body. Raises: BadField, UnknownModel."""
-    route = desk.fleet.resolve(peek(body).model, context.principal)
-    generate = surface.read(body, route.kind)
+    services: GenerationServices, surface: ApiSurface, context: RequestContext
+) -> GenerationCall:
+    """Make a call of a line's body. Raises: BadField."""
+    generate = surface.read(context.body, context.route.kind)
     if generate.stream:
         raise not_here("stream", NOT_OF_A_RESPONSE["stream"])
-    return to_call(desk, surface, context, generate)
+    return to_call(services, surface, context, generate)
 
 
 async def ask_response(
-    desk: GenerationServices, responses: Responses, context: RequestContext, body: bytes
-) -> Call:
-    """Make a call of a line for `/v1/responses`. Raises: BadField, UnknownModel, NotFound."""
-    desk.fleet.resolve(peek(body).model, context.principal)
-    asked = read_response(body)
+    services: GenerationServices, responses: Responses, context: RequestContext
+) -> GenerationCall:
+    """Make a call of a line for `/v1/responses`. Raises: BadField, NotFound."""
+    asked = read_response(context.body)
     for name, why in NOT_OF_A_RESPONSE.items():
         if getattr(asked, name):
             raise not_here(name, why)
     refuse_servers(asked.tools, "a line that is run again would call them twice")
-    return (await create(desk, responses, context, body)).call
+    return (await create(services, responses, context)).call
 
 
 def not_here(param: str, why: str) -> UnsupportedField:

@@ -31,7 +31,7 @@ from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
 from gateway.ids import uuid7_hex
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
@@ -67,7 +67,7 @@ class BatchRunner:
     def __init__(
         self,
         *,
-        desk: GenerationServices,
+        services: GenerationServices,
         telemetry: Telemetry,
         db: AsyncEngine,
         system_db: AsyncEngine,
@@ -80,13 +80,13 @@ class BatchRunner:
         poll_s: float = POLL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._desk, self._telemetry = desk, telemetry
+        self._services, self._telemetry = services, telemetry
         self._db, self._system_db = db, system_db
         self._files, self.bounds = files, bounds
         self._endpoints, self._max_running = endpoints, max_running
         self._lease_s = lease_s
         self._holder = uuid7_hex()
-        self._ender = LineEnder(system_db, self._holder, desk.spool, endpoints, on_booked)
+        self._ender = LineEnder(system_db, self._holder, services.spool, endpoints, on_booked)
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
@@ -201,7 +201,7 @@ class BatchRunner:
                 lambda model: self._serves(principal, model),
                 self.bounds,
                 self._holder,
-                self._desk.limiter.void_lease,
+                self._services.limiter.void_lease,
             )
         except Exception as error:
             log.warning("batch %s waits", batch.id, exc_info=error)
@@ -217,7 +217,7 @@ class BatchRunner:
 
     async def _run_line(self, line: LeasedLine) -> None:
         if line.lost_request_id is not None:
-            await self._desk.limiter.void_lease(line.org_id, line.lost_request_id)
+            await self._services.limiter.void_lease(line.org_id, line.lost_request_id)
         found = await self._principal(line.org_id, line.key_id)
         endpoint = self._endpoints[line.endpoint]
         if isinstance(found, Exception):
@@ -246,7 +246,7 @@ class BatchRunner:
         if wait_s > 0:
             return LineRun(PutOff(wait_s), LineAccount())
         try:
-            ran = await run(self._desk, self._telemetry, endpoint, principal, line)
+            ran = await run(self._services, self._telemetry, endpoint, principal, line)
         finally:
             self._absences.tried(scope)
         outcome = ran.outcome
@@ -263,7 +263,7 @@ class BatchRunner:
         if not isinstance(found, Principal):
             return True
         try:
-            self._desk.fleet.resolve(model, found)
+            self._services.fleet.resolve(model, found)
         except UnknownModel:
             return False
         return True

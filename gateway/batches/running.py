@@ -16,7 +16,8 @@ from gateway.batches.lines import EndedLine, LeasedLine
 from gateway.http_errors.table import HttpError
 from gateway.inference.calls import RequestContext
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import GenerationServices, RateLimited, generate
+from gateway.inference.generate import RateLimited, generate
+from gateway.inference.services import GenerationServices
 from gateway.principal import OrgSuspended, Principal
 from gateway.request_errors import BadField
 from gateway.telemetry import RequestMeter, Telemetry
@@ -64,8 +65,8 @@ class LineAccount:
     async def close(self, *events: UsageEvent) -> None:
         self.events += events
 
-    async def once_kept(self, told: Kept) -> None:
-        self.kept.append(told)
+    async def once_kept(self, callback: Kept) -> None:
+        self.kept.append(callback)
 
 
 class LineRun(msgspec.Struct, frozen=True):
@@ -76,7 +77,7 @@ class LineRun(msgspec.Struct, frozen=True):
 
 
 async def run(
-    desk: GenerationServices,
+    services: GenerationServices,
     telemetry: Telemetry,
     endpoint: LineEndpoint,
     principal: Principal,
@@ -85,7 +86,7 @@ async def run(
     """Run a line; never raises unless it is cancelled."""
     account = LineAccount()
     try:
-        answer = await _answer(desk, telemetry, endpoint, principal, line, account)
+        answer = await _answer(services, telemetry, endpoint, principal, line, account)
     except Exception as error:
         return LineRun(_failed(endpoint, line, error), account)
     ended = EndedLine(
@@ -100,7 +101,7 @@ async def run(
 
 
 async def _answer(
-    desk: GenerationServices,
+    services: GenerationServices,
     telemetry: Telemetry,
     endpoint: LineEndpoint,
     principal: Principal,
@@ -112,13 +113,15 @@ async def _answer(
         request_id=line.request_id,
         principal=principal,
         meter=RequestMeter(telemetry, model),
+        body=line.body,
+        route=services.fleet.resolve(model, principal),
         tags=line.tags or {},
         is_batch=True,
     )
-    call = await endpoint.to_call(context, line.body)
-    delivery = Delivery(desk.stalled_reader_s)
-    with being_drained(desk, delivery):
-        await generate(desk, msgspec.structs.replace(call, account=account), delivery)
+    call = await endpoint.to_call(context)
+    delivery = Delivery(services.stalled_reader_s)
+    with being_drained(services, delivery):
+        await generate(services, msgspec.structs.replace(call, account=account), delivery)
     body = await delivery.next()
     if body is None:
         raise GivenUp
@@ -126,18 +129,18 @@ async def _answer(
 
 
 @contextmanager
-def being_drained(desk: GenerationServices, delivery: Delivery) -> Iterator[None]:
+def being_drained(services: GenerationServices, delivery: Delivery) -> Iterator[None]:
     """Let a gateway that leaves end the line, as it ends any generation."""
     task = asyncio.current_task()
     assert task is not None
-    desk.open_calls[task] = delivery
+    services.open_calls[task] = delivery
     try:
         yield
     except Exception:
         if not delivery.abandoned:
             raise
     finally:
-        del desk.open_calls[task]
+        del services.open_calls[task]
     if delivery.abandoned:
         raise GivenUp
 

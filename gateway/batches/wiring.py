@@ -11,7 +11,7 @@ from gateway.batches.endpoints import (
 from gateway.batches.runner import BatchRunner
 from gateway.batches.validation import InputBounds
 from gateway.files.store import FileStore
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.resources import Resources
 from gateway.settings.load import Settings
 
@@ -19,14 +19,14 @@ from gateway.settings.load import Settings
 def open_batches(
     settings: Settings,
     resources: Resources,
-    desk: GenerationServices,
+    services: GenerationServices,
     files: FileStore,
     on_booked: OnBooked,
     endpoints: Mapping[str, LineEndpoint],
 ) -> BatchRunner:
     """Start the runner of batches. `endpoints`: what a line may ask, by its path."""
     runner = BatchRunner(
-        desk=desk,
+        services=services,
         telemetry=resources.telemetry,
         db=resources.db,
         system_db=resources.system_db,

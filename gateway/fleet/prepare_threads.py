@@ -44,7 +44,7 @@ class PrepareThreads:
 
     async def run(
         self,
-        turn: Priority,
+        priority: Priority,
         size_chars: int,
         work: Callable[P, R],
         /,
@@ -55,7 +55,7 @@ class PrepareThreads:
         what `work` raises."""
         if size_chars <= INLINE_CHARS:
             return work(*args, **kwargs)
-        place = self._room.join(turn, size_chars)
+        place = self._room.join(priority, size_chars)
         try:
             await place.served.wait()
         except asyncio.CancelledError:

@@ -57,14 +57,16 @@ class Replica(Protocol):
     name: str
     weight: int
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         """Translate and count, off the event loop and in its turn where it is heavy.
 
         Raises: BadField (names the field), ContextTooLong, NoPlace.
         """
         ...
 
-    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, priority: Priority = ANYBODYS) -> int:
         """Count the tokens of its prompt, exact or estimated as those of `prepare`, be they more
         than fit.
 
@@ -80,7 +82,7 @@ class Replica(Protocol):
         """
         ...
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, priority: Priority) -> float | None:
         """Predict how long its first token will take, if it is asked now. None: nobody knows."""
         ...
 
@@ -90,7 +92,7 @@ class Replica(Protocol):
         *,
         attempt_id: str,
         cache_salt: str,
-        turn: Priority = ANYBODYS,
+        priority: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Run it. Raises ReplicaUnavailable, ReplicaOverloaded or UpstreamRefused before the first
         event, ReplicaLost after it. Closing the generator early aborts."""
@@ -123,11 +125,11 @@ class Replica(Protocol):
 class TokenizingReplica(Protocol):
     """A replica whose tokenizer is here."""
 
-    async def tokenize(self, asked: ToTokenize, turn: Priority) -> InTokens:
+    async def tokenize(self, asked: ToTokenize, priority: Priority) -> InTokens:
         """Raises: BadField, ContextTooLong, NoPlace, ReplicaUnavailable."""
         ...
 
-    async def detokenize(self, token_ids: list[int], turn: Priority) -> str:
+    async def detokenize(self, token_ids: list[int], priority: Priority) -> str:
         """Raises: BadField, NoPlace, ReplicaUnavailable."""
         ...
 
@@ -137,7 +139,7 @@ class LocatingReplica(Protocol):
     """A replica that knows what it made of a conversation."""
 
     async def locate(
-        self, prepared: PreparedRequest, position: int, turn: Priority
+        self, prepared: PreparedRequest, position: int, priority: Priority
     ) -> MessagePlace | None:
         """Find the message in which a token of the prompt lies, when nobody waits for anything.
         None: there is none, or it cannot be told. Raises: BadField, NoPlace."""

@@ -36,10 +36,10 @@ SMOOTHING = 0.2
 class Place:
     """The place of one request, from its coming to its leaving."""
 
-    __slots__ = ("came_at", "charged", "input_tokens", "number", "served", "served_at", "turn")
+    __slots__ = ("came_at", "charged", "input_tokens", "number", "served", "served_at", "priority")
 
-    def __init__(self, turn: Priority, input_tokens: int, now: float) -> None:
-        self.turn = turn
+    def __init__(self, priority: Priority, input_tokens: int, now: float) -> None:
+        self.priority = priority
         self.input_tokens = input_tokens
         self.charged = 0
         self.came_at = now
@@ -104,7 +104,7 @@ class WaitingRoom:
             return 0.0
         return (1 + sum(self.num_waiting.values())) / self._num_places
 
-    def predicted_ttft_s(self, turn: Priority) -> float | None:
+    def predicted_ttft_s(self, priority: Priority) -> float | None:
         """Predict the time to first token of a request that would come now; None: nobody knows. As
         if all requests took equally long, and all counters were equal: who waits in other lanes and
         of other tenants comes before it as far as their weights go."""
@@ -112,9 +112,9 @@ class WaitingRoom:
             return 0.0  # it may try; how long the upstream takes is not held against it
         if self._service_s is None:
             return None
-        lane = turn.lane
-        mine = self._queues[lane].get(turn.tenant)
-        weight = turn.weight if mine is None else mine.weight
+        lane = priority.lane
+        mine = self._queues[lane].get(priority.tenant)
+        weight = priority.weight if mine is None else mine.weight
         weights = self._weights[lane] + (weight if mine is None else 0.0)
         own = 1 if mine is None else 1 + len(mine.places)
         ahead = min(self.num_waiting[lane] + 1.0, own * weights / weight)
@@ -123,25 +123,25 @@ class WaitingRoom:
                 ahead += min(number, own * LANE_WEIGHTS[other] / LANE_WEIGHTS[lane])
         return ahead * self._service_s / self._num_places + self._first_s
 
-    def join(self, turn: Priority, input_tokens: int) -> Place:
+    def join(self, priority: Priority, input_tokens: int) -> Place:
         """Raises: NoPlace."""
-        lane = turn.lane
+        lane = priority.lane
         bound = self._bounds[lane]
-        if not bound.has_room(turn.tenant):
+        if not bound.has_room(priority.tenant):
             raise NoPlace(
                 f"{bound.num_taken} requests wait in lane {lane}, none is left for its tenant",
                 retry_after_s=self.retry_after_s(),
             )
-        place = Place(turn, input_tokens, self._clock())
-        queue = self._queues[lane].get(turn.tenant)
+        place = Place(priority, input_tokens, self._clock())
+        queue = self._queues[lane].get(priority.tenant)
         if queue is None:
-            queue = self._queues[lane][turn.tenant] = _Queue(turn.weight)
-            self._weights[lane] += turn.weight
+            queue = self._queues[lane][priority.tenant] = _Queue(priority.weight)
+            self._weights[lane] += priority.weight
         queue.places[place] = None
         self.num_waiting[lane] += 1
-        bound.take(turn.tenant)
-        self._share.enter(lane, turn.tenant)
-        self._share.wait(lane, turn.tenant)
+        bound.take(priority.tenant)
+        self._share.enter(lane, priority.tenant)
+        self._share.wait(lane, priority.tenant)
         self._serve()
         return place
 
@@ -158,7 +158,7 @@ class WaitingRoom:
 
     def leave(self, place: Place) -> None:
         """Give the place back: it has been served, or waits no longer."""
-        lane = place.turn.lane
+        lane = place.priority.lane
         if place.served_at is None:
             self._unqueue(place)
         else:
@@ -167,7 +167,7 @@ class WaitingRoom:
             took_s = self._clock() - place.served_at
             known = took_s if self._service_s is None else self._service_s
             self._service_s = known + SMOOTHING * (took_s - known)
-        self._share.leave(lane, place.turn.tenant)
+        self._share.leave(lane, place.priority.tenant)
         self._serve()
 
     def retry_after_s(self) -> float:
@@ -209,7 +209,7 @@ class WaitingRoom:
         self._serve()
 
     def _unqueue(self, place: Place) -> None:
-        lane, tenant = place.turn.lane, place.turn.tenant
+        lane, tenant = place.priority.lane, place.priority.tenant
         queues = self._queues[lane]
         queue = queues[tenant]
         del queue.places[place]
@@ -222,8 +222,10 @@ class WaitingRoom:
 
     def _charge(self, place: Place, cost: int) -> None:
         if cost > place.charged:
-            turn = place.turn
-            self._share.charge(turn.lane, turn.tenant, turn.weight, cost - place.charged)
+            priority = place.priority
+            self._share.charge(
+                priority.lane, priority.tenant, priority.weight, cost - place.charged
+            )
             place.charged = cost
 
     def check_integrity(self) -> None:
@@ -232,8 +234,8 @@ class WaitingRoom:
             assert all(queue.places for queue in queues.values()), "an empty queue"
             waiting = sum(len(queue.places) for queue in queues.values())
             assert self.num_waiting[lane] == waiting, f"lane {lane}: miscounted"
-            whose = [tenant for tenant, queue in queues.items() for _ in queue.places]
-            self._bounds[lane].check_integrity(whose)
+            tenants = [tenant for tenant, queue in queues.items() for _ in queue.places]
+            self._bounds[lane].check_integrity(tenants)
             assert self._share.is_waiting(lane) == bool(waiting), f"lane {lane}: who waits?"
             weights = sum(queue.weight for queue in queues.values())
             assert abs(self._weights[lane] - weights) < 1e-6, f"lane {lane}: weights"

@@ -57,7 +57,7 @@ def note_of(
     outcome: CacheOutcome | None,
     replica: Replica,
     prepared: PreparedRequest,
-    turn: Priority,
+    priority: Priority,
     *,
     salt: str,
 ) -> CacheNote:
@@ -72,16 +72,16 @@ def note_of(
         cache_key=request.cache_key,
         outcome=outcome,
         replica=replica.name,
-        locate=partial(_locate, replica, prepared, turn) if changed else None,
+        locate=partial(_locate, replica, prepared, priority) if changed else None,
     )
 
 
 async def _locate(
-    replica: Replica, prepared: PreparedRequest, turn: Priority, position: int
+    replica: Replica, prepared: PreparedRequest, priority: Priority, position: int
 ) -> MessagePlace | None:
     if not isinstance(replica, LocatingReplica):
         return None
-    return await replica.locate(prepared, position, turn)
+    return await replica.locate(prepared, position, priority)
 
 
 def to_label(note: CacheNote) -> PrefixLabel:

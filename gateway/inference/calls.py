@@ -1,4 +1,5 @@
-"""Makes of a parsed body of any API surface a `Call` that can be started.
+"""Describes what a client asks: the request as it came, and the call that is made of it once its
+body is understood.
 
 Knows no HTTP.
 """
@@ -6,61 +7,130 @@ Knows no HTTP.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 
-from billing.events import Tags
+from billing.events import Attempt, Quantities, Tags, UsageEvent
+from gateway.fleet.errors import NoPlace
+from gateway.fleet.router import Route
 from gateway.generate_request import AnswerHeader, GenerateRequest
-from gateway.inference.generate import Call, GenerationServices
-from gateway.lanes import priority_of
+from gateway.generation_events import MeteredUsage
+from gateway.inference.services import GenerationServices
+from gateway.lanes import Priority, priority_of
 from gateway.principal import Principal
 from gateway.telemetry import RequestMeter
-from gateway.wire.surfaces import AnswerFormat
+from gateway.wire.surfaces import AnswerFormat, Encoder
 
 REQUEST_PREFIX = "req_"
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The caller of a request, and what is said beside its body."""
+    """A request as far as all surfaces read it alike: who sends it, its body, and what is said
+    beside that. No call keeps it: a body may be large, and an answer may take long."""
 
     request_id: str
     principal: Principal
     meter: RequestMeter
     """Begun when the request came."""
+    body: bytes
+    route: Route
+    """The route of the model that the body names."""
+    idempotency_key: str | None = None
+    """Under which it is answered once."""
     deadline_s: float | None = None
-    """Of the whole answer."""
+    """Seconds until the whole answer must be there."""
     shows_cost: bool = False
     tags: Tags = {}
     is_batch: bool = False
     """A batch asks, nobody waits."""
 
 
+class Account(Protocol):
+    """Stands in the place of the spool, where what is used comes to the books together with
+    something else. It forgets what a crash cuts off."""
+
+    def attempt_opened(self, attempt: Attempt) -> None: ...
+
+    def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None: ...
+
+    async def close(self, *events: UsageEvent) -> None: ...
+
+    async def void(self, attempt_id: str) -> None: ...
+
+    async def once_kept(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Call `callback` once what was closed is in the books."""
+        ...
+
+
+class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A client request, understood and authenticated."""
+
+    request_id: str
+    principal: Principal
+    request: GenerateRequest
+    priority: Priority
+    """As of when the request came."""
+    encoder: Encoder
+    opening: Callable[[MeteredUsage], bytes] | None = None
+    meter: RequestMeter
+    shows_cost: bool = False
+    tags: Tags = {}
+    account: Account | None = None
+    """None: the spool."""
+    timeout_s: float | None = None
+    """Bounds the whole answer, as the client gave it; what is not there by then is cut off."""
+    before_end: Callable[[], Awaitable[None]] | None = None
+    """Once it is billed, and before its end goes out: never raises, and takes a bounded time."""
+    round: int = 0
+    """The round of a tool loop: each reserves for itself."""
+    begun_at: float = msgspec.field(default_factory=time.monotonic)
+    """Monotonic seconds."""
+
+    @property
+    def lease_id(self) -> str:
+        return f"{self.request_id}.{self.round}" if self.round else self.request_id
+
+    @property
+    def current_priority(self) -> Priority:
+        """Return its priority with what is left until its deadline: preparing it and waiting for
+        its limits took some.
+
+        Raises: NoPlace.
+        """
+        priority = self.priority.after(time.monotonic() - self.begun_at)
+        if priority.deadline_s is not None and priority.deadline_s <= 0:
+            raise NoPlace("its deadline passed before anybody was asked")
+        return priority
+
+
 def to_call(
-    desk: GenerationServices,
+    services: GenerationServices,
     answer_format: AnswerFormat,
     context: RequestContext,
     generate: GenerateRequest,
-) -> Call:
-    turn = priority_of(
+) -> GenerationCall:
+    priority = priority_of(
         context.principal,
-        desk.deadlines,
+        services.deadlines,
         generate,
         deadline_s=context.deadline_s,
-        sells_priority=desk.sells_priority,
+        sells_priority=services.sells_priority,
         is_batch=context.is_batch,
     )
     heading = AnswerHeader(
         id=answer_format.id_prefix + context.request_id.removeprefix(REQUEST_PREFIX),
         created=int(time.time()),
         service_tier="default"
-        if turn.tier == "batch" and not answer_format.knows_batches
-        else turn.tier,
+        if priority.tier == "batch" and not answer_format.knows_batches
+        else priority.tier,
     )
-    return Call(
+    return GenerationCall(
         request_id=context.request_id,
         principal=context.principal,
         request=generate,
-        turn=turn,
+        priority=priority,
         encoder=answer_format.encoder(generate, heading),
         opening=None if answer_format.opening is None else answer_format.opening(generate, heading),
         meter=context.meter,

@@ -16,7 +16,6 @@ from billing.events import (
     Kind,
     PriceSet,
     Quantities,
-    Tags,
     UsageEvent,
     stop_waste_id,
 )
@@ -25,6 +24,7 @@ from billing.pricing.rating import RatedUsage, rate
 from engine.protocol import Usage
 from gateway.generation_events import MeteredUsage
 from gateway.ids import uuid7_text
+from gateway.inference.calls import GenerationCall
 from gateway.lanes import Priority
 from gateway.limits.outcomes import Units
 from gateway.principal import Principal
@@ -33,52 +33,37 @@ TOOL_CALL = Priority(lane="agentic")
 ONE_CALL = Quantities(tool_call=1)
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """The terms that are chosen at admission, and never again: the moment, and the prices of that
-    moment."""
-
-    admitted_at: float
-    """Unix seconds."""
-    prices: PriceSet
-    batch_queue: int = 0
-    """1 where it comes from the queue of batches and that has a price."""
-
-    @classmethod
-    def of_now(cls, book: PriceBook, principal: Principal, model: str, turn: Priority) -> Terms:
-        now = time.time()
-        prices = book.at(model, now, turn.tier, principal.price_list)
-        return cls(now, prices, int(turn.lane == "batch" and "batch_queue" in prices))
-
-    def rated(self, usage: MeteredUsage) -> RatedUsage:
-        """Rate usage as it is booked."""
-        return rate(to_quantities(usage, self), self.prices)
-
-
-def new_attempt(
-    request_id: str, principal: Principal, model: str, turn: Priority, tags: Tags, terms: Terms
-) -> Attempt:
+def new_attempt(call: GenerationCall, book: PriceBook) -> Attempt:
+    """Make the record of a call's first attempt. Its moment and the prices of that moment are those
+    of the admission: all attempts of the call keep them."""
+    now, principal, priority = time.time(), call.principal, call.priority
     return Attempt(
         id=uuid7_text(),
-        request_id=request_id,
+        request_id=call.request_id,
         org=principal.org_id,
         project=principal.project_id,
         key=principal.key_id,
-        model=model,
-        lane=turn.lane,
-        tier=turn.tier,
+        model=call.request.model,
+        lane=priority.lane,
+        tier=priority.tier,
         price_list=principal.price_list,
-        prices=terms.prices,
-        admitted_at=terms.admitted_at,
-        tags=tags or UNSET,
+        prices=book.at(call.request.model, now, priority.tier, principal.price_list),
+        admitted_at=now,
+        tags=call.tags or UNSET,
     )
 
 
+def tool_call_prices(book: PriceBook, principal: Principal, model: str, now: float) -> PriceSet:
+    return book.at(model, now, TOOL_CALL.tier, principal.price_list)
+
+
 def new_tool_call(
-    call_id: str, principal: Principal, model: str, terms: Terms, part_of: str | None
+    call_id: str, principal: Principal, model: str, book: PriceBook, part_of: str | None
 ) -> Attempt:
-    """Make the attempt of a tool call. `call_id`: a UUIDv7, made by the server for this call alone;
-    it names its lease, too. `part_of`: the request in which a model calls, by whose id it is found
-    on the bill."""
+    """Make the attempt of a tool call, at the prices of now. `call_id`: a UUIDv7, made by the
+    server for this call alone; it names its lease, too. `part_of`: the request in which a model
+    calls, by whose id it is found on the bill."""
+    now = time.time()
     return Attempt(
         id=call_id,
         request_id=part_of or call_id,
@@ -89,8 +74,8 @@ def new_tool_call(
         lane=TOOL_CALL.lane,
         tier=TOOL_CALL.tier,
         price_list=principal.price_list,
-        prices=terms.prices,
-        admitted_at=terms.admitted_at,
+        prices=tool_call_prices(book, principal, model, now),
+        admitted_at=now,
     )
 
 
@@ -99,12 +84,12 @@ def to_call_event(attempt: Attempt, finish: Finish) -> UsageEvent:
 
 
 def to_events(
-    attempt: Attempt, usage: MeteredUsage, terms: Terms, *, kind: Kind, finish: Finish
+    attempt: Attempt, usage: MeteredUsage, *, kind: Kind, finish: Finish
 ) -> list[UsageEvent]:
     """Return what ends the attempt, and beside it what the house pays whoever pays that."""
     event = UsageEvent(
         attempt=attempt,
-        quantities=to_quantities(usage, terms),
+        quantities=to_quantities(usage, attempt),
         occurred_at=time.time(),
         estimated=usage.estimated,
         finish=finish,
@@ -123,7 +108,14 @@ def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
     )
 
 
-def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
+def rated(usage: MeteredUsage, attempt: Attempt) -> RatedUsage:
+    """Rate usage as it is booked."""
+    return rate(to_quantities(usage, attempt), attempt.prices)
+
+
+def to_quantities(usage: MeteredUsage, attempt: Attempt) -> Quantities:
+    """Count usage as it is priced; what comes from the queue of batches counts once more where that
+    has a price."""
     return Quantities(
         uncached_input=usage.uncached_input,
         cache_read=usage.cache_read,
@@ -132,7 +124,7 @@ def to_quantities(usage: MeteredUsage, terms: Terms) -> Quantities:
         output=usage.output - usage.reasoning_output,
         reasoning_output=usage.reasoning_output,
         embedding_input=usage.embedding_input,
-        batch_queue=terms.batch_queue,
+        batch_queue=int(attempt.lane == "batch" and "batch_queue" in attempt.prices),
     )
 
 

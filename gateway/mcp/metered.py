@@ -8,19 +8,26 @@ their own they cost what `mcp` costs, or nothing if that has none either."""
 from __future__ import annotations
 
 import logging
+import time
 from asyncio import Future
 
 import msgspec
 from prometheus_client import Counter
 
 from billing.errors import SpoolError
-from billing.events import Attempt, Finish
+from billing.events import Attempt, Finish, PriceSet
 from billing.money import Pico
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import rate
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
-from gateway.inference.metering import ONE_CALL, TOOL_CALL, Terms, new_tool_call, to_call_event
+from gateway.inference.metering import (
+    ONE_CALL,
+    TOOL_CALL,
+    new_tool_call,
+    to_call_event,
+    tool_call_prices,
+)
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Units
@@ -79,24 +86,26 @@ class CallMeter:
 
     def price_of(self, principal: Principal, server: str) -> Pico:
         """Return what a paid call costs now."""
-        terms = Terms.of_now(self._price_book, principal, priced_as(server), TOOL_CALL)
-        return rate(ONE_CALL, terms.prices).amount_pico
+        prices = tool_call_prices(self._price_book, principal, priced_as(server), time.time())
+        return rate(ONE_CALL, prices).amount_pico
 
     async def admit(self, call: CallRecord) -> Ticket:
         principal, model = self._served(call.caller), priced_as(call.server)
         if not self.spool.healthy:
             raise not_accounted_for()
-        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
-        verdict = await self._admitted(principal, model, call.id, terms)
-        attempt = new_tool_call(call.id, principal, model, terms, call.caller.part_of)
+        attempt = new_tool_call(call.id, principal, model, self._price_book, call.caller.part_of)
+        verdict = await self._admitted(
+            principal, model, call.id, attempt.prices, attempt.admitted_at
+        )
         return MeteredCall(self, call.server, attempt, verdict)
 
     async def count(self, read: ReadRecord) -> None:
         """Count a read against the limits that are not about money."""
         principal, model = self._served(read.caller), priced_as(read.server)
         principal = msgspec.structs.replace(principal, spend_caps=())
-        terms = Terms.of_now(self._price_book, principal, model, TOOL_CALL)
-        await self._admitted(principal, model, read.id, terms)
+        now = time.time()
+        prices = tool_call_prices(self._price_book, principal, model, now)
+        await self._admitted(principal, model, read.id, prices, now)
 
     def _served(self, caller: Caller) -> Principal:
         """Raises: RpcError."""
@@ -111,7 +120,12 @@ class CallMeter:
         self._calls.labels(server, outcome).inc()
 
     async def _admitted(
-        self, principal: Principal, model: str, lease_id: str, terms: Terms
+        self,
+        principal: Principal,
+        model: str,
+        lease_id: str,
+        prices: PriceSet,
+        admitted_at: float,
     ) -> Admission:
         """Raises: RpcError."""
         try:
@@ -122,8 +136,8 @@ class CallMeter:
                 max_output_tokens=0,
                 lease_id=lease_id,
                 lane=TOOL_CALL.lane,
-                prices=terms.prices,
-                admitted_at=terms.admitted_at,
+                prices=prices,
+                admitted_at=admitted_at,
                 num_tool_calls=1,
             )
         except (SpentUnknown, ScriptFailed) as error:

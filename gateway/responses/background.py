@@ -19,7 +19,8 @@ from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_http_error
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import GenerationServices, NotAccepting
+from gateway.inference.generate import NotAccepting
+from gateway.inference.services import GenerationServices
 from gateway.request_errors import TooManyFollowed
 from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventLog, EventRows
@@ -45,8 +46,8 @@ MAX_FOLLOWERS_OF_ORG = 64
 
 
 class Background:
-    def __init__(self, desk: GenerationServices, rows: RunningRows, events: EventRows) -> None:
-        self._desk = desk
+    def __init__(self, services: GenerationServices, rows: RunningRows, events: EventRows) -> None:
+        self._services = services
         self._rows = rows
         self._events = events
         self._logs: dict[str, EventLog] = {}
@@ -172,7 +173,7 @@ class Background:
     async def _follow(self, created: StartableResponse, told: EventLog) -> None:
         encoder = created.encoder
         response_id = encoder.response.id
-        delivery = self._running[response_id] = created.start(self._desk)
+        delivery = self._running[response_id] = created.start(self._services)
         self._logs[response_id] = told
         has_begun = False
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, GenerationServices, start
+from gateway.inference.generate import start
+from gateway.inference.services import GenerationServices
 from gateway.responses.kept import ResponseOwner
 from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai_responses.items import Item
@@ -13,7 +15,7 @@ from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 
 class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
-    call: Call
+    call: GenerationCall
     encoder: ResponseEncoder
     owner: ResponseOwner
     given: tuple[Item, ...]
@@ -24,5 +26,5 @@ class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
     loop: LoopCall | None = None
     """Its tools are called here."""
 
-    def start(self, desk: GenerationServices) -> Delivery:
-        return start(desk, self.call) if self.loop is None else start_loop(desk, self.loop)
+    def start(self, services: GenerationServices) -> Delivery:
+        return start(services, self.call) if self.loop is None else start_loop(services, self.loop)

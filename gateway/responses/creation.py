@@ -1,5 +1,5 @@
-"""Makes of `POST /v1/responses` a `Call` that can be started: what it continues is read, and its
-answer is kept. Knows no HTTP."""
+"""Makes of `POST /v1/responses` a `GenerationCall` that can be started: what it continues is
+read, and its answer is kept. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from gateway.db import DATABASE_ERRORS
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.lanes import priority_of
 from gateway.principal import Principal
 from gateway.request_errors import BadField
@@ -42,15 +42,14 @@ NEEDS_KEEPING = ("previous_response_id", "conversation", "background")
 
 
 async def create(
-    desk: GenerationServices,
+    services: GenerationServices,
     responses: Responses,
     context: RequestContext,
-    body: bytes,
     loops: ToolLoops | None = None,
 ) -> StartableResponse:
     """Make a response that can be started. `loops`: None if no server's tools can be called.
     Raises: BadField, NotFound, MissingScope."""
-    request = read_response(body)
+    request = read_response(context.body)
     servers = known_servers(loops, context.principal, request.tools)
     owner, keeps = ResponseOwner.of(context.principal), is_kept(context, request)
     before = await earlier_items(responses, owner, request)
@@ -65,7 +64,7 @@ async def create(
         generate = msgspec.structs.replace(generate, has_tools=True)
     encoder = partial(to_encoder, request, labels_of(items) if servers else None)
     answer_format = AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder)
-    call = to_call(desk, answer_format, context, generate)
+    call = to_call(services, answer_format, context, generate)
     assert isinstance(call.encoder, ResponseEncoder)
     created = StartableResponse(
         call=call,
@@ -99,7 +98,7 @@ async def create(
 
 
 async def count_input(
-    desk: GenerationServices, responses: Responses, principal: Principal, body: bytes
+    services: GenerationServices, responses: Responses, principal: Principal, body: bytes
 ) -> int:
     """Count the tokens of what would be asked, with what it continues. Raises: BadField, NotFound,
     NoPlace."""
@@ -110,8 +109,8 @@ async def count_input(
     before = await earlier_items(responses, ResponseOwner.of(principal), request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
-    replicas = desk.fleet.order(desk.fleet.resolve(request.model, principal))
-    return await replicas[0].count(generate, priority_of(principal, desk.deadlines, generate))
+    replicas = services.fleet.order(services.fleet.resolve(request.model, principal))
+    return await replicas[0].count(generate, priority_of(principal, services.deadlines, generate))
 
 
 def is_kept(context: RequestContext, request: ResponseRequest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.auth.encrypted_at_rest import Cipher
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.resources import Resources
 from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
@@ -23,7 +23,9 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
     background: Background
 
 
-def open_responses(settings: Settings, resources: Resources, desk: GenerationServices) -> Responses:
+def open_responses(
+    settings: Settings, resources: Resources, services: GenerationServices
+) -> Responses:
     """Open what is closed once the running generations were drained."""
     db, system_db = resources.db, resources.system_db
     cipher = Cipher(resources.secret, PURPOSE)
@@ -50,7 +52,7 @@ def open_responses(settings: Settings, resources: Resources, desk: GenerationSer
         cipher=cipher,
         lifetime_s=lifetime_s,
     )
-    background = Background(desk, rows, events)
+    background = Background(services, rows, events)
     background.start()
     resources.stack.push_async_callback(background.close)
     return Responses(store=store, conversations=conversations, background=background)

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.request_errors import BadField
 from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import known_servers
@@ -48,11 +48,11 @@ def names_servers(body: bytes) -> bool:
 
 
 def to_loop(
-    desk: GenerationServices, loops: ToolLoops | None, context: RequestContext, body: bytes
+    services: GenerationServices, loops: ToolLoops | None, context: RequestContext
 ) -> LoopCall:
     """Raises: BadField, UnknownModel, MissingScope."""
-    check_values(body)
-    fields = decode(_any_decoder, body)
+    check_values(context.body)
+    fields = decode(_any_decoder, context.body)
     tools = [read_tool(each, index) for index, each in enumerate(fields["tools"])]
     servers = known_servers(loops, context.principal, tools)
     assert loops is not None
@@ -72,7 +72,7 @@ def to_loop(
         made.append(ChatSteps(request, heading))
         return to_openai(request, heading)
 
-    call = to_call(desk, AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder), context, generate)
+    call = to_call(services, AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder), context, generate)
     return LoopCall(
         loops=loops,
         call=call,

@@ -20,8 +20,10 @@ from billing.pricing.rating import RatedUsage
 from gateway.fleet.errors import ReplicaOverloaded
 from gateway.generate_request import GenerateRequest, ToolUse
 from gateway.generation_events import Item, MeteredUsage, TextDelta
+from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, GenerationServices, RateLimited, drive, watched
+from gateway.inference.generate import RateLimited, drive, run_in_task
+from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
 from gateway.request_errors import ContextTooLong
 from gateway.telemetry import RequestMeter
@@ -89,7 +91,7 @@ class LoopCall(msgspec.Struct, frozen=True, kw_only=True):
     """A client request whose tools are called here."""
 
     loops: ToolLoops
-    call: Call
+    call: GenerationCall
     """Of the first round; its encoder is not asked."""
     steps: LoopEncoder
     servers: Mapping[str, McpTool]
@@ -124,25 +126,27 @@ class _RoundEncoder:
         return b""
 
 
-def start_loop(desk: GenerationServices, loop_call: LoopCall) -> Delivery:
+def start_loop(services: GenerationServices, loop_call: LoopCall) -> Delivery:
     """Start a loop in a task of its own, as `inference.start` does a generation."""
-    delivery = Delivery(desk.stalled_reader_s)
+    delivery = Delivery(services.stalled_reader_s)
 
     async def own() -> None:
         try:
-            await Loop(desk, loop_call, delivery).run()
+            await Loop(services, loop_call, delivery).run()
         except Exception as error:
             delivery.fail(error)
         else:
             delivery.end()
 
-    watched(desk, loop_call.call, delivery, own())
+    run_in_task(services, loop_call.call, delivery, own())
     return delivery
 
 
 class Loop:
-    def __init__(self, desk: GenerationServices, loop_call: LoopCall, delivery: Delivery) -> None:
-        self._desk, self._asked, self._delivery = desk, loop_call, delivery
+    def __init__(
+        self, services: GenerationServices, loop_call: LoopCall, delivery: Delivery
+    ) -> None:
+        self._services, self._asked, self._delivery = services, loop_call, delivery
         self._call, self._steps = loop_call.call, loop_call.steps
         self._bounds = loop_call.loops.bounds
         self._tools: dict[str, OfferedTool] = {}
@@ -289,7 +293,7 @@ class Loop:
     async def _generate(self, request: GenerateRequest, number: int) -> Round:
         """Raises what `inference.generate` raises."""
         round_ = Round()
-        inner = self._round_delivery = Delivery(self._desk.stalled_reader_s)
+        inner = self._round_delivery = Delivery(self._services.stalled_reader_s)
         call = msgspec.structs.replace(
             self._call,
             request=request,
@@ -301,9 +305,9 @@ class Loop:
             shows_cost=True,
             round=number,
         )
-        task = asyncio.create_task(drive(self._desk, call, inner), name="round of a loop")
-        self._desk.open_calls[task] = inner
-        task.add_done_callback(self._desk.open_calls.pop)
+        task = asyncio.create_task(drive(self._services, call, inner), name="round of a loop")
+        self._services.open_calls[task] = inner
+        task.add_done_callback(self._services.open_calls.pop)
         try:
             while (chunk := await inner.next()) is not None:
                 if chunk:
@@ -471,10 +475,10 @@ class Loop:
             self._calling.cancel()
 
     async def _finish(self, why: IncompleteReason | None) -> None:
-        shown = self._cost if self._call.shows_cost else None
-        rest = self._held + self._steps.finish(self._usage, shown, why)
+        cost = self._cost if self._call.shows_cost else None
+        rest = self._held + self._steps.finish(self._usage, cost, why)
         self._held = b""
-        self._delivery.cost = shown
+        self._delivery.cost = cost
         if self._call.before_end is not None:
             await self._call.before_end()
         self._delivery.put_last(rest)

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from gateway.home import Home
-from gateway.inference.generate import CHECKPOINT_TOKENS
+from gateway.inference.attempt import CHECKPOINT_TOKENS
 from gateway.limits.outcomes import DAY_US
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
 from gateway.processes import embedded_databases as embedded

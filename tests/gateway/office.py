@@ -17,8 +17,10 @@ from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
 from gateway.ids import uuid7
+from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import Call, GenerationServices, start
+from gateway.inference.generate import start
+from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Settlement, Units
@@ -62,7 +64,9 @@ class ScriptedReplica:
         self.rests: list[bool] = []
         self.predicted_s: float | None = None
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         return PreparedRequest(
             request=request,
             input_tokens=INPUT_TOKENS,
@@ -80,11 +84,11 @@ class ScriptedReplica:
             max_tokens_given=True,
         )
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, priority: Priority) -> float | None:
         return self.predicted_s
 
     async def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Priority
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
     ) -> AsyncGenerator[ReplicaEvent, None]:
         self.attempts.append(attempt_id)
         if self.refuses is not None:
@@ -163,10 +167,10 @@ class PlainEncoder:
 
 
 class Office:
-    """A desk over some replicas, and what came of the requests."""
+    """The services of generations over some replicas, and what came of the requests."""
 
-    def __init__(self, desk: GenerationServices, redis: Redis) -> None:
-        self.desk, self.redis = desk, redis
+    def __init__(self, services: GenerationServices, redis: Redis) -> None:
+        self.services, self.redis = services, redis
         self.org = f"org_{uuid7().hex}"
         self.telemetry = Telemetry(models=["m"])
 
@@ -178,7 +182,7 @@ class Office:
         encoder: Encoder | None = None,
         max_tokens: int | None = None,
         forward: dict[str, Any] | None = None,
-        turn: Priority = ANYBODYS,
+        priority: Priority = ANYBODYS,
         timeout_s: float | None = None,
         request: GenerateRequest | None = None,
     ) -> Delivery:
@@ -197,8 +201,8 @@ class Office:
             scopes=frozenset({"inference"}),
             key_plan=plan,
         )
-        call = Call(
-            turn=turn,
+        call = GenerationCall(
+            priority=priority,
             request_id=f"req_{uuid7().hex}",
             principal=principal,
             request=request,
@@ -206,12 +210,12 @@ class Office:
             meter=RequestMeter(self.telemetry, "m"),
             timeout_s=timeout_s,
         )
-        return start(self.desk, call)
+        return start(self.services, call)
 
     async def settled(self) -> None:
         """Every generation has ended and holds no lease."""
         deadline = time.monotonic() + 5
-        while self.desk.open_calls:
+        while self.services.open_calls:
             assert time.monotonic() < deadline, "still open"
             await asyncio.sleep(0.005)
         assert await self.redis.zcard(f"tollgate:{{{self.org}}}:leases") == 0
@@ -220,11 +224,11 @@ class Office:
         """Wait until what the spool was told is in its file."""
         await asyncio.sleep(0)  # a task that was just made begins
         async with asyncio.timeout(30):
-            while self.desk.spool._dirty.is_set() or self.desk.spool._flushing:
+            while self.services.spool._dirty.is_set() or self.services.spool._flushing:
                 await asyncio.sleep(0.01)
 
     async def billed(self) -> list[UsageEvent]:
-        return list((await self.desk.spool.read_closed(100)).events)
+        return list((await self.services.spool.read_closed(100)).events)
 
 
 async def read(delivery: Delivery) -> bytes:

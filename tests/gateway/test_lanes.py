@@ -16,7 +16,6 @@ from gateway.lanes import (
     MAX_DEADLINE_MS,
     LaneDeadlines,
     Priority,
-    later,
     priority_of,
     read_deadline_s,
 )
@@ -63,8 +62,8 @@ def asking(tier: ServiceTier | None, **fields: Any) -> GenerateRequest:
 
 
 def served(who: Principal, request: GenerateRequest) -> tuple[Lane, Tier, float]:
-    turn = priority_of(who, NO_DEADLINES, request, sells_priority=sold)
-    return turn.lane, turn.tier, turn.weight
+    priority = priority_of(who, NO_DEADLINES, request, sells_priority=sold)
+    return priority.lane, priority.tier, priority.weight
 
 
 def test_the_tier_and_the_tools_say_which_lane() -> None:
@@ -133,10 +132,10 @@ def test_the_sooner_deadline_counts_the_clients_or_its_lanes() -> None:
 
 
 def test_of_a_deadline_is_left_what_was_not_spent() -> None:
-    assert later(Priority(lane="agentic", deadline_s=10.0), 2.5) == Priority(
+    assert Priority(lane="agentic", deadline_s=10.0).after(2.5) == Priority(
         lane="agentic", deadline_s=7.5
     )
-    assert later(Priority(), 2.5) == Priority()
+    assert Priority().after(2.5) == Priority()
 
 
 @pytest.mark.parametrize(

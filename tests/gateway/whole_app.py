@@ -99,7 +99,7 @@ async def world(
             "idempotency_keys": IdempotencyKeys(
                 db=db, system_db=system_db, keys=answer_keys(SECRET)
             ),
-            "desk": SimpleNamespace(fleet=Fleet(routes), deadlines=LaneDeadlines()),
+            "generation": SimpleNamespace(fleet=Fleet(routes), deadlines=LaneDeadlines()),
             "started_at": 0,
         }
         app = create_app(load({"home": home}, {}))

@@ -75,10 +75,10 @@ class ChoiceText:
         if self.over:
             self.num_wasted += num_ids
             return None
-        shown = output.token_ids
-        if output.finish_reason == "stop" and not self._keep_stop and self._ends_with(shown):
-            shown = shown[:-1]  # the last one is the EOS or a stop id
-        piece = self.push(shown)
+        token_ids = output.token_ids
+        if output.finish_reason == "stop" and not self._keep_stop and self._ends_with(token_ids):
+            token_ids = token_ids[:-1]  # the last one is the EOS or a stop id
+        piece = self.push(token_ids)
         text = piece.text
         reason: FinishReason | None = None
         if output.finish_reason in ("stop", "length"):
@@ -265,16 +265,16 @@ class Choices:
     def _to_metered(self, output: EngineOutput) -> MeteredUsage:
         """Count what was seen here as it comes. What the engine generated and never sent, because
         the request was aborted, is the client's unless it has its whole answer already."""
-        told = output.usage
+        usage = output.usage
         used = sum(choice.num_used for choice in self._choices)
         wasted = sum(choice.num_wasted for choice in self._choices)
         if output.finished:
-            unseen = told.generated_tokens - used - wasted
+            unseen = usage.generated_tokens - used - wasted
             if self.over:
                 wasted += unseen
             else:
                 used += unseen
-        counted = self._split(told)
+        counted = self._split(usage)
         return MeteredUsage(
             uncached_input=counted.uncached,
             cache_read=counted.cache_read,
@@ -285,11 +285,11 @@ class Choices:
             wasted_output=wasted,
         )
 
-    def _split(self, told: Usage) -> InputSplit:
+    def _split(self, usage: Usage) -> InputSplit:
         if not self._breakpoints:
-            return split_input(self._contract, told.prompt_tokens, told.cached_tokens)
+            return split_input(self._contract, usage.prompt_tokens, usage.cached_tokens)
         return split_kept(
-            told.prompt_tokens, told.kept_tokens, told.written_tokens, self._breakpoints
+            usage.prompt_tokens, usage.kept_tokens, usage.written_tokens, self._breakpoints
         )
 
 

@@ -31,16 +31,16 @@ class Reader(Protocol):
         """Return the last event in place of the engine's own, which will not come."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """The `PreparedRequest.payload` of an engine's replica."""
+class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of one attempt to an engine: the payload of a `PreparedRequest`."""
 
-    asked: EngineRequest
-    """But for who asks, and when."""
+    request: EngineRequest
+    """Without the caller and the deadline, which `stream` adds."""
     reader: Callable[[], Reader] | None = None
     """None: as a conversation is read."""
-    names: Mapping[str, str]
+    param_names: Mapping[str, str]
     """The engine's fields that a client knows under another name."""
-    kept: Prefixes = NO_PREFIXES
+    prefixes: Prefixes = NO_PREFIXES
     form: OutputForm | None = None
     """The grammar that the output must follow."""
     rendered: RenderedPrompt | None = None

@@ -16,7 +16,7 @@ from engine.errors import InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, ReplicaStatus
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.completion_text import CompletionText
-from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
+from gateway.fleet.engine.job import EngineJob, check_token_ids, to_sampling
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import PreparedRequest
 from gateway.generate_request import (
@@ -57,14 +57,14 @@ class PlainJobs:
         request: GenerateRequest,
         prompt: CompletionPrompt,
         status: ReplicaStatus,
-        turn: Priority,
+        priority: Priority,
     ) -> PreparedRequest:
         """Raises: BadField, ContextTooLong, NoPlace."""
         asked = prompt.max_tokens
         assert asked is not None, "who names none is given the default"
         check_token_ids(prompt, status.vocab_size)
         at_least = max(asked, 1)  # an engine says one token in any case
-        found = await self.encoded(prompt.prompts, "prompt", status, turn, room=at_least)
+        found = await self.encoded(prompt.prompts, "prompt", status, priority, room=at_least)
         sampling = to_sampling(prompt, at_least)
         if prompt.echo and prompt.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=prompt.logprobs)
@@ -74,8 +74,8 @@ class PlainJobs:
             input_estimated=False,
             max_output_tokens=asked * request.n * len(found),
             max_tokens_given=True,
-            payload=Job(
-                asked=EngineRequest(
+            payload=EngineJob(
+                request=EngineRequest(
                     request_id="",
                     prompt_token_ids=found[0],
                     more_prompts=tuple(found[1:]),
@@ -85,7 +85,7 @@ class PlainJobs:
                 reader=partial(
                     CompletionText, prompt, found, request.n, self._tokenizer, self._contract
                 ),
-                names=COMPLETION_NAMES,
+                param_names=COMPLETION_NAMES,
             ),
         )
 
@@ -94,11 +94,11 @@ class PlainJobs:
         request: GenerateRequest,
         prompt: EmbeddingPrompt,
         status: ReplicaStatus,
-        turn: Priority,
+        priority: Priority,
     ) -> PreparedRequest:
         """Raises: BadField, ContextTooLong, NoPlace."""
         check_dimensions(prompt.dimensions, status.embedding_size)
-        found = await self.encoded(prompt.prompts, "input", status, turn, room=0)
+        found = await self.encoded(prompt.prompts, "input", status, priority, room=0)
         num_tokens = sum(map(len, found))
         return PreparedRequest(
             request=request,
@@ -106,8 +106,8 @@ class PlainJobs:
             input_estimated=False,
             max_output_tokens=0,
             max_tokens_given=True,
-            payload=Job(
-                asked=EngineRequest(
+            payload=EngineJob(
+                request=EngineRequest(
                     request_id="",
                     prompt_token_ids=found[0],
                     more_prompts=tuple(found[1:]),
@@ -115,33 +115,37 @@ class PlainJobs:
                     dimensions=prompt.dimensions,
                 ),
                 reader=partial(PromptVectors, len(found)),
-                names=EMBEDDING_NAMES,
+                param_names=EMBEDDING_NAMES,
             ),
         )
 
-    async def tokenized(self, asked: ToTokenize, turn: Priority) -> list[int]:
+    async def tokenized(self, asked: ToTokenize, priority: Priority) -> list[int]:
         """Raises: BadField, NoPlace."""
         text = asked.text
         assert text is not None, "a conversation"
         run = self._threads.run
-        return await run(turn, len(text), self._ids_of, text, "prompt", asked.add_special_tokens)
+        return await run(
+            priority, len(text), self._ids_of, text, "prompt", asked.add_special_tokens
+        )
 
     def texts_of(self, token_ids: Sequence[int]) -> list[str]:
         return [self._tokenizer.token_bytes(each).decode(errors="replace") for each in token_ids]
 
-    async def detokenized(self, token_ids: list[int], status: ReplicaStatus, turn: Priority) -> str:
+    async def detokenized(
+        self, token_ids: list[int], status: ReplicaStatus, priority: Priority
+    ) -> str:
         """Raises: BadField, NoPlace."""
         if token_ids:
             check_ids(token_ids, "tokens", status.vocab_size)
         size = CHARS_PER_TOKEN * len(token_ids)
-        return await self._threads.run(turn, size, self._tokenizer.decode, token_ids, False)
+        return await self._threads.run(priority, size, self._tokenizer.decode, token_ids, False)
 
     async def encoded(
         self,
         prompts: Sequence[PlainPrompt],
         field: str,
         status: ReplicaStatus,
-        turn: Priority,
+        priority: Priority,
         *,
         room: int,
     ) -> list[list[int]]:
@@ -152,7 +156,7 @@ class PlainJobs:
         for prompt in prompts:
             self._refuse_the_hopeless(prompt, field, status.max_model_len)
         size = sum(CHARS_PER_PROMPT + len(each) for each in prompts if isinstance(each, str))
-        found = await self._threads.run(turn, size, self._encode, prompts, field)
+        found = await self._threads.run(priority, size, self._encode, prompts, field)
         for index, ids in enumerate(found):
             check_ids(ids, place(field, index, len(found)), status.vocab_size)
             check_length(len(ids), room, field, status.max_model_len)

@@ -28,7 +28,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.transport.client import Engine
 from gateway.fleet.engine.cache_outcome import Circumstances, outcome_of, prefix_digest
 from gateway.fleet.engine.choice_text import GenerationText
-from gateway.fleet.engine.job import Job, check_token_ids, to_sampling
+from gateway.fleet.engine.job import EngineJob, check_token_ids, to_sampling
 from gateway.fleet.engine.kept_prefixes import (
     KeepRequest,
     OnAsked,
@@ -127,33 +127,35 @@ class EngineReplica:
     async def acknowledge(self, attempt_id: str) -> None:
         await self._client.acknowledge(attempt_id)
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         status = self._status()
         if request.embedding is not None:
-            return await self._plain.to_embed(request, request.embedding, status, turn)
+            return await self._plain.to_embed(request, request.embedding, status, priority)
         if not status.generates:
             raise makes_embeddings_only(request.model)
         if request.completion is not None:
-            return await self._plain.to_complete(request, request.completion, status, turn)
-        return await self._prepare_chat(request, status, turn)
+            return await self._plain.to_complete(request, request.completion, status, priority)
+        return await self._prepare_chat(request, status, priority)
 
-    async def tokenize(self, asked: ToTokenize, turn: Priority) -> InTokens:
+    async def tokenize(self, asked: ToTokenize, priority: Priority) -> InTokens:
         status = self._status()
         if asked.chat is None:
-            token_ids = await self._plain.tokenized(asked, turn)
+            token_ids = await self._plain.tokenized(asked, priority)
         else:
             form = self._format_of_chats()
             form.check(asked.chat)
             size = prompt_size(asked.chat)
-            token_ids = await self._threads.run(turn, size, form.token_ids, asked.chat, asked)
+            token_ids = await self._threads.run(priority, size, form.token_ids, asked.chat, asked)
         texts = self._plain.texts_of(token_ids) if asked.with_texts else None
         return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
 
-    async def detokenize(self, token_ids: list[int], turn: Priority) -> str:
-        return await self._plain.detokenized(token_ids, self._status(), turn)
+    async def detokenize(self, token_ids: list[int], priority: Priority) -> str:
+        return await self._plain.detokenized(token_ids, self._status(), priority)
 
     async def _prepare_chat(
-        self, request: GenerateRequest, status: ReplicaStatus, turn: Priority
+        self, request: GenerateRequest, status: ReplicaStatus, priority: Priority
     ) -> PreparedRequest:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
@@ -162,36 +164,36 @@ class EngineReplica:
         form.check(prompt)
         block_size = status.block_size if self._cache_contract == "explicit" else None
         rendered = await self._threads.run(
-            turn, prompt_size(prompt), form.render, prompt, block_size
+            priority, prompt_size(prompt), form.render, prompt, block_size
         )
         check_token_ids(prompt, status.vocab_size)
         return self._to_prepared(request, prompt, rendered, status)
 
-    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, priority: Priority = ANYBODYS) -> int:
         prompt = request.prompt
         assert prompt is not None, "a request for an upstream"
         form = self._format_of_chats()
         form.check(prompt)
         size = prompt_size(prompt)
-        return len((await self._threads.run(turn, size, form.render, prompt)).token_ids)
+        return len((await self._threads.run(priority, size, form.render, prompt)).token_ids)
 
     def bounded(self, prepared: PreparedRequest, max_output_tokens: int) -> PreparedRequest:
         request = bounded_to(prepared.request, max_output_tokens)
-        assert isinstance(prepared.payload, Job)
+        assert isinstance(prepared.payload, EngineJob)
         rendered = prepared.payload.rendered
         assert request.prompt is not None and rendered is not None, "a conversation names no bound"
         return self._to_prepared(request, request.prompt, rendered, self._status())
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, priority: Priority) -> float | None:
         """Predict by what waits in its lane and what of its own prompt is not cached."""
         if not self._client.connected:
             return None
-        lane = self._client.status.lanes.get(turn.lane)
+        lane = self._client.status.lanes.get(priority.lane)
         if lane is None or not lane.prefill_tokens_per_s:
             return None
-        assert isinstance(prepared.payload, Job)
-        token_ids = prepared.payload.asked.prompt_token_ids
-        left = len(token_ids) - self._sent.cached_tokens(turn.tenant, token_ids)
+        assert isinstance(prepared.payload, EngineJob)
+        token_ids = prepared.payload.request.prompt_token_ids
+        left = len(token_ids) - self._sent.cached_tokens(priority.tenant, token_ids)
         return first_token_s(lane, left)
 
     async def stream(
@@ -200,23 +202,23 @@ class EngineReplica:
         *,
         attempt_id: str,
         cache_salt: str,
-        turn: Priority = ANYBODYS,
+        priority: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
         job = prepared.payload
-        assert isinstance(job, Job)
-        here = self._circumstances(job, prepared.request, turn)
-        self._ask_to_keep(job.kept, attempt_id, cache_salt, turn.tenant)
+        assert isinstance(job, EngineJob)
+        here = self._circumstances(job, prepared.request, priority)
+        self._ask_to_keep(job.prefixes, attempt_id, cache_salt, priority.tenant)
         generation = job.reader() if job.reader is not None else self._reader(prepared.request, job)
         outputs = self._client.generate(
             msgspec.structs.replace(
-                job.asked,
+                job.request,
                 request_id=attempt_id,
                 cache_salt=cache_salt,
                 adapter=self._adapter,
-                lane=turn.lane,
-                tenant=turn.tenant,
-                weight=turn.weight,
-                deadline_s=turn.deadline_s,
+                lane=priority.lane,
+                tenant=priority.tenant,
+                weight=priority.weight,
+                deadline_s=priority.deadline_s,
             )
         )
         begun = False
@@ -228,7 +230,7 @@ class EngineReplica:
                     was_over = generation.over
                     event = generation.read(output)
                     begun = True
-                    if event.finished and not job.asked.embed:
+                    if event.finished and not job.request.embed:
                         event = with_outcome(event, here, job, output.usage, cache_salt)
                     yield event
                     if generation.over and not was_over and not event.finished:
@@ -242,16 +244,16 @@ class EngineReplica:
             yield generation.last()
 
     async def locate(
-        self, prepared: PreparedRequest, position: int, turn: Priority
+        self, prepared: PreparedRequest, position: int, priority: Priority
     ) -> MessagePlace | None:
         job, prompt = prepared.payload, prepared.request.prompt
-        assert isinstance(job, Job)
+        assert isinstance(job, EngineJob)
         if prompt is None:
             return None
-        behind_all = msgspec.structs.replace(turn, lane="batch", deadline_s=None)
+        behind_all = msgspec.structs.replace(priority, lane="batch", deadline_s=None)
         renders = 2 + len(prompt.messages).bit_length()
         size = max(renders * prompt_size(prompt), INLINE_CHARS + 1)  # never on the event loop
-        place_of, token_ids = self._format_of_chats().place_of, job.asked.prompt_token_ids
+        place_of, token_ids = self._format_of_chats().place_of, job.request.prompt_token_ids
         return await self._threads.run(behind_all, size, place_of, prompt, token_ids, position)
 
     def _format_of_chats(self) -> ModelFormat:
@@ -280,7 +282,9 @@ class EngineReplica:
         except EngineUnavailable as error:
             raise ReplicaUnavailable(error.message, retry_after_s=RESTART_S) from error
 
-    def _circumstances(self, job: Job, request: GenerateRequest, turn: Priority) -> Circumstances:
+    def _circumstances(
+        self, job: EngineJob, request: GenerateRequest, priority: Priority
+    ) -> Circumstances:
         """Return the circumstances of the job, and remember that it was sent."""
         status = self._client.status if self._client.connected else None
         engine_id = "" if status is None else status.engine_id
@@ -288,10 +292,10 @@ class EngineReplica:
             contract=self._cache_contract,
             block_size=0 if status is None else status.block_size,
             engine_id=engine_id,
-            before=self._sent.sent(turn.tenant, job.asked.prompt_token_ids, engine_id),
-            breakpoints=job.kept.breakpoints,
+            before=self._sent.sent(priority.tenant, job.request.prompt_token_ids, engine_id),
+            breakpoints=job.prefixes.breakpoints,
             is_marked=request.prompt is not None and bool(request.prompt.breakpoints),
-            is_looked_for=status is not None and job.asked.sampling.prompt_logprobs is None,
+            is_looked_for=status is not None and job.request.sampling.prompt_logprobs is None,
         )
 
     def _ask_to_keep(self, kept: Prefixes, attempt_id: str, cache_salt: str, tenant: str) -> None:
@@ -332,16 +336,16 @@ class EngineReplica:
             input_estimated=False,
             max_output_tokens=max_tokens * request.n,
             max_tokens_given=prompt.max_tokens is not None,
-            payload=Job(
-                asked=asked,
-                names=CHAT_NAMES,
-                kept=kept,
+            payload=EngineJob(
+                request=asked,
+                param_names=CHAT_NAMES,
+                prefixes=kept,
                 form=rendered.form,
                 rendered=rendered,
             ),
         )
 
-    def _reader(self, request: GenerateRequest, job: Job) -> GenerationText:
+    def _reader(self, request: GenerateRequest, job: EngineJob) -> GenerationText:
         prompt, rendered = request.prompt, job.rendered
         assert prompt is not None and rendered is not None
         return GenerationText(
@@ -349,7 +353,7 @@ class EngineReplica:
             request.n,
             self._tokenizer,
             self._cache_contract,
-            breakpoints=job.kept.breakpoints,
+            breakpoints=job.prefixes.breakpoints,
             ends=self._ends(prompt, rendered),
             parsing=self._format_of_chats().parsing(prompt, rendered),
         )
@@ -362,7 +366,7 @@ class EngineReplica:
         return {*self._status().eos_token_ids, *prompt.stop_token_ids}
 
     def _to_refusal(
-        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: Job
+        self, error: InvalidRequest | EngineOverloaded | DeadlineExceeded, job: EngineJob
     ) -> BadField | FleetError:
         match error:
             case DeadlineExceeded():
@@ -370,12 +374,12 @@ class EngineReplica:
             case EngineOverloaded():
                 return ReplicaOverloaded(f"{self.name}: {error.message}")
             case ContextLengthExceeded():
-                param = job.names["prompt_token_ids"]
+                param = job.param_names["prompt_token_ids"]
                 return ContextTooLong(f"The {param} are too long for this model.", param=param)
             case InvalidRequest(param="adapter"):  # no customer's mistake, but the operator's
                 return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
             case InvalidRequest():
-                param = job.names.get(error.param or "", error.param or "")
+                param = job.param_names.get(error.param or "", error.param or "")
                 if param == "grammar" and job.form is not None:
                     param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
@@ -387,14 +391,14 @@ class EngineReplica:
 
 
 def with_outcome(
-    event: ReplicaEvent, here: Circumstances, job: Job, told: Usage, namespace: str
+    event: ReplicaEvent, here: Circumstances, job: EngineJob, usage: Usage, namespace: str
 ) -> ReplicaEvent:
     """Add the cache's outcome to the last event of an attempt; of several prompts the first
     one's."""
     if event.usage is None:
         return event
-    prompt = job.asked.prompt_token_ids
-    cause, position = outcome_of(here, len(prompt), told.seen, event.usage.cache_read)
+    prompt = job.request.prompt_token_ids
+    cause, position = outcome_of(here, len(prompt), usage.seen, event.usage.cache_read)
     found = CacheOutcome(cause=cause, position=position, prefix=prefix_digest(namespace, prompt))
     return msgspec.structs.replace(event, cache=found)
 

@@ -29,7 +29,7 @@ class UpstreamAborted(Exception):
     """Says that nobody waits for this attempt any more."""
 
 
-class Attempt:
+class UpstreamAttempt:
     """A request on its way; `abort` breaks whatever it waits for."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Attempt:
         self._aborted = False
         self._wait: asyncio.Timeout | None = None
 
-    def shown(self, items: Items) -> Items | tuple[TextDelta, ...]:
+    def to_items(self, items: Items) -> Items | tuple[TextDelta, ...]:
         """Return what came, as it came, or for who did not ask in these words as text. Raises
         BrokenAnswer."""
         return items if self._text is None else self._text.read(items)

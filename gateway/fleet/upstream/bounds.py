@@ -114,14 +114,14 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
             left = max(window - size.most, left // 2)
         return max(1, left if default is None else min(left, default)), False
 
-    def told(self, payload: bytes, max_tokens: int) -> bytes:
+    def with_bound(self, payload: bytes, max_tokens: int) -> bytes:
         """Tell the upstream the bound. `payload`: a JSON object with some field, and none of
         MAX_TOKENS_FIELDS."""
         return b'%b,"%b":%d}' % (payload[:-1], self.field.encode(), max_tokens)
 
-    def told_anew(self, payload: bytes, max_tokens: int) -> bytes:
+    def with_new_bound(self, payload: bytes, max_tokens: int) -> bytes:
         """Tell the upstream another bound. `payload`: as `told` has left it."""
-        return self.told(payload[: payload.rindex(b",")] + b"}", max_tokens)
+        return self.with_bound(payload[: payload.rindex(b",")] + b"}", max_tokens)
 
 
 def size_of(prompt: PlainPrompt, encode: Encode | None) -> int:

@@ -35,18 +35,18 @@ class ChunkForm(msgspec.Struct, frozen=True):
 
     before: bytes
     after: bytes
-    shown_before: bytes
-    shown_after: bytes
+    sent_before: bytes
+    sent_after: bytes
 
     @classmethod
-    def of(cls, data: bytes, quoted: bytes, shown: bytes) -> ChunkForm | None:
+    def of(cls, data: bytes, quoted: bytes, sent: bytes) -> ChunkForm | None:
         """Return the form of a chunk. `quoted`: the text in the chunk `data`, which is shown as
-        `shown`. None: nobody can say where it stands, or an event would have several lines."""
-        if data.count(quoted) != 1 or shown.count(quoted) != 1 or b"\n" in data or b"\n" in shown:
+        `sent`. None: nobody can say where it stands, or an event would have several lines."""
+        if data.count(quoted) != 1 or sent.count(quoted) != 1 or b"\n" in data or b"\n" in sent:
             return None
         before, _, after = data.partition(quoted)
-        shown_before, _, shown_after = shown.partition(quoted)
-        return cls(before + b'"', b'"' + after, shown_before + b'"', b'"' + shown_after)
+        sent_before, _, sent_after = sent.partition(quoted)
+        return cls(before + b'"', b'"' + after, sent_before + b'"', b'"' + sent_after)
 
     def take(self, stream: bytes) -> ChunkRun | None:
         """Return what `stream`, which begins with an event, begins with. None: another form."""

@@ -81,14 +81,14 @@ _decode_usage = msgspec.json.Decoder(UpstreamUsage, strict=False).decode  # some
 _encode = msgspec.json.Encoder().encode
 
 
-def _to_form(data: bytes, shown: bytes, choices: list[_Choice]) -> ChunkForm | None:
+def _to_form(data: bytes, sent: bytes, choices: list[_Choice]) -> ChunkForm | None:
     """Return the form of a chunk. None: it has not one text, or ends a choice."""
     if len(choices) != 1 or choices[0].finish_reason or not choices[0].delta:
         return None
     written = [value for _, value in _written(choices[0]) if len(value) > 2]
     if len(written) != 1 or written[0][:1] != b'"':
         return None
-    return ChunkForm.of(data, written[0], shown)
+    return ChunkForm.of(data, written[0], sent)
 
 
 def _written(choice: _Choice) -> list[tuple[str, bytes]]:
@@ -169,12 +169,12 @@ class UpstreamMeter:
         tells_usage = self._take_usage(chunk)
         if tells_usage and not choices:
             return None
-        shown = self._close(chunk)
+        sent = self._close(chunk)
         self._misses += 1
         self.form = None
         if self.compares and not tells_usage:
-            self.form = _to_form(data, shown, choices)
-        return RawChunk(shown)
+            self.form = _to_form(data, sent, choices)
+        return RawChunk(sent)
 
     def read_run(self, stream: bytes) -> tuple[RawRun, int] | None:
         """Read the front of a stream that begins with an event: chunks like the one before, and the
@@ -184,7 +184,7 @@ class UpstreamMeter:
         self._misses = 0
         self._num_new_chunks += len(run.texts) - run.texts.count(b"")
         self._new_bytes += sum(map(len, run.texts))
-        return RawRun(self.form.shown_before, run.texts, self.form.shown_after), run.size_bytes
+        return RawRun(self.form.sent_before, run.texts, self.form.sent_after), run.size_bytes
 
     def read_body(self, data: bytes) -> RawBody:
         """A whole `chat.completion`, or what else was asked for. Raises BrokenAnswer."""
@@ -224,15 +224,15 @@ class UpstreamMeter:
         if raw is None or bytes(raw) == b"null":
             return False
         try:
-            told = _decode_usage(raw).to_metered()
+            usage = _decode_usage(raw).to_metered()
         except msgspec.ValidationError:
             return True
-        if not told.prompt_tokens:  # there is no empty prompt: some send zeros until they count
+        if not usage.prompt_tokens:  # there is no empty prompt: some send zeros until they count
             return True
         if self._embeds:
-            told = MeteredUsage(embedding_input=told.prompt_tokens)
-        self._known = told
-        if told.output:  # zero, where there was text, is no count
+            usage = MeteredUsage(embedding_input=usage.prompt_tokens)
+        self._known = usage
+        if usage.output:  # zero, where there was text, is no count
             self._num_new_chunks = self._new_bytes = 0
         return True
 

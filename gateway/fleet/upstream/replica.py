@@ -32,7 +32,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
-from gateway.fleet.upstream.attempt import Attempt, Clock, UpstreamAborted
+from gateway.fleet.upstream.attempt import Clock, UpstreamAborted, UpstreamAttempt
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
@@ -95,7 +95,7 @@ class UpstreamReplica:
         self._threads = threads
         self._clock = clock
         self._tokens_per_s: float | None = None
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[str, UpstreamAttempt] = {}
         self._pool = Pool(url_of(base_url, CHAT_PATH), request_headers(api_key))
         self._heads = {
             path: self._pool.head_of(target_of(url_of(base_url, path))) for path in PLAIN_PATHS
@@ -125,19 +125,21 @@ class UpstreamReplica:
             backlog=room.backlog,
         )
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         if request.plain is not None:
-            return await self._prepare_plain(request, request.plain, turn)
+            return await self._prepare_plain(request, request.plain, priority)
         body = self._to_body(request)
         tells = request.is_capped and not names_bound(body)
         payload = self._to_payload(request, without_bound(body) if tells else body)
         size = await self._threads.run(
-            turn, len(payload), self._bounds.input_size, body, payload, request.is_capped
+            priority, len(payload), self._bounds.input_size, body, payload, request.is_capped
         )
         per_choice, given = self._bounds.output(body, size)
         if tells:
             per_choice = min(per_choice, request.max_output_tokens or per_choice)
-            payload = self._bounds.told(payload, per_choice)
+            payload = self._bounds.with_bound(payload, per_choice)
         return PreparedRequest(
             request=request,
             input_tokens=size.estimate,
@@ -148,20 +150,25 @@ class UpstreamReplica:
             payload=payload,
         )
 
-    async def count(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> int:
+    async def count(self, request: GenerateRequest, priority: Priority = ANYBODYS) -> int:
         body = self._to_body(request)
         payload = self._to_payload(request, body)
         size = await self._threads.run(
-            turn, len(payload), self._bounds.input_size, body, payload, False
+            priority, len(payload), self._bounds.input_size, body, payload, False
         )
         return size.estimate
 
     async def _prepare_plain(
-        self, request: GenerateRequest, plain: PlainForward, turn: Priority
+        self, request: GenerateRequest, plain: PlainForward, priority: Priority
     ) -> PreparedRequest:
         payload = self._to_payload(request, self._to_body(request))
         size = await self._threads.run(
-            turn, len(payload), self._bounds.plain_size, plain.prompts, payload, request.is_capped
+            priority,
+            len(payload),
+            self._bounds.plain_size,
+            plain.prompts,
+            payload,
+            request.is_capped,
         )
         return PreparedRequest(
             request=request,
@@ -181,13 +188,13 @@ class UpstreamReplica:
             prepared,
             request=request,
             max_output_tokens=per_choice * request.n,
-            payload=self._bounds.told_anew(prepared.payload, per_choice),
+            payload=self._bounds.with_new_bound(prepared.payload, per_choice),
         )
 
-    def predicted_ttft_s(self, prepared: PreparedRequest, turn: Priority) -> float | None:
+    def predicted_ttft_s(self, prepared: PreparedRequest, priority: Priority) -> float | None:
         """Predict from what waits here, where anything does; an upstream does not say what waits
         there."""
-        return None if self._room is None else self._room.predicted_ttft_s(turn)
+        return None if self._room is None else self._room.predicted_ttft_s(priority)
 
     def stream(
         self,
@@ -195,18 +202,18 @@ class UpstreamReplica:
         *,
         attempt_id: str,
         cache_salt: str,
-        turn: Priority = ANYBODYS,
+        priority: Priority = ANYBODYS,
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        """`cache_salt` and `turn` have no equivalent over there: whose cache and whose turn it is,
-        is the upstream's matter. Whose it is here, the room says. Who names a tier is told what we
-        serve it as.
+        """Run it. Neither `cache_salt` nor `priority` is sent: over there the upstream decides on
+        its cache and its order, here the room decides. Who names a tier is told what we serve it
+        as.
         """
         assert attempt_id not in self._attempts
-        tier = None if prepared.request.service_tier is None else turn.tier
-        attempt = Attempt(attempt_id, prepared, self._clock, tier)
+        tier = None if prepared.request.service_tier is None else priority.tier
+        attempt = UpstreamAttempt(attempt_id, prepared, self._clock, tier)
         run = self._stream if prepared.request.stream else self._whole
         room = self._room
-        return run(attempt) if room is None else self._in_turn(run, room, turn, attempt)
+        return run(attempt) if room is None else self._in_turn(run, room, priority, attempt)
 
     async def abort(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -222,10 +229,10 @@ class UpstreamReplica:
     # ---- whose turn it is
 
     async def _in_turn(
-        self, run: Answer, room: WaitingRoom, turn: Priority, attempt: Attempt
+        self, run: Answer, room: WaitingRoom, priority: Priority, attempt: UpstreamAttempt
     ) -> AsyncGenerator[ReplicaEvent, None]:
         """Raises NoPlace, and what `run` raises."""
-        place = room.join(turn, attempt.prepared.input_tokens)
+        place = room.join(priority, attempt.prepared.input_tokens)
         self._attempts[attempt.id] = attempt
         try:
             if not place.served.is_set():
@@ -248,8 +255,8 @@ class UpstreamReplica:
             self._let_go(attempt)
             room.leave(place)
 
-    async def _wait(self, room: WaitingRoom, place: Place, attempt: Attempt) -> None:
-        deadline_s = place.turn.deadline_s
+    async def _wait(self, room: WaitingRoom, place: Place, attempt: UpstreamAttempt) -> None:
+        deadline_s = place.priority.deadline_s
         longest_s = MAX_WAIT_S if deadline_s is None else min(deadline_s, MAX_WAIT_S)
         try:
             async with attempt.waiting(longest_s):
@@ -276,7 +283,7 @@ class UpstreamReplica:
             sent["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return msgspec.json.encode(sent)
 
-    async def _post(self, attempt: Attempt, timeout_s: float) -> Connection:
+    async def _post(self, attempt: UpstreamAttempt, timeout_s: float) -> Connection:
         """The connection once the answer's head is good, to be given back with `_let_go`, whatever
         comes. Raises ReplicaUnavailable, UpstreamRefused, Aborted."""
         self._attempts[attempt.id] = attempt
@@ -300,7 +307,7 @@ class UpstreamReplica:
             raise ReplicaUnavailable(f"{self.name} compresses, unasked")
         return connection
 
-    def _let_go(self, attempt: Attempt) -> None:
+    def _let_go(self, attempt: UpstreamAttempt) -> None:
         """Let go of its connection, which is the next one's from now on. Idempotent."""
         self._attempts.pop(attempt.id, None)
         if attempt.connection is not None:
@@ -308,7 +315,11 @@ class UpstreamReplica:
             self._pool.release(connection)
 
     async def _refusal(
-        self, attempt: Attempt, connection: Connection, status: int, headers: Mapping[str, str]
+        self,
+        attempt: UpstreamAttempt,
+        connection: Connection,
+        status: int,
+        headers: Mapping[str, str],
     ) -> FleetError:
         body = b""
         try:
@@ -331,12 +342,12 @@ class UpstreamReplica:
 
     # ---- an answer in one piece
 
-    async def _whole(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+    async def _whole(self, attempt: UpstreamAttempt) -> AsyncGenerator[ReplicaEvent, None]:
         """Yield one event. Until it is there nothing is lost by trying another replica."""
         try:
             connection = await self._post(attempt, BODY_TIMEOUT_S)
             body = attempt.meter.read_body(await self._read_body(connection))
-            items = attempt.shown((body,))
+            items = attempt.to_items((body,))
         except UpstreamAborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
@@ -358,7 +369,7 @@ class UpstreamReplica:
                 raise BrokenAnswer(f"a body of more than {MAX_BODY_BYTES} bytes")
         return b"".join(pieces)
 
-    def _guess(self, attempt: Attempt) -> MeteredUsage | None:
+    def _guess(self, attempt: UpstreamAttempt) -> MeteredUsage | None:
         """Estimate what was generated of an answer that nobody waited for. None: it was never asked
         for."""
         if not attempt.sent:
@@ -368,7 +379,7 @@ class UpstreamReplica:
         output = min(output, attempt.prepared.max_output_tokens)
         return msgspec.structs.replace(attempt.meter.usage, output=output, estimated=True)
 
-    def _measure(self, attempt: Attempt) -> None:
+    def _measure(self, attempt: UpstreamAttempt) -> None:
         output = attempt.meter.usage.output
         if output and attempt.elapsed_s > 0:
             rate = output / attempt.elapsed_s
@@ -377,7 +388,7 @@ class UpstreamReplica:
 
     # ---- an answer as a stream
 
-    async def _stream(self, attempt: Attempt) -> AsyncGenerator[ReplicaEvent, None]:
+    async def _stream(self, attempt: UpstreamAttempt) -> AsyncGenerator[ReplicaEvent, None]:
         """Yield what each read brings, without waiting for more. Raises ReplicaUnavailable until
         something has been yielded, ReplicaLost from then on."""
         meter, parser = attempt.meter, EventParser()
@@ -390,7 +401,7 @@ class UpstreamReplica:
                 items, fault = read_all(meter, parser, data)
                 if items:
                     begun = True
-                    yield ReplicaEvent(items=attempt.shown(items), usage=meter.usage)
+                    yield ReplicaEvent(items=attempt.to_items(items), usage=meter.usage)
                 if fault is not None:
                     raise fault
             if not ended:
@@ -454,7 +465,7 @@ def read_events(
     return None
 
 
-Answer = Callable[[Attempt], AsyncGenerator[ReplicaEvent, None]]
+Answer = Callable[[UpstreamAttempt], AsyncGenerator[ReplicaEvent, None]]
 
 
 def url_of(base_url: str, path: str) -> str:

@@ -165,8 +165,8 @@ def text_of(said: _ChoiceText) -> tuple[str, str]:
 
 
 def finish_reason(choice: _TextChoice) -> FinishReason | None:
-    told = choice.finish_reason
-    return FINISH_REASONS.get(told, "stop") if told else None
+    reason = choice.finish_reason
+    return FINISH_REASONS.get(reason, "stop") if reason else None
 
 
 def to_infos(logprobs: _Logprobs | None) -> list[TokenInfo] | None:

@@ -9,7 +9,8 @@ from asyncio import CancelledError
 import msgspec
 
 from gateway.inference.calls import RequestContext, to_call
-from gateway.inference.generate import GenerationServices, start
+from gateway.inference.generate import start
+from gateway.inference.services import GenerationServices
 from gateway.mcp.metered import Callers
 from gateway.telemetry import RequestMeter, Telemetry
 from gateway.wire.surfaces import ApiSurface
@@ -19,7 +20,7 @@ from mcp_bridge.caller import Caller
 class OwnModels(msgspec.Struct, frozen=True):
     """The models of this gateway, for MCP callers. `callers`: who they are to limits and bills."""
 
-    desk: GenerationServices
+    services: GenerationServices
     telemetry: Telemetry
     callers: Callers
 
@@ -36,15 +37,18 @@ class OwnModels(msgspec.Struct, frozen=True):
         """Return the answer as JSON; None: it was given up. A cancelled caller abandons it. Raises:
         RpcError (the caller has left), what requests raise."""
         principal = self.callers.principal_of(caller)
-        route = self.desk.fleet.resolve(model, principal)
+        route = self.services.fleet.resolve(model, principal)
         context = RequestContext(
             request_id=request_id,
             principal=principal,
             meter=RequestMeter(self.telemetry, model),
+            body=body,
+            route=route,
             deadline_s=deadline_s,
         )
-        call = to_call(self.desk, surface, context, surface.read(body, route.kind))
-        delivery = start(self.desk, call)
+        generate = surface.read(body, route.kind)
+        call = to_call(self.services, surface, context, generate)
+        delivery = start(self.services, call)
         try:
             return await delivery.next()
         except CancelledError:

@@ -12,7 +12,7 @@ import msgspec
 
 from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
 from gateway.resources import Resources
 from gateway.settings.file import WrittenMcpServer
@@ -135,7 +135,7 @@ def to_actor(principal: Principal) -> Actor:
 
 
 async def open_mcp(
-    settings: Settings, resources: Resources, desk: GenerationServices, auth: Auth
+    settings: Settings, resources: Resources, generation: GenerationServices, auth: Auth
 ) -> McpService | None:
     """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
     stack, secret = resources.stack, resources.secret
@@ -164,10 +164,10 @@ async def open_mcp(
     callers = Callers()
     meter = CallMeter(
         callers,
-        limiter=desk.limiter,
-        spool=desk.spool,
-        price_book=desk.price_book,
-        tasks=desk.tasks,
+        limiter=generation.limiter,
+        spool=generation.spool,
+        price_book=generation.price_book,
+        tasks=generation.tasks,
         calls=telemetry.mcp_calls,
     )
     servers = [to_config(each) for each in settings.mcp_servers]
@@ -178,7 +178,7 @@ async def open_mcp(
     shown = CallArguments(secret)
     guard = await open_trust(stack, db, redis, feed, meter, records, taints=taints, shown=shown)
     info = {"name": NAME, "version": own_version()}
-    own = OwnModels(desk, telemetry, callers)
+    own = OwnModels(generation, telemetry, callers)
     bridge = Bridge(
         servers,
         redis,

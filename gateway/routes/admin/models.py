@@ -90,7 +90,7 @@ def to_view(route: Route) -> ModelView:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
-    routes_of = {route.model: route for route in services(request).desk.fleet.routes}
+    routes_of = {route.model: route for route in services(request).generation.fleet.routes}
     found = [to_view(routes_of[name]) for name in page_of(routes_of, query)]
     return answer(request, to_listing(found, query))
 
@@ -104,7 +104,7 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def retrieve(request: AuthenticatedRequest, model: FromPath[str]) -> Response[bytes]:
     name = model.removeprefix("/")
-    for route in services(request).desk.fleet.routes:
+    for route in services(request).generation.fleet.routes:
         if route.model == name:
             return answer(request, to_view(route))
     raise NotFound("model", f"no model {name!r}")

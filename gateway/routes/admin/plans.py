@@ -57,7 +57,7 @@ def unless_changed(precondition: Precondition) -> Check:
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted = decode_kept(_new_decoder, await plain_body(request))
-    verbs.check_price_list(wanted.price_list, services(request).desk.price_book.lists.names)
+    verbs.check_price_list(wanted.price_list, services(request).generation.price_book.lists.names)
     values = msgspec.structs.asdict(wanted)
     operator_org = request.user.org_id
     async with tenant(services(request).system_db, operator_org) as conn:
@@ -114,7 +114,7 @@ async def update(request: AuthenticatedRequest, name: FromPath[str]) -> Response
     check = unless_changed(if_match(request))
     values = given(decode_kept(_patch_decoder, await plain_body(request)))
     found = services(request)
-    verbs.check_price_list(values.get("price_list"), found.desk.price_book.lists.names)
+    verbs.check_price_list(values.get("price_list"), found.generation.price_book.lists.names)
     row = await verbs.update_plan(
         found.system_db,
         found.redis,

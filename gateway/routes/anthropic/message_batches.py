@@ -205,7 +205,7 @@ async def retrieve(
     request: AuthenticatedRequest, message_batch_id: FromPath[str]
 ) -> Response[bytes]:
     names_version(request)
-    return shown(request, await find(request, message_batch_id))
+    return to_response(request, await find(request, message_batch_id))
 
 
 @post(
@@ -223,7 +223,7 @@ async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str])
             conn, **where(request, message_batch_id), actor=actor_of(request)
         )
     services(request).batches.wake()
-    return shown(request, made)
+    return to_response(request, made)
 
 
 @delete(
@@ -296,7 +296,7 @@ def to_object(request: AuthenticatedRequest, batch: Batch) -> MessageBatchObject
     return to_message_batch(batch, results_url=url, kept_for=KEPT_FOR, now=datetime.now(tz=UTC))
 
 
-def shown(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
+def to_response(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
     return answer(request, to_object(request, batch))
 
 

@@ -14,7 +14,7 @@ from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.generation import HEADERS, REFUSALS, start_generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.problem import VERSION_HEADER
@@ -63,7 +63,7 @@ def refusals(*those: int) -> dict[int, dict[str, Any]]:
 )
 async def create_message(request: AuthenticatedRequest) -> ASGIApp:
     names_version(request)
-    return await generation(request, MESSAGES)
+    return await start_generation(request, MESSAGES)
 
 
 @post(
@@ -81,14 +81,14 @@ async def create_message(request: AuthenticatedRequest) -> ASGIApp:
 )
 async def count_tokens(request: AuthenticatedRequest) -> MessageTokensCount:
     names_version(request)
-    desk, principal = services(request).desk, request.user
+    generation, principal = services(request).generation, request.user
     principal.check_served()
     body = await plain_body(request)
     peeked = peek(body)
     request.scope["state"][MODEL] = peeked.model
-    replicas = desk.fleet.order(desk.fleet.resolve(peeked.model, principal))
+    replicas = generation.fleet.order(generation.fleet.resolve(peeked.model, principal))
     asked = from_count_tokens(body)
-    counted = await replicas[0].count(asked, priority_of(principal, desk.deadlines, asked))
+    counted = await replicas[0].count(asked, priority_of(principal, generation.deadlines, asked))
     return MessageTokensCount(counted)
 
 

@@ -49,7 +49,7 @@ ENDPOINTS = (*SURFACES, RESPONSES)
 _decoder = msgspec.json.Decoder(NewBatch)
 
 
-def shown(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
+def to_response(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
     return answer(request, to_batch_object(batch))
 
 
@@ -126,7 +126,7 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
 async def retrieve(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         found = await get_batch(conn, **_where(request, batch_id))
-    return shown(request, found)
+    return to_response(request, found)
 
 
 @post(
@@ -141,7 +141,7 @@ async def cancel(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Resp
     async with tenant(services(request).db, request.user.org_id) as conn:
         made = await cancel_batch(conn, **_where(request, batch_id), actor=actor_of(request))
     services(request).batches.wake()
-    return shown(request, made)
+    return to_response(request, made)
 
 
 def _where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from litestar.types import ASGIApp
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
-from gateway.routes.shared.generation import HEADERS, REFUSALS, generation, parse_request
+from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request, start_generation
 from gateway.routes.shared.idempotent_replies import reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
@@ -35,18 +35,16 @@ ANSWERS = {JSON: ChatCompletion, EVENT_STREAM: str}
     ),
 )
 async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
-    parsed = await parse_request(request)
-    if not names_servers(parsed.body):
-        return await generation(request, CHAT, parsed)
+    context = await parse_request(request)
+    if not names_servers(context.body):
+        return await start_generation(request, CHAT, context)
     found = services(request)
-    loop = to_loop(found.desk, found.tool_loops, parsed.context, parsed.body)
+    loop = to_loop(found.generation, found.tool_loops, context)
 
     def begin() -> Reply:
-        return Reply(start_loop(found.desk, loop), stream=loop.call.request.stream)
+        return Reply(start_loop(found.generation, loop), stream=loop.call.request.stream)
 
-    return (
-        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
-    )
+    return await reply_once(request, context, begin)
 
 
 routes = [chat_completions]

@@ -6,7 +6,7 @@ from litestar.types import ASGIApp
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
-from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.generation import HEADERS, REFUSALS, start_generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.wire.openai.completions import CompletionRequest
@@ -31,7 +31,7 @@ ANSWERS = {JSON: Completion, EVENT_STREAM: str}
     ),
 )
 async def create_completion(request: AuthenticatedRequest) -> ASGIApp:
-    return await generation(request, COMPLETIONS)
+    return await start_generation(request, COMPLETIONS)
 
 
 routes = [create_completion]

@@ -6,7 +6,7 @@ from litestar.types import ASGIApp
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs
-from gateway.routes.shared.generation import HEADERS, REFUSALS, generation
+from gateway.routes.shared.generation import HEADERS, REFUSALS, start_generation
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.wire.openai.embeddings import (
@@ -31,7 +31,7 @@ from gateway.wire.surfaces import EMBEDDINGS
     ),
 )
 async def create_embeddings(request: AuthenticatedRequest) -> ASGIApp:
-    return await generation(request, EMBEDDINGS)
+    return await start_generation(request, EMBEDDINGS)
 
 
 routes = [create_embeddings]

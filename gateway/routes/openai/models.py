@@ -34,7 +34,9 @@ OWNER = "tollgate"
 )
 async def list_models(request: AuthenticatedRequest) -> ModelList | AnthropicModelPage:
     found = services(request)
-    names = [each.model for each in found.desk.fleet.routes if request.user.may_use(each.model)]
+    names = [
+        each.model for each in found.generation.fleet.routes if request.user.may_use(each.model)
+    ]
     if names_version(request):
         return to_page(names, found.started_at, parse_query(request.url.query, ModelsQuery))
     data = [Model(id=name, created=found.started_at, owned_by=OWNER) for name in names]
@@ -52,7 +54,7 @@ async def retrieve_model(
     request: AuthenticatedRequest, model: FromPath[str]
 ) -> Model | AnthropicModel:
     found = services(request)
-    route = found.desk.fleet.resolve(model.removeprefix("/"), request.user)
+    route = found.generation.fleet.resolve(model.removeprefix("/"), request.user)
     if names_version(request):
         return to_model(route.model, found.started_at)
     return Model(id=route.model, created=found.started_at, owned_by=OWNER)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import HttpError, to_responses_error
+from gateway.inference.calls import RequestContext
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.responses.created import StartableResponse
@@ -23,7 +24,7 @@ from gateway.responses.creation import count_input, create
 from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.generation import HEADERS, REFUSALS, ParsedRequest, parse_request
+from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request
 from gateway.routes.shared.idempotency import REPLAYED
 from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
@@ -87,29 +88,25 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
 )
 async def create_response(request: AuthenticatedRequest) -> ASGIApp:
     found = services(request)
-    parsed = await parse_request(request)
-    created = await create(
-        found.desk, found.responses, parsed.context, parsed.body, found.tool_loops
-    )
+    context = await parse_request(request)
+    created = await create(found.generation, found.responses, context, found.tool_loops)
     if created.in_background:
-        parsed.context.principal.check_served()
-        return await in_background(request, parsed, created)
+        context.principal.check_served()
+        return await in_background(request, context, created)
 
     def begin() -> Reply:
         return Reply(
-            created.start(found.desk),
+            created.start(found.generation),
             stream=created.call.request.stream,
             to_http_error=to_responses_error,
             fail=partial(fail, created.encoder),
         )
 
-    return (
-        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
-    )
+    return await reply_once(request, context, begin)
 
 
 async def in_background(
-    request: AuthenticatedRequest, parsed: ParsedRequest, created: StartableResponse
+    request: AuthenticatedRequest, context: RequestContext, created: StartableResponse
 ) -> ASGIApp:
     """Start a response in the background.
 
@@ -119,14 +116,14 @@ async def in_background(
     found = services(request)
     if created.is_streamed:  # or it would be run, and billed, for who hears nothing of it
         found.responses.background.check_followers(request.user.org_id)
-    if parsed.key is None:
+    if context.idempotency_key is None:
         queued = await found.responses.background.run(created)
-        return await shown(request, created, queued)
-    claim, known = await claim_once(request, parsed.key, parsed.body)
+        return await answer(request, created, queued)
+    claim, known = await claim_once(request, context.idempotency_key, context.body)
     if known is not None and not created.is_streamed:
         return ReplayedReply(known)
     if known is not None:
-        return await shown(request, created, known.body, dict([REPLAYED]))
+        return await answer(request, created, known.body, dict([REPLAYED]))
 
     async def keep(conn: AsyncConnection, answer: bytes) -> None:
         headers = [(b"content-type", JSON.encode())]
@@ -139,10 +136,10 @@ async def in_background(
         with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
             await found.idempotency_keys.let_go(claim)
         raise
-    return await shown(request, created, queued)
+    return await answer(request, created, queued)
 
 
-async def shown(
+async def answer(
     request: AuthenticatedRequest,
     created: StartableResponse,
     queued: bytes,
@@ -282,7 +279,7 @@ async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> R
 async def input_tokens(request: AuthenticatedRequest) -> Response[bytes]:
     found, body = services(request), await plain_body(request)
     request.scope["state"][MODEL] = peek(body).model
-    counted = await count_input(found.desk, found.responses, request.user, body)
+    counted = await count_input(found.generation, found.responses, request.user, body)
     return Response(to_json(InputTokens(input_tokens=counted)), media_type=JSON)
 
 

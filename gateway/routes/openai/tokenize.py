@@ -49,9 +49,9 @@ NOTHING = Units()
 )
 async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
-    async with admitted(request, body) as (replica, turn):
-        found = await replica.tokenize(from_tokenize(body), turn)
-    return shown(
+    async with admitted(request, body) as (replica, priority):
+        found = await replica.tokenize(from_tokenize(body), priority)
+    return to_response(
         TokenizeAnswer(
             count=len(found.token_ids),
             max_model_len=found.max_model_len,
@@ -71,8 +71,10 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
-    async with admitted(request, body) as (replica, turn):
-        return shown(DetokenizeAnswer(prompt=await replica.detokenize(from_detokenize(body), turn)))
+    async with admitted(request, body) as (replica, priority):
+        return to_response(
+            DetokenizeAnswer(prompt=await replica.detokenize(from_detokenize(body), priority))
+        )
 
 
 @asynccontextmanager
@@ -83,34 +85,34 @@ async def admitted(
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
     """
-    desk, principal = services(request).desk, request.user
+    generation, principal = services(request).generation, request.user
     model = peek(body).model
     state = request.scope["state"]
     state[MODEL] = model
-    replica = desk.fleet.resolve(model, principal).replicas[0]
+    replica = generation.fleet.resolve(model, principal).replicas[0]
     if not isinstance(replica, TokenizingReplica):
         raise not_of_an_upstream()
     principal.check_served()
     asked = GenerateRequest(model=model, stream=False, include_usage=False)
-    turn = priority_of(principal, desk.deadlines, asked)
-    verdict = await desk.limiter.admit(
+    priority = priority_of(principal, generation.deadlines, asked)
+    verdict = await generation.limiter.admit(
         principal,
         model,
         input_tokens=0,
         max_output_tokens=0,
         lease_id=state[REQUEST_ID],
-        lane=turn.lane,
-        prices=desk.price_book.at(model, time.time(), turn.tier, principal.price_list),
+        lane=priority.lane,
+        prices=generation.price_book.at(model, time.time(), priority.tier, principal.price_list),
     )
     if isinstance(verdict, Refusal):
         raise RateLimited(verdict)
     try:
-        yield replica, turn
+        yield replica, priority
     finally:
-        await desk.limiter.settle(verdict, NOTHING)
+        await generation.limiter.settle(verdict, NOTHING)
 
 
-def shown(answer: msgspec.Struct) -> Response[bytes]:
+def to_response(answer: msgspec.Struct) -> Response[bytes]:
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 

@@ -77,7 +77,7 @@ async def list_rate_limits(
         await projects.get_project(conn, **where)
         own = await rate_limits.limits_of_models(conn, **where)
         plans = await rate_limits.limits_of_plans(conn, **where)
-    models = sorted({*own, *(route.model for route in services(request).desk.fleet.routes)})
+    models = sorted({*own, *(route.model for route in services(request).generation.fleet.routes)})
     page, more = cut([PREFIX + model for model in models], query)
     data = [
         to_rate_limit(model, own.get(model, NO_LIMITS), plans)
@@ -129,7 +129,7 @@ async def update_rate_limit(
     async with changing_for(request, project_id) as conn:
         await projects.hold_project(conn, **where)
         known = await rate_limits.limits_of_models(conn, **where)
-        served = {route.model for route in services(request).desk.fleet.routes}
+        served = {route.model for route in services(request).generation.fleet.routes}
         if model == written or model not in {*known, *served}:
             raise NotFound("rate_limit_id", "no model has this rate limit")
         plans = await rate_limits.limits_of_plans(conn, **where)

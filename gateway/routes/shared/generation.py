@@ -3,12 +3,10 @@ answers with what it delivers."""
 
 from __future__ import annotations
 
-import msgspec
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
 from billing.ledger.tags import MAX_TAGS
-from gateway.fleet.router import Route
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
@@ -64,51 +62,41 @@ REFUSALS = (402, 404, 408, 409, 422, 429, 503, 504)
 """Beside those of every route: an upstream's own refusals keep their status."""
 
 
-class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, as far as all surfaces read it alike."""
-
-    body: bytes
-    route: Route
-    context: RequestContext
-    key: str | None
-    """Under which it is answered once."""
-
-
-async def parse_request(request: AuthenticatedRequest) -> ParsedRequest:
+async def parse_request(request: AuthenticatedRequest) -> RequestContext:
     """Read the request. Raises: BadField, UnknownModel, EncodedBody."""
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
     deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
     body = await read_once(request)
-    peeked = peek(body)
+    model = peek(body).model
     state = request.scope["state"]
-    state[MODEL] = peeked.model
-    context = RequestContext(
+    state[MODEL] = model
+    return RequestContext(
         request_id=state[REQUEST_ID],
         principal=request.user,
-        meter=RequestMeter(found.telemetry, peeked.model),
+        meter=RequestMeter(found.telemetry, model),
+        body=body,
+        idempotency_key=key,
         deadline_s=deadline_s,
         shows_cost=asks_cost(asked, request.user.shows_cost),
         tags=tags,
+        route=found.generation.fleet.resolve(model, request.user),
     )
-    route = found.desk.fleet.resolve(peeked.model, request.user)
-    return ParsedRequest(body=body, route=route, context=context, key=key)
 
 
-async def generation(
-    request: AuthenticatedRequest, surface: ApiSurface, parsed: ParsedRequest | None = None
+async def start_generation(
+    request: AuthenticatedRequest, surface: ApiSurface, context: RequestContext | None = None
 ) -> ASGIApp:
     """Start the generation.
 
     Raises: BadField, UnknownModel, EncodedBody, RequestConflict; later failures are told in the
     answer.
     """
-    parsed, desk = parsed or await parse_request(request), services(request).desk
-    call = to_call(desk, surface, parsed.context, surface.read(parsed.body, parsed.route.kind))
+    context, generation = context or await parse_request(request), services(request).generation
+    generate = surface.read(context.body, context.route.kind)
+    call = to_call(generation, surface, context, generate)
 
     def begin() -> Reply:
-        return Reply(start(desk, call), stream=call.request.stream)
+        return Reply(start(generation, call), stream=call.request.stream)
 
-    return (
-        begin() if parsed.key is None else await reply_once(request, parsed.key, parsed.body, begin)
-    )
+    return await reply_once(request, context, begin)

@@ -56,11 +56,11 @@ async def create_once(request: AuthenticatedRequest, asked: bytes, make: Make) -
     key = read_key(request.scope["headers"])
     if key is None:
         async with tenant(found.db, org_id) as conn:
-            return Creation(shown(msgspec.json.encode(await make(conn))), is_new=True)
+            return Creation(to_response(msgspec.json.encode(await make(conn))), is_new=True)
     claim, known = await claim_once(request, key, asked, generates=False)
     if known is not None:
         replayed = {name.decode(): value.decode() for name, value in [REPLAYED]}
-        return Creation(shown(known.body, replayed), is_new=False)
+        return Creation(to_response(known.body, replayed), is_new=False)
     try:
         async with tenant(found.db, org_id) as conn:
             body = msgspec.json.encode(await make(conn))
@@ -70,10 +70,10 @@ async def create_once(request: AuthenticatedRequest, asked: bytes, make: Make) -
         with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
             await found.idempotency_keys.let_go(claim)
         raise
-    return Creation(shown(body), is_new=True)
+    return Creation(to_response(body), is_new=True)
 
 
-def shown(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:
+def to_response(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:
     return Response(body, media_type=JSON, headers={"etag": etag_of(body), **(headers or {})})
 
 

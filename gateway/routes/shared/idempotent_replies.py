@@ -32,6 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
+from gateway.inference.calls import RequestContext
 from gateway.request_errors import (
     AnswerLost,
     AnswerNotKept,
@@ -78,13 +79,16 @@ def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 async def reply_once(
-    request: AuthenticatedRequest, key: str, body: bytes, begin: Callable[[], Reply]
+    request: AuthenticatedRequest, context: RequestContext, begin: Callable[[], Reply]
 ) -> ASGIApp:
-    """Return the answer that was given before, or the one that is given now.
+    """Return the answer that was given before under the request's key, or the one that is given
+    now.
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
-    claim, known = await claim_once(request, key, body)
+    if context.idempotency_key is None:
+        return begin()
+    claim, known = await claim_once(request, context.idempotency_key, context.body)
     if known is not None:
         return ReplayedReply(known)
     keys, keeps_nothing = services(request).idempotency_keys, request.user.zero_retention

@@ -24,7 +24,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
@@ -42,7 +42,7 @@ OBSERVE_INTERVAL_S = 1.0
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
-    desk: GenerationServices
+    generation: GenerationServices
     telemetry: Telemetry
     readiness: Readiness
     authenticator: Authenticator
@@ -89,7 +89,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
             self.telemetry.waiting_rooms(model, rooms)
         if self.mcp is not None:
             self.telemetry.mcp_health(*self.mcp.health_by_server())
-        self.telemetry.open_calls.set(len(self.desk.open_calls))
+        self.telemetry.open_calls.set(len(self.generation.open_calls))
         self.telemetry.tasks.set(len(asyncio.all_tasks()))
         self.telemetry.spool_backlog.set(self.spool.backlog)
         self.telemetry.usage_conflicts.set(self.shipper.alarms.conflicts)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from billing.events import CALLS, COMPONENTS, TOKENS, Band, Price, PriceSet, Quantities
 from billing.pricing.rating import RatedUsage, price_of, rate
 from gateway.fleet.upstream.meter import UpstreamUsage
-from gateway.inference.metering import Terms, to_quantities
-from tests.billing.samples import PRICES, quantities
+from gateway.inference.metering import to_quantities
+from tests.billing.samples import PRICES, an_attempt, quantities
 
 picos = st.integers(0, 2**63 - 1)
 bands = st.lists(
@@ -68,7 +68,7 @@ def test_a_vendors_overlapping_counts_become_disjoint_ones(
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
     metered = msgspec.convert(told, UpstreamUsage).to_metered()
-    used = to_quantities(metered, Terms(0.0, {}))
+    used = to_quantities(metered, an_attempt())
     assert (used.input_total, used.output_total) == (prompt, completion)
     assert used.cache_read == min(prompt, cached)
     assert used.reasoning_output == min(completion, reasoning)

@@ -19,7 +19,7 @@ async def test_draining_ends_what_does_not_end_by_itself(open_office) -> None:
     office = open_office(ScriptedReplica(length=9, hangs_after=2))
     delivery = office.begin()
     assert await delivery.next() is not None
-    await drain(office.desk, 0.05)
+    await drain(office.services, 0.05)
     await office.settled()
     with pytest.raises(ReplicaLost):
         await read(delivery)
@@ -32,12 +32,12 @@ async def test_what_comes_while_others_end_has_the_drains_time_too(open_office) 
     office = open_office(ScriptedReplica(length=9, hangs_after=2))
     earlier = office.begin()
     assert await earlier.next() is not None
-    draining = asyncio.create_task(drain(office.desk, 60))
+    draining = asyncio.create_task(drain(office.services, 60))
     await asyncio.sleep(0)
     later = office.begin()
     assert await later.next() is not None
     earlier.abandon()
-    while len(office.desk.open_calls) > 1:
+    while len(office.services.open_calls) > 1:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     assert not draining.done() and not later.abandoned

@@ -111,7 +111,7 @@ async def test_what_a_dead_gateway_reserved_for_a_cancelled_batch_is_given_back(
     async def void(org_id: str, lease_id: str) -> None:
         voided.append((org_id, lease_id))
 
-    monkeypatch.setattr(world.desk.limiter, "void_lease", void)
+    monkeypatch.setattr(world.services.limiter, "void_lease", void)
     runner = world.runner()
     runner.start()
     await world.until(batch, "cancelled")

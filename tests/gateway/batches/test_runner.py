@@ -144,7 +144,7 @@ async def test_who_lost_its_lease_ends_no_line_and_bills_nobody(
     (output,) = await world.results(done.output_file_id)
     assert output["response"]["request_id"] == event.request_id
     assert len(replica.attempts) == 2
-    wasted = (await world.desk.spool.read_closed(10)).events
+    wasted = (await world.services.spool.read_closed(10)).events
     assert {each.kind for each in wasted} == {"waste"}
     assert {each.id for each in wasted} == set(replica.attempts) - {event.id}
 
@@ -164,7 +164,7 @@ async def test_what_is_lost_is_tried_again_and_then_fails_alone(
     assert error["response"]["body"]["error"]["type"] == "server_error"
     assert await world.billed() == []
     assert len(replica.attempts) == MAX_LOSSES
-    wasted = (await world.desk.spool.read_closed(10)).events
+    wasted = (await world.services.spool.read_closed(10)).events
     assert [each.kind for each in wasted] == ["waste"] * MAX_LOSSES
 
 

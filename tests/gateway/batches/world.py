@@ -33,7 +33,7 @@ from gateway.files.store import FileStore
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage, TextDelta
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.limits.limiter import Limiter
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
@@ -72,7 +72,7 @@ class World:
 
     def __init__(self, db: AsyncEngine, owner: Tenant, key_id: str, **parts: Any) -> None:
         self.db, self.owner, self.key_id = db, owner, key_id
-        self.desk: GenerationServices = parts["desk"]
+        self.services: GenerationServices = parts["services"]
         self.pools: list[AsyncEngine] = parts["pools"]
         self.files: FileStore = parts["files"]
 
@@ -81,10 +81,10 @@ class World:
         return {"org_id": self.owner.org_id, "project_id": self.owner.project_id}
 
     def runner(self, **options: Any) -> BatchRunner:
-        ask = partial(ask_surface, self.desk, SURFACE)
+        ask = partial(ask_surface, self.services, SURFACE)
         given: dict[str, Any] = {"max_running": 8, "lease_s": LEASE_S, "poll_s": 0.02, **options}
         return BatchRunner(
-            desk=self.desk,
+            services=self.services,
             telemetry=Telemetry(models=[MODEL]),
             db=self.pools[0],
             system_db=self.pools[1],
@@ -169,7 +169,7 @@ async def opened(
     pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
     spool, tasks, limiter = await Spool.open(folder / "spool"), TaskSet(), Limiter(redis)
     route = Route(model=MODEL, kind="engine", replicas=(replica,))
-    desk = GenerationServices(
+    services = GenerationServices(
         fleet=Fleet([route], rng=AsListed()),
         limiter=limiter,
         spool=spool,
@@ -188,7 +188,7 @@ async def opened(
     async with db.connect() as conn:
         mine = sa.select(api_keys.c.id).where(api_keys.c.name == "first")
         key_id = str(await conn.scalar(mine))
-    yield World(db, owner, key_id, desk=desk, pools=pools, files=files)
+    yield World(db, owner, key_id, services=services, pools=pools, files=files)
     await tasks.close()
     await limiter.close()
     await spool.shutdown()

@@ -18,7 +18,7 @@ from foundation.tasks import TaskSet
 from gateway.fleet.errors import ReplicaLost, ReplicaUnavailable
 from gateway.fleet.router import Fleet, Route
 from gateway.inference.cache_notes import CacheNote, OnCached
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.limits.limiter import Limiter
 from tests.gateway.office import AsListed, Office, ScriptedReplica, read
 
@@ -31,7 +31,7 @@ async def open_office(tmp_path: Path, redis: Redis) -> AsyncIterator[Open]:
 
     def make(on_cached: OnCached, replica: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=(replica,))
-        desk = GenerationServices(
+        services = GenerationServices(
             fleet=Fleet([route], rng=AsListed()),
             limiter=limiter,
             spool=spool,
@@ -41,7 +41,7 @@ async def open_office(tmp_path: Path, redis: Redis) -> AsyncIterator[Open]:
             stalled_reader_s=60.0,
             on_cached=on_cached,
         )
-        return Office(desk, redis)
+        return Office(services, redis)
 
     yield make
     await tasks.close()

@@ -82,8 +82,8 @@ async def test_who_comes_into_a_flood_is_next(
             _, lane, tenant = waiting.pop(0)
             name = f"{tenant}{len(came)}"
             came[name] = len(done)
-            turn = Priority(lane=lane, tenant=tenant)
-            running.append(asyncio.create_task(threads.run(turn, LONG, done.append, name)))
+            priority = Priority(lane=lane, tenant=tenant)
+            running.append(asyncio.create_task(threads.run(priority, LONG, done.append, name)))
         await settle()
         shop.finish()
         await settle()
@@ -99,13 +99,13 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
     threads = PrepareThreads(max_threads=1, max_queued=8, executor=shop)
     ended: Counter[str] = Counter()
 
-    async def ask(turn: Priority) -> None:
+    async def ask(priority: Priority) -> None:
         try:
-            await threads.run(turn, LONG, str)
+            await threads.run(priority, LONG, str)
         except NoPlace:
-            ended[f"{turn.tenant} refused"] += 1
+            ended[f"{priority.tenant} refused"] += 1
         else:
-            ended[turn.tenant] += 1
+            ended[priority.tenant] += 1
 
     asked = [asyncio.create_task(ask(FLOOD)) for _ in range(20)]
     await settle()
@@ -121,14 +121,14 @@ async def test_a_flood_is_refused_before_the_queue_is_full_and_others_are_not() 
 async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_place() -> None:
     threads = PrepareThreads(max_threads=1, max_queued=1)
     go_on, here = threading.Event(), threading.get_ident
-    turn = Priority(tenant="a")
+    priority = Priority(tenant="a")
     try:
-        assert await threads.run(turn, INLINE_CHARS, here) == here()
-        first = asyncio.create_task(threads.run(turn, LONG, go_on.wait, 5))
-        second, third = (asyncio.create_task(threads.run(turn, LONG, here)) for _ in "ab")
+        assert await threads.run(priority, INLINE_CHARS, here) == here()
+        first = asyncio.create_task(threads.run(priority, LONG, go_on.wait, 5))
+        second, third = (asyncio.create_task(threads.run(priority, LONG, here)) for _ in "ab")
         await settle()
         with pytest.raises(NoPlace):
-            await threads.run(turn, LONG, here)
+            await threads.run(priority, LONG, here)
         second.cancel()  # who waits may leave; the place is taken until the work is done
         await settle()
         assert threads._room.num_served["interactive"] == 1 + AHEAD
@@ -137,7 +137,7 @@ async def test_what_is_short_is_done_at_once_and_what_was_begun_keeps_its_place(
         assert sum(threads._room.num_waiting.values()) == 0
         go_on.set()
         assert await first is True
-        assert await threads.run(turn, LONG, here) != here()
+        assert await threads.run(priority, LONG, here) != here()
         threads._room.check_integrity()
     finally:
         go_on.set()

@@ -50,9 +50,9 @@ class RoomMachine(RuleBasedStateMachine):
         tokens=st.integers(0, 100),
     )
     def come(self, lane: Lane, tenant: str, weight: float, tokens: int) -> None:
-        turn = Priority(lane=lane, tenant=tenant, weight=weight)
-        predicted, is_free = self.room.predicted_ttft_s(turn), self.room.backlog == 0.0
-        place = self.room.join(turn, tokens)
+        priority = Priority(lane=lane, tenant=tenant, weight=weight)
+        predicted, is_free = self.room.predicted_ttft_s(priority), self.room.backlog == 0.0
+        place = self.room.join(priority, tokens)
         assert place.served.is_set() == is_free, "at once, and only then"
         assert predicted is None or predicted >= 0.0
         self.here.append(place)
@@ -76,11 +76,13 @@ class RoomMachine(RuleBasedStateMachine):
         served = [place for place in self.here if place.served.is_set()]
         assert len(served) == min(len(self.here), self.room.max_concurrency)
         for lane in LANES:
-            of_lane = [place for place in self.here if place.turn.lane == lane]
+            of_lane = [place for place in self.here if place.priority.lane == lane]
             assert self.room.num_served[lane] == sum(place in served for place in of_lane)
             assert self.room.num_waiting[lane] == sum(place not in served for place in of_lane)
             for tenant in "abc":
-                mine = [place.served.is_set() for place in of_lane if place.turn.tenant == tenant]
+                mine = [
+                    place.served.is_set() for place in of_lane if place.priority.tenant == tenant
+                ]
                 assert mine == sorted(mine, reverse=True), "of one tenant in the order they came"
 
     def teardown(self) -> None:
@@ -121,7 +123,7 @@ def test_who_comes_back_has_saved_nothing_up() -> None:
     order = []
     for _ in range(6):
         last = serve_next(room, last, waiting, output=100)
-        order.append(last.turn.tenant)
+        order.append(last.priority.tenant)
     assert 2 <= order.count("idle") <= 4, order
 
 
@@ -132,8 +134,8 @@ def test_output_is_charged_as_it_comes() -> None:
     waiting = [joined(room, "batch", tenant) for tenant in ("long", "short") for _ in range(20)]
     order = []
     for _ in range(20):
-        last = serve_next(room, last, waiting, output=500 if last.turn.tenant == "long" else 5)
-        order.append(last.turn.tenant)
+        last = serve_next(room, last, waiting, output=500 if last.priority.tenant == "long" else 5)
+        order.append(last.priority.tenant)
     assert order.count("short") >= 18
 
 
@@ -170,15 +172,15 @@ def test_a_full_lane_takes_nobody_and_others_do() -> None:
 def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     clock = Clock()
     room = WaitingRoom(2, clock=clock)
-    turn = Priority(lane="interactive", tenant="a")
-    assert room.predicted_ttft_s(turn) == 0.0
+    priority = Priority(lane="interactive", tenant="a")
+    assert room.predicted_ttft_s(priority) == 0.0
     first = joined(room, "interactive")
     clock.now = 4.0
     room.leave(first)  # a place is taken for 4 s
     batch = [joined(room, "batch", "b") for _ in range(2)]
-    assert room.predicted_ttft_s(turn) == pytest.approx(2.0), "the next of two places"
+    assert room.predicted_ttft_s(priority) == pytest.approx(2.0), "the next of two places"
     batch += [joined(room, "batch", "b") for _ in range(64)]
-    assert room.predicted_ttft_s(turn) == pytest.approx((1 + 1 / 16) * 2.0)
+    assert room.predicted_ttft_s(priority) == pytest.approx((1 + 1 / 16) * 2.0)
     behind = Priority(lane="batch", tenant="b")
     assert room.predicted_ttft_s(behind) == pytest.approx(65 * 2.0)
     other = Priority(lane="batch", tenant="c")
@@ -187,7 +189,7 @@ def test_the_wait_is_predicted_from_what_waits_and_its_weights() -> None:
     assert room.predicted_ttft_s(heavy) == pytest.approx(1.5 * 2.0)
     for place in batch:
         room.leave(place)
-    assert room.predicted_ttft_s(turn) == 0.0
+    assert room.predicted_ttft_s(priority) == 0.0
 
 
 def test_while_nothing_is_known_nothing_is_predicted() -> None:

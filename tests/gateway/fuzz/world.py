@@ -56,7 +56,7 @@ class World:
         """Once nothing runs any more: what is on the bill."""
         services = self.worker.services
         deadline = time.monotonic() + TIMEOUT_S
-        while services.desk.open_calls or services.spool._open:
+        while services.generation.open_calls or services.spool._open:
             assert time.monotonic() < deadline, services.spool._open
             await asyncio.sleep(0.01)
         assert await services.shipper.drain(TIMEOUT_S)

@@ -33,8 +33,9 @@ from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import ReplicaEvent
 from gateway.http_errors.table import to_http_error
-from gateway.inference import generate as inference
-from gateway.inference.generate import GenerationServices, RateLimited
+from gateway.inference import attempt as attempt_module
+from gateway.inference.generate import RateLimited
+from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.limits.redis.scripts import LimiterUnavailable
 from gateway.principal import Plan
@@ -77,7 +78,7 @@ async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterat
     def make(*replicas: ScriptedReplica) -> Office:
         route = Route(model="m", kind="upstream", replicas=replicas)
         fleet = Fleet([route], rng=AsListed())
-        desk = GenerationServices(
+        services = GenerationServices(
             fleet=fleet,
             limiter=limiter,
             spool=spool,
@@ -86,7 +87,7 @@ async def open_office(spool: Spool, redis: Redis, tasks: TaskSet) -> AsyncIterat
             cache_salts=lambda org: f"salt of {org}",
             stalled_reader_s=60.0,
         )
-        return Office(desk, redis)
+        return Office(services, redis)
 
     yield make  # type: ignore[misc]
     await limiter.close()
@@ -127,7 +128,7 @@ async def test_the_first_token_of_a_whole_answer_is_timed_when_it_comes(open_off
     async with asyncio.timeout(30):
         while value("tollgate_time_to_first_token_seconds_count", labels) != 1:
             await asyncio.sleep(0.005)
-    assert office.desk.open_calls, "the rest is still to come"
+    assert office.services.open_calls, "the rest is still to come"
     delivery.abandon()
     await office.settled()
 
@@ -157,7 +158,7 @@ async def test_the_first_token_waits_for_no_disk_and_the_end_does(
 async def bill_of_a_crash(office: Office, folder: Path) -> UsageEvent:
     """Return what a restart would bill of the one attempt, were this process killed now."""
     await office.written()
-    shutil.copytree(office.desk.spool.directory, folder)
+    shutil.copytree(office.services.spool.directory, folder)
     after = await Spool.open(folder)
     await after.shutdown()
     (event,) = after.recovered
@@ -167,8 +168,8 @@ async def bill_of_a_crash(office: Office, folder: Path) -> UsageEvent:
 async def test_what_was_generated_and_not_sent_is_not_on_a_crashs_bill(
     open_office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "CHECKPOINT_INTERVAL_S", 60.0)
-    monkeypatch.setattr(inference, "CHECKPOINT_TOKENS", 4)
+    monkeypatch.setattr(attempt_module, "CHECKPOINT_INTERVAL_S", 60.0)
+    monkeypatch.setattr(attempt_module, "CHECKPOINT_TOKENS", 4)
     office = open_office(replica := ScriptedReplica(length=90, hangs_after=9))
     delivery = office.begin()
     await replica.hangs.wait()
@@ -220,9 +221,9 @@ async def test_who_found_no_place_says_nothing_against_the_replica_and_tries_no_
     with pytest.raises(NoPlace):
         await read(office.begin())
     await office.settled()
-    assert spare.attempts == [] and office.desk.spool._open == {}
+    assert spare.attempts == [] and office.services.spool._open == {}
     full.refuses = None
-    fleet = office.desk.fleet
+    fleet = office.services.fleet
     assert fleet.order(fleet.routes[0])[0] is full, "it is not remembered as a failure"
 
 
@@ -236,7 +237,7 @@ async def test_after_the_first_byte_there_is_no_other_replica(open_office) -> No
     (event,) = await office.billed()
     assert (event.quantities.output, event.finish) == (2, "error")
     assert spare.attempts == []
-    assert office.desk.limiter.settled == [INPUT_TOKENS + 2], "billed tokens are not given back"
+    assert office.services.limiter.settled == [INPUT_TOKENS + 2], "billed tokens are not given back"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ async def test_what_never_ran_is_not_billed(open_office, error: Exception) -> No
         await read(office.begin())
     await office.settled()
     assert await office.billed() == []
-    assert office.desk.limiter.settled == [None]
+    assert office.services.limiter.settled == [None]
 
 
 async def test_a_bug_in_mid_stream_is_still_billed(open_office) -> None:
@@ -281,7 +282,7 @@ async def test_a_client_that_leaves_aborts_and_pays_for_what_was_generated(open_
 async def test_a_replica_that_does_not_hear_the_abort_is_left_after_a_bounded_time(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference, "ABORT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(attempt_module, "ABORT_TIMEOUT_S", 0.05)
     replica = ScriptedReplica(length=9, hangs_after=2, deaf=True)
     office = open_office(replica)
     delivery = office.begin()
@@ -301,7 +302,7 @@ async def test_a_refused_request_consumes_nothing(open_office) -> None:
     assert caught.value.refusal.retry_after_s is None
     await office.settled()
     assert await office.billed() == []
-    assert office.desk.fleet.routes[0].replicas[0].attempts == []
+    assert office.services.fleet.routes[0].replicas[0].attempts == []
 
 
 async def test_a_whole_answer_that_could_not_be_finished_is_the_houses_loss(open_office) -> None:
@@ -311,7 +312,7 @@ async def test_a_whole_answer_that_could_not_be_finished_is_the_houses_loss(open
     await office.settled()
     (event,) = await office.billed()
     assert (event.kind, event.quantities.output, event.finish) == ("waste", 2, "error")
-    assert office.desk.limiter.settled == [None]
+    assert office.services.limiter.settled == [None]
 
 
 async def test_whoever_leaves_a_whole_answer_pays_for_what_was_generated(open_office) -> None:
@@ -358,7 +359,7 @@ async def test_at_the_clients_deadline_it_is_cut_off_and_billed_as_if_the_client
     assert replica.aborted.is_set()
     (event,) = await office.billed()
     assert (event.kind, event.quantities.output, event.finish) == ("usage", 2, "disconnect")
-    assert office.desk.limiter.settled == [INPUT_TOKENS + 2]
+    assert office.services.limiter.settled == [INPUT_TOKENS + 2]
 
 
 async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
@@ -367,9 +368,9 @@ async def test_a_deadline_that_passes_before_anything_ran_costs_nothing(
     replica, may_prepare = ScriptedReplica(), asyncio.Event()
     prepare = replica.prepare
 
-    async def slow(request: GenerateRequest, turn: Priority) -> PreparedRequest:
+    async def slow(request: GenerateRequest, priority: Priority) -> PreparedRequest:
         await may_prepare.wait()
-        return await prepare(request, turn)
+        return await prepare(request, priority)
 
     monkeypatch.setattr(replica, "prepare", slow)
     office = open_office(replica)
@@ -387,25 +388,29 @@ class SlowlyPrepared(ScriptedReplica):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turns: list[Priority] = []
+        self.priorities: list[Priority] = []
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         await asyncio.sleep(self.PREPARE_S)
-        return await super().prepare(request, turn)
+        return await super().prepare(request, priority)
 
     def stream(
-        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, turn: Priority
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
     ) -> AsyncGenerator[ReplicaEvent, None]:
-        self.turns.append(turn)
-        return super().stream(prepared, attempt_id=attempt_id, cache_salt=cache_salt, turn=turn)
+        self.priorities.append(priority)
+        return super().stream(
+            prepared, attempt_id=attempt_id, cache_salt=cache_salt, priority=priority
+        )
 
 
 async def test_a_replica_hears_what_is_left_of_the_deadline(open_office) -> None:
     replica = SlowlyPrepared()
     office = open_office(replica)
-    assert await read(office.begin(turn=Priority(lane="agentic", deadline_s=10.0)))
-    assert await read(office.begin(turn=Priority()))
-    (bound, unbound) = replica.turns
+    assert await read(office.begin(priority=Priority(lane="agentic", deadline_s=10.0)))
+    assert await read(office.begin(priority=Priority()))
+    (bound, unbound) = replica.priorities
     assert (bound.lane, unbound.deadline_s) == ("agentic", None)
     assert bound.deadline_s is not None and 5.0 < bound.deadline_s <= 10.0 - replica.PREPARE_S
 
@@ -414,9 +419,9 @@ async def test_a_lanes_deadline_that_passes_while_it_is_prepared_asks_nobody(ope
     replica = SlowlyPrepared()
     office = open_office(replica)
     with pytest.raises(NoPlace):
-        await read(office.begin(turn=Priority(deadline_s=replica.PREPARE_S / 2)))
+        await read(office.begin(priority=Priority(deadline_s=replica.PREPARE_S / 2)))
     await office.settled()
-    assert replica.turns == [] and await office.billed() == []
+    assert replica.priorities == [] and await office.billed() == []
 
 
 async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
@@ -426,18 +431,18 @@ async def test_what_would_come_too_late_is_refused_before_anything_is_reserved(
     replica.predicted_s = 12.5
     office = open_office(replica)
     with pytest.raises(ReplicaOverloaded) as refused:
-        await read(office.begin(turn=Priority(deadline_s=10.0)))
+        await read(office.begin(priority=Priority(deadline_s=10.0)))
     assert refused.value.retry_after_s == pytest.approx(2.5, abs=0.1)
-    assert replica.attempts == [] and office.desk.limiter.settled == []
-    assert await read(office.begin(turn=Priority(deadline_s=13.0))) == b"w1 w2 w3 [3]"
-    assert await read(office.begin(turn=Priority())) == b"w1 w2 w3 [3]"
+    assert replica.attempts == [] and office.services.limiter.settled == []
+    assert await read(office.begin(priority=Priority(deadline_s=13.0))) == b"w1 w2 w3 [3]"
+    assert await read(office.begin(priority=Priority())) == b"w1 w2 w3 [3]"
 
 
 async def test_a_limiter_that_is_away_is_told_later(
     open_office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     office = open_office(ScriptedReplica())
-    limiter = office.desk.limiter
+    limiter = office.services.limiter
     delivery = office.begin()
     probe = limiter._scripts.probe
 
@@ -483,8 +488,8 @@ async def test_a_spool_that_fails_is_an_error_and_the_tokens_still_count(
     async def broken(*events: UsageEvent) -> None:
         raise SpoolBroken("the disk is gone")
 
-    monkeypatch.setattr(office.desk.spool, "close", broken)
+    monkeypatch.setattr(office.services.spool, "close", broken)
     with pytest.raises(SpoolBroken):
         await read(office.begin())
     await office.settled()
-    assert office.desk.limiter.settled == [INPUT_TOKENS + 3]
+    assert office.services.limiter.settled == [INPUT_TOKENS + 3]

@@ -244,7 +244,7 @@ async def test_what_is_cut_off_and_billed_keeps_its_key(world: World, cut: str) 
 
     world.upstream.script = begins
     asking = asyncio.create_task(world.ask(stream=True))
-    open_calls = world.app.state.services.desk.open_calls
+    open_calls = world.app.state.services.generation.open_calls
     async with asyncio.timeout(30):
         while not any(each.begun for each in open_calls.values()):
             await asyncio.sleep(0.01)
@@ -267,7 +267,7 @@ async def test_what_is_cut_off_and_billed_nothing_lets_go_of_its_key(world: Worl
     async with asyncio.timeout(30):
         while not world.num_asked:
             await asyncio.sleep(0.01)
-    [delivery] = world.app.state.services.desk.open_calls.values()
+    [delivery] = world.app.state.services.generation.open_calls.values()
     delivery.abandon(ReplicaLost("this gateway is shutting down"))
     assert (await asking).status_code >= 500
     world.gate.set()

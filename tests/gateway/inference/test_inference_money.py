@@ -34,9 +34,11 @@ output = "2"
 class Careful(ScriptedReplica):
     """Says as much as it may."""
 
-    async def prepare(self, request: GenerateRequest, turn: Priority = ANYBODYS) -> PreparedRequest:
+    async def prepare(
+        self, request: GenerateRequest, priority: Priority = ANYBODYS
+    ) -> PreparedRequest:
         assert request.prompt is not None
-        found = await super().prepare(request, turn)
+        found = await super().prepare(request, priority)
         given = request.prompt.max_tokens
         self.length = min(self.length, given or ROOM)
         return msgspec.structs.replace(
@@ -72,7 +74,7 @@ async def test_an_answer_ends_where_the_money_does(shop: CappedOffice) -> None:
     with pytest.raises(RateLimited):
         await shop.ask(chat(), 100_000)
     assert await shop.counted() == 98_000, "a refusal consumes nothing"
-    (event,) = (await shop.desk.spool.read_closed(10)).events
+    (event,) = (await shop.services.spool.read_closed(10)).events
     assert event.attempt.prices["output"].pico_per_token == 2_000_000
 
 
@@ -85,7 +87,7 @@ async def test_what_was_asked_for_is_held_whole_or_refused(shop: CappedOffice) -
 async def test_a_model_without_a_price_is_refused_where_money_is_capped(shop: CappedOffice) -> None:
     with pytest.raises(UnpricedModel):
         await shop.ask(chat(model="x"), 100_000)
-    assert (await shop.desk.spool.read_closed(10)).events == []
+    assert (await shop.services.spool.read_closed(10)).events == []
 
 
 def test_what_a_request_may_write_is_told_to_each_kind_of_replica() -> None:

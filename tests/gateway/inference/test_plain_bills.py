@@ -27,7 +27,7 @@ from gateway.generate_request import (
     EmbeddingPrompt,
     GenerateRequest,
 )
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.principal import Plan
 from gateway.wire.openai.embeddings import to_embeddings
 from gateway.wire.openai.to_completions import to_completions
@@ -65,7 +65,7 @@ async def office(
         stack.push_async_callback(limiter.close)
         spool = await Spool.open(tmp_path / "spool")
         stack.push_async_callback(spool.shutdown)
-        desk = GenerationServices(
+        services = GenerationServices(
             fleet=Fleet([Route(model="m", kind="engine", replicas=(replica,))]),
             limiter=limiter,
             spool=spool,
@@ -74,7 +74,7 @@ async def office(
             cache_salts=lambda org: org,
             stalled_reader_s=10.0,
         )
-        yield Office(desk, redis)
+        yield Office(services, redis)
 
 
 def completion(max_tokens: int, *, stream: bool = True, n: int = 2) -> GenerateRequest:

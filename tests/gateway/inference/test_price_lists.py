@@ -9,13 +9,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from billing.events import Attempt
 from billing.pricing.price_book import PriceBook
-from gateway.inference.metering import Terms
+from gateway.generate_request import GenerateRequest
+from gateway.generation_events import MeteredUsage
+from gateway.inference.calls import GenerationCall
+from gateway.inference.metering import new_attempt, to_quantities
 from gateway.lanes import Priority
 from gateway.principal import Plan, Principal
 from gateway.routes.admin.billing.prices import lists_of, to_list_view, to_rule
+from gateway.telemetry import RequestMeter, Telemetry
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.plans import check_price_lists
+from tests.gateway.office import PlainEncoder
 
 BOOK = """
 [[price]]
@@ -49,16 +55,28 @@ def book(tmp_path: Path) -> PriceBook:
     return PriceBook.load([tmp_path])
 
 
-def test_an_org_pays_by_the_list_of_its_plan(book: PriceBook) -> None:
-    def terms(who: Principal, turn: Priority = Priority()) -> Terms:  # noqa: B008
-        return Terms.of_now(book, who, "m", turn)
+def call_of(who: Principal, priority: Priority) -> GenerationCall:
+    return GenerationCall(
+        request_id="req_1",
+        principal=who,
+        request=GenerateRequest(model="m", stream=False, include_usage=False),
+        priority=priority,
+        encoder=PlainEncoder(),
+        meter=RequestMeter(Telemetry(models=["m"]), "m"),
+    )
 
-    assert terms(WHO).prices["output"].pico_per_token == 2_000_000
-    assert terms(OF_ACME).prices["output"].pico_per_token == 1_500_000
+
+def test_an_org_pays_by_the_list_of_its_plan(book: PriceBook) -> None:
+    def attempt(who: Principal, priority: Priority = Priority()) -> Attempt:  # noqa: B008
+        return new_attempt(call_of(who, priority), book)
+
+    assert attempt(WHO).prices["output"].pico_per_token == 2_000_000
+    assert attempt(OF_ACME).prices["output"].pico_per_token == 1_500_000
     keys_own = msgspec.structs.replace(WHO, key_plan=Plan(name="gold", price_list="acme"))
-    assert terms(keys_own).prices == terms(WHO).prices, "who pays is the org"
-    assert terms(WHO).batch_queue == 0
-    assert terms(WHO, Priority(lane="batch")).batch_queue == 1
+    assert attempt(keys_own).prices == attempt(WHO).prices, "who pays is the org"
+    used = MeteredUsage(output=1)
+    assert to_quantities(used, attempt(WHO)).batch_queue == 0
+    assert to_quantities(used, attempt(WHO, Priority(lane="batch"))).batch_queue == 1
 
 
 def test_an_org_sees_the_lists_that_it_pays_by(book: PriceBook) -> None:

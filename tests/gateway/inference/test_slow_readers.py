@@ -30,7 +30,7 @@ from gateway.fleet.upstream.http1 import HIGH_WATER_BYTES
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generation_events import MeteredUsage
 from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.principal import Plan
 from gateway.routes.shared.reply import Reply
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, chunk
@@ -66,7 +66,7 @@ async def open_office(tmp_path: Path, redis: Redis) -> AsyncIterator[Callable[..
         stack.push_async_callback(spool.shutdown)
 
         def make(replica: Replica, kind: Any) -> Office:
-            desk = GenerationServices(
+            services = GenerationServices(
                 fleet=Fleet([Route(model="m", kind=kind, replicas=(replica,))]),
                 limiter=limiter,
                 spool=spool,
@@ -75,7 +75,7 @@ async def open_office(tmp_path: Path, redis: Redis) -> AsyncIterator[Callable[..
                 cache_salts=lambda org: org,
                 stalled_reader_s=STALLED_S,
             )
-            return Office(desk, redis)
+            return Office(services, redis)
 
         yield make
 

@@ -28,7 +28,8 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.inference import delivery as delivery_module
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import GenerationServices, RateLimited
+from gateway.inference.generate import RateLimited
+from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.principal import Plan
 from tests.gateway.office import Office, WatchedLimiter
@@ -65,7 +66,7 @@ async def engine(tokenizer: Tokenizer) -> AsyncIterator[WatchedEngine]:
 
 
 @pytest.fixture
-async def desk(
+async def services(
     engine: WatchedEngine,
     tokenizer: Tokenizer,
     template: ChatTemplate,
@@ -128,25 +129,31 @@ async def take_all(spool: Spool) -> list[UsageEvent]:
 
 @pytest.mark.slow
 async def test_whoever_leaves_leaves_nothing_behind(
-    desk: GenerationServices, engine: WatchedEngine, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    services: GenerationServices,
+    engine: WatchedEngine,
+    redis: Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(delivery_module, "MAX_QUEUED_CHUNKS", 3)
     rng = random.Random(11)
     tasks_before = asyncio.all_tasks()
-    offices = [(Office(desk, redis), WIDE)] * 3 + [(Office(desk, redis), NARROW)]
+    offices = [(Office(services, redis), WIDE)] * 3 + [(Office(services, redis), NARROW)]
     numbers, outcomes = count(), Counter[str]()
 
     async def clients() -> None:
         """One after the other."""
         while next(numbers) < NUM_REQUESTS:
             office, plan = rng.choice(offices)
-            turn = Priority(
+            priority = Priority(
                 lane=rng.choice(sorted(LANE_WEIGHTS)),
                 tenant=rng.choice("abc"),
                 deadline_s=rng.choice([None, None, 0.002]),
             )
             delivery = office.begin(
-                plan, stream=rng.random() < 0.8, max_tokens=rng.randint(1, MAX_TOKENS), turn=turn
+                plan,
+                stream=rng.random() < 0.8,
+                max_tokens=rng.randint(1, MAX_TOKENS),
+                priority=priority,
             )
             outcomes[await leave_somewhere(delivery, rng)] += 1
 
@@ -162,15 +169,15 @@ async def test_whoever_leaves_leaves_nothing_behind(
     wanted |= {"RateLimited", "NoPlace"}
     assert min(outcomes[each] for each in wanted) > 50, outcomes
     assert engine.num_pauses > 500
-    assert desk.fleet._failures == {}, "who came too late says nothing against the engine"
-    assert not desk.open_calls and not desk.tasks._tasks
-    assert desk.spool._open == {} and desk.limiter._open == {}
+    assert services.fleet._failures == {}, "who came too late says nothing against the engine"
+    assert not services.open_calls and not services.tasks._tasks
+    assert services.spool._open == {} and services.limiter._open == {}
     assert engine._streams == {} and not engine.core.has_work()
     status = engine.status
     assert status.num_running == status.num_waiting == 0
     assert status.num_free_blocks == status.num_blocks
     engine.core.check_integrity()
-    events = await take_all(desk.spool)
+    events = await take_all(services.spool)
     assert len({event.id for event in events}) == len(events)
     assert sum(event.quantities.output for event in events) == status.generated_tokens
     assert Counter(event.finish for event in events).keys() == {"done", "disconnect"}

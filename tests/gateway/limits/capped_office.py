@@ -16,7 +16,9 @@ from foundation.tasks import TaskSet
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import GenerateRequest
 from gateway.ids import uuid7
-from gateway.inference.generate import Call, GenerationServices, start
+from gateway.inference.calls import GenerationCall
+from gateway.inference.generate import start
+from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority
 from gateway.limits.limiter import Limiter
 from gateway.limits.spending import counter_of
@@ -30,8 +32,8 @@ IDLE_TIMEOUT_S = 5.0
 class CappedOffice:
     """`key_a` asks; it has one hard cap, on all that it spends."""
 
-    def __init__(self, desk: GenerationServices, redis: Redis, models: Sequence[str]) -> None:
-        self.desk, self.redis = desk, redis
+    def __init__(self, services: GenerationServices, redis: Redis, models: Sequence[str]) -> None:
+        self.services, self.redis = services, redis
         self.telemetry = Telemetry(models=models)
 
     async def ask(
@@ -46,8 +48,8 @@ class CappedOffice:
             scopes=frozenset({"inference"}),
             spend_caps=(SpendCap("key", "key_a", "total", cap_nano),),
         )
-        call = Call(
-            turn=Priority(),
+        call = GenerationCall(
+            priority=Priority(),
             request_id=f"req_{uuid7().hex}",
             principal=caller,
             request=request,
@@ -56,10 +58,10 @@ class CappedOffice:
             timeout_s=timeout_s,
         )
         try:
-            return await read(start(self.desk, call))
+            return await read(start(self.services, call))
         finally:
             deadline = time.monotonic() + IDLE_TIMEOUT_S
-            while self.desk.open_calls:
+            while self.services.open_calls:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.005)
 
@@ -78,7 +80,7 @@ async def open_office(
     path.write_text(book)
     spool, tasks = await Spool.open(folder / "spool"), TaskSet()
     limiter = Limiter(redis, grace_s=0)
-    desk = GenerationServices(
+    services = GenerationServices(
         fleet=Fleet(routes, rng=AsListed()),
         limiter=limiter,
         spool=spool,
@@ -87,7 +89,7 @@ async def open_office(
         cache_salts=lambda org: org,
         stalled_reader_s=60.0,
     )
-    yield CappedOffice(desk, redis, [route.model for route in routes])
+    yield CappedOffice(services, redis, [route.model for route in routes])
     await tasks.close()
     await limiter.close()
     await spool.shutdown()

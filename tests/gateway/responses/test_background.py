@@ -18,7 +18,8 @@ from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import ReplicaLost
 from gateway.ids import uuid7
-from gateway.inference.generate import Call, NotAccepting
+from gateway.inference.calls import GenerationCall
+from gateway.inference.generate import NotAccepting
 from gateway.lanes import Priority
 from gateway.principal import Principal
 from gateway.request_errors import BadField, TooManyFollowed, TooManyInBackground
@@ -68,7 +69,7 @@ class Stage:
     def worker(self, office: Office) -> Background:
         rows = RunningRows(**self.pools, lifetime_s=LIFETIME_S)
         events = EventRows(**self.pools, lifetime_s=LIFETIME_S)
-        made = Background(office.desk, rows, events)
+        made = Background(office.services, rows, events)
         made.start()
         self.workers.append(made)
         return made
@@ -98,8 +99,8 @@ class Stage:
             scopes=frozenset({"inference"}),
             key_plan=PLAN,
         )
-        call = Call(
-            turn=Priority(),
+        call = GenerationCall(
+            priority=Priority(),
             request_id=response_id.replace("resp_", "req_"),
             principal=principal,
             request=generate,

@@ -102,7 +102,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Litestar:
         telemetry=Telemetry(models=[]),
         authenticator=Doorkeeper(),
         mcp=None,
-        desk=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
+        generation=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
     )
     return made
 

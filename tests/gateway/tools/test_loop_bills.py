@@ -95,7 +95,7 @@ def test_who_leaves_during_a_call_ends_it(worker: Running, servers: Servers) -> 
         time.sleep(0.02)
     [only] = booked(worker, request_id, 1)
     assert only.output > 0
-    while worker.services.desk.open_calls:
+    while worker.services.generation.open_calls:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

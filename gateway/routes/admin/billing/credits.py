@@ -17,7 +17,7 @@ from billing.invoices.balance import unapplied_pico
 from billing.ledger.spend_totals import spent_by_org
 from billing.money import format_usd, usd
 from billing.tables import credit_grants, to_moment
-from gateway.inference.generate import GenerationServices
+from gateway.inference.services import GenerationServices
 from gateway.limits.spending import counter_of
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
@@ -64,18 +64,18 @@ def to_view(credit: Credit) -> CreditView:
     )
 
 
-def refuse_unknown(models: Sequence[str], desk: GenerationServices) -> None:
+def refuse_unknown(models: Sequence[str], generation: GenerationServices) -> None:
     """Refuse a misspelt name: it would be money that pays for nothing. Raises: InvalidField."""
-    served = {route.model for route in desk.fleet.routes}
+    served = {route.model for route in generation.fleet.routes}
     for index, model in enumerate(models):
-        if model not in served and not desk.price_book.at(model, time.time()):
+        if model not in served and not generation.price_book.at(model, time.time()):
             raise InvalidField(f"models[{index}]", "no model that is served or priced is named so")
 
 
 def tell(request: AuthenticatedRequest, org_id: str) -> None:
     """Announce that an org's credit has changed, and so what it may be leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
-    services(request).desk.limiter.funds.has_changed((org_id, counter))
+    services(request).generation.limiter.funds.has_changed((org_id, counter))
 
 
 @post(
@@ -87,7 +87,7 @@ def tell(request: AuthenticatedRequest, org_id: str) -> None:
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     wanted, found = decode_kept(_new_decoder, await plain_body(request)), services(request)
-    refuse_unknown(wanted.models or (), found.desk)
+    refuse_unknown(wanted.models or (), found.generation)
     made = await create_credit(
         found.system_db,
         org_id=wanted.org_id,

@@ -145,7 +145,7 @@ def lists_of(principal: Principal, book: PriceBook) -> set[str]:
 
 def check_list(request: AuthenticatedRequest, price_list: str) -> PriceBook:
     """Return the price book that has the list. Raises: NotFound."""
-    book = services(request).desk.price_book
+    book = services(request).generation.price_book
     if price_list not in lists_of(request.user, book):
         raise NotFound("price_list", f"no price list {price_list!r}")
     return book
@@ -160,7 +160,7 @@ def check_list(request: AuthenticatedRequest, price_list: str) -> PriceBook:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, PageQuery)
-    book = services(request).desk.price_book
+    book = services(request).generation.price_book
     found = [to_list_view(book, name) for name in page_of(lists_of(request.user, book), query)]
     return answer(request, to_listing(found, query))
 

@@ -63,7 +63,7 @@ async def preview(request: AuthenticatedRequest) -> Response[bytes]:
     org_id, _ = org_of(request, query.org_id)
     async with found.system_db.connect() as conn:
         await get_org(conn, org_id)
-    span, book = to_span(query, org_id), found.desk.price_book
+    span, book = to_span(query, org_id), found.generation.price_book
     shown = await plan(found.system_db, span, book, max_events=MAX_EVENTS)
     return answer(request, await asyncio.to_thread(to_preview, shown))
 
@@ -89,7 +89,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
             done = await apply(
                 found.system_db,
                 to_span(wanted, org_id),
-                found.desk.price_book,
+                found.generation.price_book,
                 wanted.digest,
                 note=note,
                 announce=announce,

@@ -69,7 +69,7 @@ class Served:
         prepared = await self.replica.prepare(request, TURN)
         self._number += 1
         stream = self.replica.stream(
-            prepared, attempt_id=f"{self._number}", cache_salt="salt", turn=TURN
+            prepared, attempt_id=f"{self._number}", cache_salt="salt", priority=TURN
         )
         *_, last = [event async for event in stream]
         assert last.finished and last.cache is not None and last.usage is not None

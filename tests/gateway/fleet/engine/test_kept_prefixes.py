@@ -20,7 +20,7 @@ from gateway.fleet.engine.kept_prefixes import (
     under,
 )
 from gateway.fleet.engine.model_format import ModelFormat
-from gateway.fleet.engine.replica import EngineReplica, Job
+from gateway.fleet.engine.replica import EngineJob, EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage
@@ -175,11 +175,13 @@ async def answered(
     )
     usages = []
     for number, request in enumerate(requests):
-        turn = Priority(tenant="org_a")
-        prepared = await replica.prepare(request, turn)
+        priority = Priority(tenant="org_a")
+        prepared = await replica.prepare(request, priority)
         bounded = replica.bounded(prepared, 1)
-        assert isinstance(bounded.payload, Job) and bounded.payload == prepared.payload
-        events = replica.stream(prepared, attempt_id=f"a{number}", cache_salt="s", turn=turn)
+        assert isinstance(bounded.payload, EngineJob) and bounded.payload == prepared.payload
+        events = replica.stream(
+            prepared, attempt_id=f"a{number}", cache_salt="s", priority=priority
+        )
         usage = [event.usage async for event in events][-1]
         assert usage is not None
         usages.append(usage)

@@ -71,7 +71,7 @@ async def test_the_model_is_shown_its_tools_and_its_calls_are_read(
     replica = make(SHOWS_TOOLS, text)
     request = chat(tools=[F])
     prepared = await replica.prepare(request)
-    assert prepared.payload.asked.sampling.grammar is None
+    assert prepared.payload.request.sampling.grammar is None
     shown = tokenizer.decode(prepared.payload.rendered.token_ids)
     assert shown == json.dumps([F]) + "<tool_call>"
     found = [event async for event in events(replica, request)]
@@ -98,7 +98,7 @@ async def test_the_settings_may_name_the_form_of_a_models_output(
     [route] = engine_routes(config, engine, threads, unheard)
     replica = route.replicas[0]
     prepared = await replica.prepare(chat(tools=[F], tool_choice="required"))
-    grammar = prepared.payload.asked.sampling.grammar
+    grammar = prepared.payload.request.sampling.grammar
     assert "parameters" in grammar.text and "thought" in grammar.text
 
 

@@ -436,9 +436,9 @@ async def test_the_engine_hears_whose_turn_it_is(make: Make, tokenizer: Tokenize
         return iter([5])
 
     replica = make(fake(tokenizer, respond))
-    turn = Priority(lane="agentic", tenant="org_a", weight=2.0, deadline_s=30.0)
+    priority = Priority(lane="agentic", tenant="org_a", weight=2.0, deadline_s=30.0)
     prepared = await replica.prepare(chat())
-    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
+    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", priority=priority):
         continue
     (request,) = {id(each): each for each in heard}.values()
     assert (
@@ -448,7 +448,7 @@ async def test_the_engine_hears_whose_turn_it_is(make: Make, tokenizer: Tokenize
             weight=request.weight,
             deadline_s=request.deadline_s,
         )
-        == turn
+        == priority
     )
 
 
@@ -479,17 +479,17 @@ async def test_the_first_token_is_predicted_by_what_waits_and_what_is_not_cached
     engine = fake(tokenizer, lambda request, index: iter([5]))
     replica = make(engine)
     prepared = await replica.prepare(chat(messages=[{"role": "user", "content": "word " * 400}]))
-    turn = Priority(lane="agentic", tenant="org_a")
-    assert replica.predicted_ttft_s(prepared, turn) is None, "nobody has waited yet"
+    priority = Priority(lane="agentic", tenant="org_a")
+    assert replica.predicted_ttft_s(prepared, priority) is None, "nobody has waited yet"
     lanes = {"agentic": LaneStatus(waiting_tokens=1000, prefill_tokens_per_s=100.0)}
     said = msgspec.structs.replace(engine.status, lanes=lanes)
     monkeypatch.setattr(engine.core, "status", lambda: said)
     size = len(prepared.payload.rendered.token_ids)
-    assert replica.predicted_ttft_s(prepared, turn) == (1000 + size) / 100
-    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", turn=turn):
+    assert replica.predicted_ttft_s(prepared, priority) == (1000 + size) / 100
+    async for _ in replica.stream(prepared, attempt_id="a", cache_salt="", priority=priority):
         continue
     cached = size // CHUNK_TOKENS * CHUNK_TOKENS
-    assert cached and replica.predicted_ttft_s(prepared, turn) == (1000 + size - cached) / 100
+    assert cached and replica.predicted_ttft_s(prepared, priority) == (1000 + size - cached) / 100
     assert replica.predicted_ttft_s(prepared, Priority(tenant="org_a")) is None, "another lane"
     engine.lose()
-    assert replica.predicted_ttft_s(prepared, turn) is None
+    assert replica.predicted_ttft_s(prepared, priority) is None

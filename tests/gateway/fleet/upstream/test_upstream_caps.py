@@ -105,7 +105,7 @@ async def test_at_the_clients_deadline_it_is_cut_off_and_what_it_wrote_is_counte
     with pytest.raises(DeadlinePassed):
         await till.ask(chat(stream=stream, max_tokens=50), 1_000_000, timeout_s=0.5)
     await asyncio.wait_for(upstream.exchanges[0].left.wait(), 30)
-    (event,) = (await till.desk.spool.read_closed(10)).events
+    (event,) = (await till.services.spool.read_closed(10)).events
     used = event.quantities
     assert (event.finish, event.kind, event.estimated) == ("disconnect", "usage", True)
     assert used.uncached_input > 0 and (used.output == 1 if stream else 1 <= used.output <= 50)

@@ -33,10 +33,10 @@ Chat = Callable[..., GenerateRequest]
 
 
 async def ask(
-    replica: UpstreamReplica, request: GenerateRequest, name: str, turn: Priority
+    replica: UpstreamReplica, request: GenerateRequest, name: str, priority: Priority
 ) -> list[ReplicaEvent]:
     prepared = await replica.prepare(request)
-    stream = replica.stream(prepared, attempt_id=name, cache_salt="", turn=turn)
+    stream = replica.stream(prepared, attempt_id=name, cache_salt="", priority=priority)
     async with aclosing(stream):
         return [event async for event in stream]
 
@@ -169,12 +169,12 @@ async def test_random_leavers_leave_an_empty_room(
     ended: Counter[str] = Counter()
 
     async def client(name: str) -> None:
-        turn = Priority(
+        priority = Priority(
             lane=rng.choice(sorted(LANE_WEIGHTS)),
             tenant=rng.choice("ab"),
             deadline_s=rng.choice([None, None, 0.01]),
         )
-        asking = asyncio.create_task(ask(replica, chat(stream=rng.random() < 0.5), name, turn))
+        asking = asyncio.create_task(ask(replica, chat(stream=rng.random() < 0.5), name, priority))
         how = rng.choice(["stays", "is cut off", "is cancelled"])
         if how != "stays":
             await asyncio.sleep(rng.random() * 0.05)
@@ -200,15 +200,15 @@ async def test_random_leavers_leave_an_empty_room(
 async def test_what_waits_here_is_what_is_predicted(
     upstream: Upstream, make_replica: Make, chat: Chat
 ) -> None:
-    turn, room = Priority(), WaitingRoom(1)
+    priority, room = Priority(), WaitingRoom(1)
     bounded, free = make_replica(room=room), make_replica()
     prepared = await bounded.prepare(chat())
-    assert free.predicted_ttft_s(prepared, turn) is None, "nothing waits here, nobody knows"
+    assert free.predicted_ttft_s(prepared, priority) is None, "nothing waits here, nobody knows"
     upstream.script = whole
-    await ask(bounded, chat(), "a", turn)
-    assert bounded.predicted_ttft_s(prepared, turn) == 0.0
-    held = room.join(turn, 1)
-    predicted = bounded.predicted_ttft_s(prepared, turn)
+    await ask(bounded, chat(), "a", priority)
+    assert bounded.predicted_ttft_s(prepared, priority) == 0.0
+    held = room.join(priority, 1)
+    predicted = bounded.predicted_ttft_s(prepared, priority)
     assert predicted is not None and 0.0 < predicted < 5.0, "as long as the one before took"
     room.leave(held)
 

@@ -278,9 +278,9 @@ def test_who_leaves_ends_what_is_written_for_them(worker: Running) -> None:
         assert sampler is not None
         caller = services.mcp.caller_of(principal)
         waiting = asyncio.create_task(sampler.sample(caller, "new", {**WISH, "maxTokens": 50}))
-        while not services.desk.open_calls:
+        while not services.generation.open_calls:
             await asyncio.sleep(0)
-        generating = list(services.desk.open_calls)
+        generating = list(services.generation.open_calls)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()

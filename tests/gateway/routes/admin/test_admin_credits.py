@@ -40,7 +40,10 @@ async def test_a_prepaid_org_spends_what_it_was_credited_and_no_more(
     world: World, org_id: str
 ) -> None:
     """A token of output costs 400 nano; 25,000 of them a cent."""
-    authenticate, limiter = world.services.authenticator.authenticate, world.services.desk.limiter
+    authenticate, limiter = (
+        world.services.authenticator.authenticate,
+        world.services.generation.limiter,
+    )
     assert (await authenticate(world.api_key)).spend_caps == ()
     made = await world.call("PATCH", f"{ADMIN}/orgs/{org_id}", {"prepaid": True})
     assert made.json()["prepaid"] is True

@@ -41,7 +41,7 @@ def app(tmp_path: Path) -> Litestar:
     made.state.services = SimpleNamespace(
         telemetry=Telemetry(models=["penny"]),
         authenticator=Everybody(),
-        desk=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
+        generation=SimpleNamespace(fleet=Fleet([]), deadlines=LaneDeadlines()),
     )
     return made
 

@@ -87,7 +87,7 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     db = create_async_engine(NOWHERE)
     unused: Any = None
     worker = Services(
-        desk=cast(Any, SimpleNamespace(open_calls={1: None, 2: None})),
+        generation=cast(Any, SimpleNamespace(open_calls={1: None, 2: None})),
         telemetry=Telemetry(models=["penny"]),
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
         authenticator=unused,

@@ -1,0 +1,216 @@
+"""One try of a call on one replica: its records in the spool, its stream, its usage and its bill.
+
+open -> stream -> close -> deliver the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from functools import partial
+
+import msgspec
+
+from billing.events import Attempt
+from billing.pricing.rating import RatedUsage
+from billing.spool.spool import Spool
+from gateway.fleet.errors import ReplicaLost
+from gateway.fleet.replica import PreparedRequest, Replica
+from gateway.generation_events import CacheOutcome, MeteredUsage, ReplicaEvent
+from gateway.inference.cache_notes import note_of
+from gateway.inference.calls import Account, GenerationCall
+from gateway.inference.delivery import Delivery
+from gateway.inference.metering import rated, to_events, to_quantities, to_units
+from gateway.inference.services import GenerationServices
+from gateway.limits.allowance import Allowance
+from gateway.pauses import PauseReasons, Rest
+
+CHECKPOINT_INTERVAL_S = 0.5
+CHECKPOINT_TOKENS = 32
+"""Whichever comes first, of what was sent by then. Of what a stream had sent a kill -9 leaves this
+off its bill and what went out while the checkpoint was on its way to the file, 64 tokens in all;
+the house pays it as waste, and all that was not sent."""
+ABORT_TIMEOUT_S = 2.0
+"""How long an abandoned attempt may take to say what it used."""
+MAX_ATTEMPT_S = 3600.0
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of an attempt: what it used and was billed, and what went wrong, if anything did."""
+
+    usage: MeteredUsage | None = None
+    """None: nothing ran, nothing is billed."""
+    failure: Exception | None = None
+
+
+class ReplicaAttempt:
+    """A try of an admitted call on one replica. `record`: the attempt as the books know it."""
+
+    def __init__(
+        self,
+        services: GenerationServices,
+        call: GenerationCall,
+        delivery: Delivery,
+        allowance: Allowance,
+        *,
+        record: Attempt,
+        replica: Replica,
+        prepared: PreparedRequest,
+    ) -> None:
+        self.services, self.call = services, call
+        self.delivery, self.allowance = delivery, allowance
+        self.record, self.replica, self.prepared = record, replica, prepared
+        self.account: Account | Spool = call.account or services.spool
+        self.pauses = PauseReasons(pausing(replica, record.id))
+        self.usage: MeteredUsage | None = None
+        self.cache: CacheOutcome | None = None
+        self.opening = call.opening
+        self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
+        self.closing = False
+
+    async def run(self) -> Outcome:
+        """Stream until the end, whatever ends it, and bill it."""
+        failure: Exception | None = None
+        last: ReplicaEvent | None = None
+        try:
+            self.account.attempt_opened(self.record)
+            last = await self.stream()
+        except TimeoutError:
+            failure = ReplicaLost("the replica did not finish in time")
+        except Exception as error:
+            # Nothing may pass here unbilled, a bug least of all: `generate` raises it again.
+            failure = error
+        if self.usage is None:
+            await self.account.void(self.record.id)
+            return Outcome(failure=failure)
+        try:
+            await self.close(self.usage, failure)
+            if last is not None:
+                await self.acknowledge()
+            if last is not None and not self.delivery.abandoned:
+                await self.deliver_end(last, self.usage)
+        except Exception as error:
+            failure = failure or error
+        charged = None if self.is_our_loss(failure) else self.usage
+        return Outcome(usage=charged, failure=failure)
+
+    async def stream(self) -> ReplicaEvent | None:
+        """Pass events on as they come; returns the last one, undelivered: it may only go out once
+        it is billed."""
+        async with asyncio.timeout(MAX_ATTEMPT_S) as deadline:
+            with self.delivery.on_abandon(lambda: self.abort(deadline)):
+                events = self.replica.stream(
+                    self.prepared,
+                    attempt_id=self.record.id,
+                    cache_salt=self.services.cache_salts(self.record.org),
+                    priority=self.call.current_priority,
+                )
+                async with aclosing(events):
+                    async for event in events:
+                        self.note(event)
+                        self.call.meter.received(event)
+                        if event.finished:
+                            return event
+                        if chunk := self.call.encoder.encode(event.items):
+                            await self.delivery.put(self.opened(chunk), self.pauses.for_reader)
+                            self.checkpoint_once_sent()
+        if not self.delivery.abandoned:
+            raise ReplicaLost("the stream ended without a last event")
+        return None
+
+    def opened(self, chunk: bytes) -> bytes:
+        """Return the chunk with what comes before the first of them."""
+        opening, self.opening = self.opening, None
+        return chunk if opening is None else opening(self.usage or MeteredUsage()) + chunk
+
+    def abort(self, deadline: asyncio.Timeout) -> None:
+        """The client left: the replica stops, and the stream still yields its final usage."""
+        deadline.reschedule(asyncio.get_running_loop().time() + ABORT_TIMEOUT_S)
+        self.services.tasks.spawn(self.replica.abort(self.record.id), name="abort")
+
+    def note(self, event: ReplicaEvent) -> None:
+        usage = event.usage
+        if usage is None:
+            return
+        self.usage = usage
+        if event.finished:
+            self.cache = event.cache
+            return  # nothing more will be written, and what was is closed and settled at once
+        self.allowance.note(to_units(usage), self.pauses.for_limits)
+
+    def checkpoint_once_sent(self) -> None:
+        """Checkpoint the usage, when it is due. What the client has is its bill, should this
+        process die; what it has not is nobody's."""
+        usage, now = self.usage, time.monotonic()
+        if usage is None:
+            return
+        if now >= self.checkpoint_due_s or usage.output >= self.checkpoint_due_output:
+            self.checkpoint_due_s = now + CHECKPOINT_INTERVAL_S
+            self.checkpoint_due_output = usage.output + CHECKPOINT_TOKENS
+            self.delivery.once_sent(lambda: self.checkpoint(usage))
+
+    def checkpoint(self, usage: MeteredUsage) -> None:
+        if not self.closing:
+            quantities = to_quantities(usage, self.record)
+            self.account.checkpoint(self.record.id, quantities, usage.estimated)
+
+    async def close(self, usage: MeteredUsage, failure: Exception | None) -> None:
+        """The usage event is on disk when this returns."""
+        self.closing = True
+        is_loss = self.is_our_loss(failure)
+        ended = failure or self.delivery.failure
+        events = to_events(
+            self.record,
+            usage,
+            kind="waste" if is_loss else "usage",
+            finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
+        )
+        await self.account.close(*events)
+        if not is_loss:
+            self.call.meter.used(usage)
+            self.delivery.is_billed = True
+            self.note_cached(usage)
+
+    def is_our_loss(self, failure: Exception | None) -> bool:
+        """Tell whether nobody is billed for the attempt: we failed to finish it and nobody got a
+        byte of it, as of a whole answer. What a stream had begun to deliver is billed, and so is
+        what was generated for a client that left, or whose time was over."""
+        given_up = self.delivery.abandoned and not self.delivery.was_left
+        ended_by_us = failure is not None or given_up
+        return ended_by_us and not (self.call.request.stream and self.delivery.begun)
+
+    def note_cached(self, usage: MeteredUsage) -> None:
+        """Note the cache's part behind the answer: what goes wrong there is no matter of this
+        request."""
+        salt = self.services.cache_salts(self.record.org)
+        parts = (self.record, usage, self.cache, self.replica, self.prepared, self.call.priority)
+        asyncio.get_running_loop().call_soon(
+            lambda: self.services.on_cached(note_of(*parts, salt=salt))
+        )
+
+    async def acknowledge(self) -> None:
+        """Tell the replica that its usage is in the books, once it is."""
+        if self.call.account is None:
+            await self.replica.acknowledge(self.record.id)
+        else:
+            await self.call.account.once_kept(partial(self.replica.acknowledge, self.record.id))
+
+    async def deliver_end(self, last: ReplicaEvent, usage: MeteredUsage) -> None:
+        """Hand over the last chunk, with the usage and, if the call shows it, the cost."""
+        cost: RatedUsage | None = rated(usage, self.record) if self.call.shows_cost else None
+        self.delivery.cost = cost
+        chunk = self.call.encoder.encode(last.items) + self.call.encoder.finish(usage, cost)
+        if self.call.before_end is not None:
+            await self.call.before_end()
+        self.delivery.put_last(self.opened(chunk))
+
+
+def pausing(replica: Replica, attempt_id: str) -> Rest:
+    """Return what pauses an attempt without a reference to it: an attempt in a cycle of references
+    would keep its prompt until the collector comes by."""
+
+    async def pause(resting: bool) -> None:
+        await replica.rest(attempt_id, resting=resting)
+
+    return pause

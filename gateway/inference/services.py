@@ -1,0 +1,40 @@
+"""The services that generations share in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from billing.pricing.price_book import PriceBook
+from billing.spool.spool import Spool
+from foundation.tasks import TaskSet
+from gateway.fleet.router import Fleet
+from gateway.inference.cache_notes import OnCached, unnoted
+from gateway.inference.delivery import Delivery
+from gateway.lanes import LaneDeadlines
+from gateway.limits.limiter import Limiter
+
+CacheSalts = Callable[[str], str]
+"""org id -> prefix-cache namespace that no tenant can guess."""
+
+
+class GenerationServices(msgspec.Struct, frozen=True, kw_only=True):
+    """The services that a generation needs of the process, wired once in `app`."""
+
+    fleet: Fleet
+    limiter: Limiter
+    spool: Spool
+    price_book: PriceBook
+    tasks: TaskSet
+    cache_salts: CacheSalts
+    stalled_reader_s: float
+    deadlines: LaneDeadlines = LaneDeadlines()
+    on_cached: OnCached = unnoted
+    """Hears what was read from caches of each prompt that is on a bill."""
+    open_calls: dict[asyncio.Task[None], Delivery] = msgspec.field(default_factory=dict)
+
+    def sells_priority(self, model: str) -> bool:
+        return self.price_book.sells(model, time.time(), "priority")
