@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli.main import COLUMNS, tollgate
 from gateway.home import Home, HomeLock
+from gateway.settings.file import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = re.compile(r"sk-tg-(admin-)?[0-9A-Za-z]{43}")
@@ -102,12 +103,6 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
         (("up", "--port", "70000"), {}, "--port: expected `int` <= 65535"),
         (("up", "--config", "no.toml"), {}, "config: no.toml does not exist"),
         (("up", "--model", "./no/model"), {}, "model model: "),
-        (
-            ("up", "--model", "no/model"),
-            {"HF_HUB_OFFLINE": "1"},
-            "model no/model: no/model is no folder here, not whole in the cache, and cannot be "
-            "fetched: HF_HUB_OFFLINE is set",
-        ),
         (("gateway",), {}, "database_url: set TOLLGATE_DATABASE_URL"),
         (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
         (("keys", "list"), {}, "home: "),
@@ -126,6 +121,31 @@ def test_the_engine_gets_its_arguments_untouched() -> None:
     ],
 )
 def test_a_mistake_is_one_line(
+    folder: Path, arguments: tuple[str, ...], environ: dict[str, str], line: str
+) -> None:
+    done = invoke({"TOLLGATE_HOME": str(folder / "home"), **environ}, *arguments)
+    if isinstance(done.exception, SettingsError):  # `main` prints it
+        assert str(done.exception).startswith(line) and done.output == ""
+    else:
+        assert done.exit_code == 2, done.exception
+        assert done.stderr.startswith(f"tollgate: {line}")
+        assert done.stderr.count("\n") == 1 and done.stdout == ""
+    assert not (folder / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "line"),
+    [
+        (("keys", "list"), {"TOLLGATE_PORT": "x"}, "TOLLGATE_PORT: expected `int`"),
+        (
+            ("up", "--model", "no/model"),
+            {"HF_HUB_OFFLINE": "1"},
+            "model no/model: no/model is no folder here, not whole in the cache, and cannot be "
+            "fetched: HF_HUB_OFFLINE is set",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_of_a_process(
     folder: Path, arguments: tuple[str, ...], environ: dict[str, str], line: str
 ) -> None:
     done = command(*arguments, TOLLGATE_HOME=str(folder / "home"), **environ)
