@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,43 @@ class TaskSet:
 
     async def close(self) -> None:
         await end_tasks(*self._tasks)
+
+
+class SharedTasks(Generic[K, T]):
+    """Runs at most one task for each key; whoever asks for a key meanwhile waits for that task.
+
+    A caller that is cancelled, or leaves, does not end what others wait for.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: dict[K, asyncio.Task[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._tasks
+
+    def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Return the running task of the key, or start `work` as one."""
+        if key not in self._tasks:
+            task = self._tasks[key] = asyncio.create_task(work(), name=self._name)
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return self._tasks[key]
+
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what the key's task returns, or raise what it raises."""
+        return await asyncio.shield(self.start(key, work))
+
+    async def close(self) -> None:
+        """Cancel what still runs, and wait for its end."""
+        await end_tasks(*self._tasks.values())
+
+    def _ended(self, key: K, task: asyncio.Task[T]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieved: those who waited have it, or have left
 
 
 class LogAndContinue:

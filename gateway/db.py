@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, Column, ColumnElement, delete, make_url, select, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -87,3 +88,14 @@ async def tenant(db: AsyncEngine, org_id: str) -> AsyncIterator[AsyncConnection]
     async with db.begin() as conn:
         await conn.execute(SET_TENANT, {"org": org_id})
         yield conn
+
+
+async def delete_some(
+    conn: AsyncConnection, key: Column[Any], *conditions: ColumnElement[bool], limit: int
+) -> None:
+    """Delete at most `limit` of the rows that meet the conditions, and no row that others hold.
+
+    `key` tells the rows of its table apart.
+    """
+    found = select(key).where(*conditions).limit(limit).with_for_update(skip_locked=True)
+    await conn.execute(delete(key.table).where(*conditions, key.in_(found)))

@@ -1,7 +1,7 @@
-"""Tables of the authorization server: clients, sessions, passkeys, consents, grants, codes.
+"""Tables of authentication: clients, sessions, consents, grants, tokens, signing keys, issuers.
 
-A client that registered itself has no org; everything else has that of its user. What is secret
-stands hashed (`peppers`).
+A client that registered itself has no org; everything else belongs to its user's org. Secrets are
+stored as HMACs (`peppers`), private keys encrypted, and access tokens nowhere.
 """
 
 from __future__ import annotations
@@ -120,4 +120,97 @@ oauth_codes = sa.Table(
     moment_made(),
     moment("expires_at", nullable=False),
     moment("redeemed_at"),
+)
+
+oauth_refresh_tokens = sa.Table(
+    "oauth_refresh_tokens",
+    metadata,
+    text("id", key=True),
+    text("org_id"),
+    text("grant_id"),
+    text("client_id"),
+    text("token_hash"),
+    text("parent_id", nullable=True),
+    sa.Column("answer", JSONB, nullable=False),
+    texts("scopes"),
+    texts("resources"),
+    text("dpop_jkt", nullable=True),
+    moment("created_at", nullable=False),
+    moment("expires_at", nullable=False),
+    moment("used_at"),
+)
+
+oauth_assertions = sa.Table(
+    "oauth_assertions",
+    metadata,
+    text("client_id", key=True),
+    text("jti_hash", key=True),
+    moment("expires_at", nullable=False),
+)
+
+revocations = sa.Table(
+    "revocations",
+    metadata,
+    sa.Column("seq", sa.BigInteger, primary_key=True),
+    text("org_id"),
+    text("kind"),
+    text("subject"),
+    sa.Column("issued_until", sa.BigInteger, nullable=True),
+    moment("expires_at", nullable=False),
+)
+
+signing_keys = sa.Table(
+    "signing_keys",
+    metadata,
+    text("kid", key=True),
+    sa.Column("public_jwk", JSONB, nullable=False),
+    sa.Column("private_key", sa.LargeBinary, nullable=True),
+    text("secret_id"),
+    moment("created_at", nullable=False),
+    moment("activated_at"),
+    moment("retired_at"),
+    moment("verify_until"),
+)
+
+issuers = sa.Table(
+    "issuers",
+    metadata,
+    text("id", key=True),
+    text("org_id"),
+    text("project_id"),
+    text("name"),
+    text("issuer"),
+    text("audience"),
+    texts("algorithms"),
+    sa.Column("required_claims", JSONB, nullable=False),
+    text("role_claim", nullable=True),
+    sa.Column("roles", JSONB, nullable=False),
+    text("default_role", nullable=True),
+    texts("scopes"),
+    text("scope_claim", nullable=True),
+    sa.Column("leeway_s", sa.Integer, nullable=False),
+    text("client_id", nullable=True),
+    sa.Column("client_secret_sealed", sa.LargeBinary, nullable=True),
+    text("client_secret_id", nullable=True),
+    sa.Column("provisions_users", sa.Boolean, nullable=False),
+    moment_made(),
+    moment("archived_at"),
+)
+
+external_identities = sa.Table(
+    "external_identities",
+    metadata,
+    text("org_id"),
+    text("issuer_id", key=True),
+    text("subject", key=True),
+    text("user_id"),
+    moment_made(),
+)
+
+external_login_states = sa.Table(
+    "external_login_states",
+    metadata,
+    text("state_hash", key=True),
+    text("org_id"),
+    moment("expires_at", nullable=False),
 )

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from foundation import tasks as ending
-from foundation.tasks import LOG_AGAIN_S, LogAndContinue, TaskSet
+from foundation.tasks import LOG_AGAIN_S, LogAndContinue, SharedTasks, TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -56,3 +56,36 @@ def test_a_loop_that_always_fails_is_logged_now_and_then(caplog: pytest.LogCaptu
 def test_what_ends_a_task_passes(error: type[BaseException]) -> None:
     with pytest.raises(error), LogAndContinue(log, "not done"):
         raise error
+
+
+async def test_who_asks_for_the_same_key_shares_one_task() -> None:
+    finish = asyncio.Event()
+    num_started = 0
+
+    async def work() -> int:
+        nonlocal num_started
+        num_started += 1
+        await finish.wait()
+        return num_started
+
+    tasks: SharedTasks[str, int] = SharedTasks("work")
+    first = asyncio.create_task(tasks.run("a", work))
+    leaving = asyncio.create_task(tasks.run("a", work))
+    await asyncio.sleep(0)
+    assert "a" in tasks and len(tasks) == 1
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    finish.set()
+    assert await first == 1
+    assert await tasks.run("a", work) == 2
+
+
+async def test_shared_tasks_that_run_are_cancelled_at_the_end() -> None:
+    tasks: SharedTasks[str, None] = SharedTasks("work")
+    waiting = asyncio.create_task(tasks.run("a", lambda: asyncio.sleep(60)))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await tasks.close()
+    assert len(tasks) == 0
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

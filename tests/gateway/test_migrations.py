@@ -12,8 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import billing.invoices.tables
 import billing.tables
 import gateway.audit.tables
-import gateway.auth.federation.issuer_tables
-import gateway.auth.oauth.tokens.token_tables
 import gateway.auth.tables
 import gateway.batches.tables
 import gateway.cache_report.rows
@@ -39,8 +37,6 @@ ROOMS = (
     gateway.auth.tables.metadata,
     gateway.audit.tables.metadata,
     gateway.responses.tables.metadata,
-    gateway.auth.oauth.tokens.token_tables.metadata,
-    gateway.auth.federation.issuer_tables.metadata,
 )
 
 

@@ -1,6 +1,6 @@
-"""How the parts of authentication are put together for one process, and taken apart again.
+"""Opens the services of authentication for one process.
 
-What is opened here is pushed on the caller's stack, in the order of dependence.
+Each service that needs closing is pushed on the caller's stack, in the order of dependence.
 """
 
 from __future__ import annotations
@@ -12,21 +12,39 @@ import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.assembly.federation import Federation, open_federation
 from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_issuers import ExternalIssuers
+from gateway.auth.federation.external_login import STATE_PURPOSE, ExternalLogin
+from gateway.auth.federation.issuer_directory import IssuerDirectory
+from gateway.auth.federation.issuer_keys import IssuerKeys
+from gateway.auth.federation.issuers import CIPHER_PURPOSE
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.authorization import Authorization, open_authorization
 from gateway.auth.oauth.client_authentication import ClientAuthentication
+from gateway.auth.oauth.clients.keys import ClientKeys
+from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
 from gateway.auth.oauth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
+from gateway.net.egress import MAX_PER_HOST, Egress
 from gateway.secret import Secret
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
+
+
+class Federation(msgspec.Struct, frozen=True, kw_only=True):
+    """The services for parties that others run: clients with metadata documents, and issuers."""
+
+    client_keys: ClientKeys
+    documents: ClientDocuments
+    external: ExternalIssuers
+    login: ExternalLogin
+    secrets: Cipher
+    """Of client secrets at issuers."""
+    allow_loopback: bool
 
 
 class Auth(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +65,10 @@ async def open_auth(
     secret: Secret,
     allow_loopback: bool,
 ) -> Auth:
-    """db: of the tenants; `system_db` sees all organizations. allow_loopback: for development, of
-    what others run on this machine."""
+    """Open all of it. `db` acts for one tenant at a time, `system_db` sees all organizations.
+
+    `allow_loopback`: for development, allow issuers and clients that run on this machine.
+    """
     federation = await open_federation(
         public_url=issuer,
         secret=secret,
@@ -101,6 +121,52 @@ async def open_auth(
         authorization=authorization,
         federation=federation,
         cors_origins=cors_origins,
+    )
+
+
+async def open_federation(
+    *,
+    public_url: str,
+    secret: Secret,
+    db: AsyncEngine,
+    system_db: AsyncEngine,
+    redis: Redis,
+    stack: AsyncExitStack,
+    allow_loopback: bool,
+) -> Federation:
+    def open_egress(per_host: int = MAX_PER_HOST) -> Egress:
+        egress = Egress(allow_loopback=allow_loopback, per_host=per_host)
+        stack.callback(egress.close)
+        return egress
+
+    # One client for each kind of host: slow document hosts keep no tenant from its issuer.
+    documents = ClientDocuments(open_egress(per_host=1), allow_loopback=allow_loopback)
+    stack.push_async_callback(documents.close)
+    client_keys = ClientKeys(open_egress(per_host=1))
+    stack.push_async_callback(client_keys.close)
+    egress = open_egress()
+    keys = IssuerKeys(egress)
+    stack.push_async_callback(keys.close)
+    directory = IssuerDirectory(db=system_db, redis=redis)
+    await directory.start()
+    stack.push_async_callback(directory.close)
+
+    secrets = Cipher(secret, CIPHER_PURPOSE)
+    return Federation(
+        client_keys=client_keys,
+        documents=documents,
+        external=ExternalIssuers(directory=directory, keys=keys, public_url=public_url),
+        login=ExternalLogin(
+            db=db,
+            directory=directory,
+            keys=keys,
+            egress=egress,
+            secrets=secrets,
+            states=Cipher(secret, STATE_PURPOSE),
+            public_url=public_url,
+        ),
+        secrets=secrets,
+        allow_loopback=allow_loopback,
     )
 
 

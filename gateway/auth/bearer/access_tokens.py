@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.tasks import SharedTasks
 from gateway.auth.bearer.revocations import Denylist, Revocation
 from gateway.auth.bearer.subjects import find_principal, within_role
 from gateway.auth.errors import AuthUnavailable, ExpiredToken, InvalidToken, RevokedToken
@@ -70,7 +72,7 @@ class AccessTokens:
         self._known: Lru[bytes, CachedToken] = Lru(MAX_CACHED_TOKENS)
         keys.on_withdrawn = self._forget
         self._changes = 0
-        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._reads: SharedTasks[bytes, None] = SharedTasks("read access token")
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def start(self) -> None:
@@ -78,10 +80,7 @@ class AccessTokens:
 
     async def close(self) -> None:
         await self.denylist.close()
-        reads = list(self._reads.values())
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        await self._reads.close()
 
     async def authenticate(
         self, token: str, *, heard_as_of: float, jkt: str | None = None
@@ -150,28 +149,14 @@ class AccessTokens:
         for _ in range(MAX_READS):
             await self.denylist.current()
             asked_at = self._clock()
-            # Shielded: others wait for it too.
-            await asyncio.shield(self._read(token, digest))
+            await self._reads.run(digest, partial(self._read, token, digest))
             known = self._known.get(digest)
             is_new = known is not None and known.as_of >= asked_at - changes.MAX_STALENESS_S
             if known is not None and is_new and self.denylist.is_current:
                 return known
         raise AuthUnavailable("no answer that is new enough")
 
-    def _read(self, token: str, digest: bytes) -> asyncio.Task[None]:
-        """The read of this token that is under way; a new one if there is none."""
-        if digest not in self._reads:
-            task = asyncio.create_task(self._read_once(token, digest), name="read access token")
-            self._reads[digest] = task
-            task.add_done_callback(lambda done: self._read_ended(digest, done))
-        return self._reads[digest]
-
-    def _read_ended(self, digest: bytes, task: asyncio.Task[None]) -> None:
-        del self._reads[digest]
-        if not task.cancelled():
-            task.exception()  # whoever waits for it has it
-
-    async def _read_once(self, token: str, digest: bytes) -> None:
+    async def _read(self, token: str, digest: bytes) -> None:
         """Verify, look up, and keep the answer if nothing was announced or revoked meanwhile."""
         claims = await rfc9068_access_token.read(
             self._keys, token, issuer=self._issuer, now=self._wall_clock()

@@ -25,12 +25,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from foundation.tasks import SharedTasks
 from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.errors import AuthError, AuthUnavailable, ExpiredKey, InvalidKey, RevokedKey
 from gateway.auth.federation.external_issuers import ExternalIssuers
@@ -118,7 +120,7 @@ class Authenticator:
         self._changes = 0
         self._failing = False
         self._refresh_at = -math.inf
-        self._reads: dict[bytes, asyncio.Task[None]] = {}
+        self._reads: SharedTasks[bytes, None] = SharedTasks("read api key")
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def start(self) -> None:
@@ -128,10 +130,7 @@ class Authenticator:
 
     async def close(self) -> None:
         await self._listener.close()
-        reads = list(self._reads.values())
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
+        await self._reads.close()
 
     async def authenticate(self, bearer: str, *, jkt: str | None = None) -> Principal:
         """The principal of the key, or access token, `bearer`. jkt: of the key that was proven with
@@ -155,7 +154,7 @@ class Authenticator:
                 raise InvalidKey("malformed")
             known = await self._lookup(bearer, handle)
         elif self._clock() > max(known.as_of + REFRESH_S, self._refresh_at):
-            self._read(bearer, handle)
+            self._reads.start(handle, partial(self._read, bearer, handle))
         principal = known.principal
         if principal.expires_at is not None and principal.expires_at <= self._wall_clock():
             raise ExpiredKey(principal.key_id)
@@ -182,8 +181,7 @@ class Authenticator:
             known = self._known.get(handle)
             if known is not None and self._is_trusted(known):
                 return known
-            # Shielded: others wait for it too.
-            await asyncio.shield(self._read(key, handle))
+            await self._reads.run(handle, partial(self._read, key, handle))
         raise AuthUnavailable("no answer that is new enough")
 
     def _is_trusted(self, known: CachedKey) -> bool:
@@ -201,28 +199,7 @@ class Authenticator:
         else:
             self._known.drop_where(lambda known: subject in concerned(known.principal))
 
-    def _read(self, key: str, handle: bytes) -> asyncio.Task[None]:
-        """The read of this key that is under way; a new one if there is none."""
-        if handle not in self._reads:
-            read = self._read_once(self.hashes(key), handle)
-            task = asyncio.create_task(read, name="read api key")
-            self._reads[handle] = task
-            task.add_done_callback(lambda done: self._read_ended(handle, done))
-        return self._reads[handle]
-
-    def _read_ended(self, handle: bytes, task: asyncio.Task[None]) -> None:
-        del self._reads[handle]
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            self._refresh_at = self._clock() + REFRESH_RETRY_S
-            if not self._failing:
-                # The cause's own text may hold the statement's parameters.
-                log.error("API keys cannot be read from Postgres (%s)", error)
-        self._failing = error is not None
-
-    async def _read_once(self, hashes: Hashes, handle: bytes) -> None:
+    async def _read(self, key: str, handle: bytes) -> None:
         """Ask Postgres, and keep the answer if nothing was announced meanwhile.
 
         Raises: AuthUnavailable.
@@ -231,9 +208,17 @@ class Authenticator:
             async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
                 as_of, changes = self._clock(), self._changes
                 async with self._db.connect() as conn:
-                    answer = await _ask(conn, hashes, as_of)
-        except DATABASE_ERRORS as error:
-            raise AuthUnavailable(type(error).__name__) from error
+                    answer = await _ask(conn, self.hashes(key), as_of)
+        except Exception as error:
+            self._refresh_at = self._clock() + REFRESH_RETRY_S
+            if not self._failing:
+                # The error's own text may hold the statement's parameters.
+                log.error("API keys cannot be read from Postgres (%s)", type(error).__name__)
+            self._failing = True
+            if isinstance(error, DATABASE_ERRORS):
+                raise AuthUnavailable(type(error).__name__) from error
+            raise
+        self._failing = False
         if changes != self._changes:
             return
         if isinstance(answer, CachedRefusal):

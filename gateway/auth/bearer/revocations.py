@@ -43,8 +43,8 @@ from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.tokens.grants import revoke_grant
 from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
-from gateway.auth.oauth.tokens.token_tables import revocations
-from gateway.db import DATABASE_ERRORS
+from gateway.auth.tables import revocations
+from gateway.db import DATABASE_ERRORS, delete_some
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
 from gateway.tenancy.errors import ChangeNotAnnounced
 
@@ -166,13 +166,6 @@ async def publish(redis: Redis, message: bytes) -> bool:
         log.warning("a revocation could not be announced (%s)", type(error).__name__)
         return False
     return True
-
-
-async def purge(conn: AsyncConnection, now: datetime) -> None:
-    """Sweep away what refuses no token any more."""
-    over = sa.select(revocations.c.seq).where(revocations.c.expires_at < now - timedelta(hours=1))
-    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
-    await conn.execute(sa.delete(revocations).where(revocations.c.seq.in_(over)))
 
 
 class Denylist:
@@ -359,6 +352,8 @@ class Denylist:
     async def _purge(self) -> None:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._db.begin() as conn:
-                await purge(conn, datetime.fromtimestamp(self._wall_clock(), UTC))
+                now = datetime.fromtimestamp(self._wall_clock(), UTC)
+                expired = revocations.c.expires_at < now - timedelta(hours=1)
+                await delete_some(conn, revocations.c.seq, expired, limit=MAX_PURGED)
         except DATABASE_ERRORS as error:
             log.warning("old revocations stay in Postgres (%s)", type(error).__name__)

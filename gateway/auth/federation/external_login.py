@@ -34,14 +34,14 @@ from gateway.auth.federation.external_issuers import fits, role_of
 from gateway.auth.federation.external_tokens import audiences, check_claims, read, verify
 from gateway.auth.federation.issuer_directory import IssuerDirectory
 from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerMetadata, LoginIssuerUnavailable
-from gateway.auth.federation.issuer_tables import (
+from gateway.auth.federation.issuers import Issuer
+from gateway.auth.peppers import random_secret
+from gateway.auth.tables import (
     external_identities,
     external_login_states,
     issuers,
 )
-from gateway.auth.federation.issuers import Issuer
-from gateway.auth.peppers import random_secret
-from gateway.db import tenant
+from gateway.db import delete_some, tenant
 from gateway.net.egress import Egress, EgressError
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.member_tables import users
@@ -371,9 +371,7 @@ async def use_up(
     )
     if (await conn.execute(used.on_conflict_do_nothing())).rowcount == 0:
         raise LoginRefused("used before")
-    over = sa.select(c.state_hash).where(c.org_id == org_id, c.expires_at < now)
-    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
-    await conn.execute(sa.delete(external_login_states).where(c.state_hash.in_(over)))
+    await delete_some(conn, c.state_hash, c.org_id == org_id, c.expires_at < now, limit=MAX_PURGED)
 
 
 async def find_or_add(

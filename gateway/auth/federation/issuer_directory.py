@@ -18,9 +18,10 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.invoices.suspension import suspended_by
+from foundation.tasks import SharedTasks
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.federation.issuer_tables import issuers
 from gateway.auth.federation.issuers import COLUMNS, Issuer
+from gateway.auth.tables import issuers
 from gateway.db import DATABASE_ERRORS
 from gateway.principal import Plan
 from gateway.tenancy import changes
@@ -70,16 +71,14 @@ class IssuerDirectory:
         self._listener = ChangeListener(redis, self._changed, clock=clock)
         self._snapshot: Snapshot | None = None
         self._changes = 0
-        self._reading: asyncio.Task[None] | None = None
+        self._reads: SharedTasks[None, None] = SharedTasks("read issuers")
 
     async def start(self) -> None:
         await self._listener.start()
 
     async def close(self) -> None:
         await self._listener.close()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._reads.close()
 
     async def snapshot(self) -> Snapshot:
         """Return the issuers as Postgres has them, or had them less than a second ago. Raises:
@@ -88,11 +87,7 @@ class IssuerDirectory:
             found = self._snapshot
             if found is not None and self._is_trusted(found):
                 return found
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._read(), name="read issuers")
-                self._reading.add_done_callback(self._read_ended)
-            # Shielded: others wait for it too.
-            await asyncio.shield(self._reading)
+            await self._reads.run(None, self._read)
         raise AuthUnavailable("no answer that is new enough")
 
     def _is_trusted(self, snapshot: Snapshot) -> bool:
@@ -104,11 +99,6 @@ class IssuerDirectory:
         if subject == EVERYTHING or subject.startswith(SUBJECT_PREFIXES):
             self._changes += 1
             self._snapshot = None
-
-    def _read_ended(self, task: asyncio.Task[None]) -> None:
-        self._reading = None
-        if not task.cancelled():
-            task.exception()  # read: those who waited for it have it, or have left
 
     async def _read(self) -> None:
         """Keep the answer if nothing was announced meanwhile. Raises: AuthUnavailable."""

@@ -6,17 +6,18 @@ one that does not answer goes on being believed with the keys that it had, for a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
+from foundation.tasks import SharedTasks
 from gateway.lru import Lru
 from gateway.net.egress import Egress, EgressError, EgressFailed
 
@@ -106,13 +107,10 @@ class IssuerKeys:
         self._kept: Lru[str, Keys] = Lru(MAX_ISSUERS)
         self._tried: Lru[str, float] = Lru(MAX_ISSUERS)
         """When each was last asked, with success or without."""
-        self._fetches: dict[str, asyncio.Task[None]] = {}
+        self._fetches: SharedTasks[str, None] = SharedTasks("fetch issuer keys")
 
     async def close(self) -> None:
-        fetches = list(self._fetches.values())
-        for each in fetches:
-            each.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
+        await self._fetches.close()
 
     async def find(self, issuer: str, kid: str | None, alg: str) -> PublicKey | None:
         """Return the issuer's key; None: it has no such key. Raises: IssuerUnavailable."""
@@ -145,11 +143,7 @@ class IssuerKeys:
     async def _fetch(self, issuer: str) -> None:
         if issuer not in self._fetches:
             self._tried.put(issuer, self._clock())
-            task = asyncio.create_task(self._fetch_once(issuer), name="fetch issuer keys")
-            self._fetches[issuer] = task
-            task.add_done_callback(lambda _done: self._fetches.pop(issuer))
-        # Shielded: others wait for it too.
-        await asyncio.shield(self._fetches[issuer])
+        await self._fetches.run(issuer, partial(self._fetch_once, issuer))
 
     async def _fetch_once(self, issuer: str) -> None:
         """A failure leaves what was known, and says so."""

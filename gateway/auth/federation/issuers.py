@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.issuer_keys import ALGORITHMS
-from gateway.auth.federation.issuer_tables import issuers
+from gateway.auth.tables import issuers
 from gateway.ids import uuid7
 from gateway.net.egress_targets import Forbidden, parse_target
 from gateway.permissions import ADMIN_SCOPES, SERVICE_SCOPES

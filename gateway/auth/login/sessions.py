@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_sessions
+from gateway.db import delete_some
 from gateway.ids import uuid7
 from gateway.principal import Role
 from gateway.secret import Secret
@@ -79,10 +80,13 @@ async def start_session(
             expires_at=now + timedelta(seconds=SESSION_LIFETIME_S),
         )
     )
-    over = sa.select(oauth_sessions.c.id).where(oauth_sessions.c.org_id == org_id)
-    over = over.where(oauth_sessions.c.expires_at < now - timedelta(seconds=SESSION_KEPT_S))
-    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
-    await conn.execute(sa.delete(oauth_sessions).where(oauth_sessions.c.id.in_(over)))
+    await delete_some(
+        conn,
+        oauth_sessions.c.id,
+        oauth_sessions.c.org_id == org_id,
+        oauth_sessions.c.expires_at < now - timedelta(seconds=SESSION_KEPT_S),
+        limit=MAX_PURGED,
+    )
     await record(
         conn,
         org_id=org_id,

@@ -1,10 +1,11 @@
-"""Wires what the pages of the authorization server work with, and makes grants.
+"""Opens the services behind the pages of the authorization server, and makes grants.
 
 Knows no HTTP.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -16,13 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway import permissions as policy
 from gateway.audit.log import Actor
+from gateway.auth.bearer.revocations import announcing
 from gateway.auth.federation.external_login import ExternalLogin
-from gateway.auth.login.login import Login
+from gateway.auth.login.change import change_password
+from gateway.auth.login.login import PASSWORD, Login, LoginOrigin, SignedIn, WrongCredentials
 from gateway.auth.login.passkeys import Passkeys
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import SESSION_PEPPER_PURPOSE, Seals, Session, holds_session
 from gateway.auth.login.throttle import Throttle
-from gateway.auth.oauth.clients.document_clients import fetching
 from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
 from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Clients
 from gateway.auth.oauth.rfc6749_authorize import AuthorizationRequest
@@ -32,11 +34,14 @@ from gateway.auth.peppers import Peppers
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
 from gateway.secret import Secret
+from gateway.tenancy.errors import ChangeNotAnnounced, NotFound
 from gateway.tenancy.member_tables import project_members
 from gateway.tenancy.tables import projects
 
+log = logging.getLogger(__name__)
+
 BILLED = frozenset({SCOPE_INFERENCE, policy.SCOPE_MCP_CALL})
-"""Scopes that cost something, so that somebody has to be billed."""
+"""Scopes whose use costs money, so a grant with them needs a project."""
 
 
 class Authorization(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,55 +66,96 @@ class Authorization(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def secure(self) -> bool:
-        """True but on this machine alone, where cookies may travel in the clear."""
+        """True unless the issuer is this machine itself, where cookies may be sent over http."""
         return self.issuer.startswith("https://")
 
 
+async def renew_password(
+    authorization: Authorization,
+    *,
+    org_id: str,
+    user_id: str,
+    replacing: str | None,
+    password: str,
+    origin: LoginOrigin,
+) -> SignedIn:
+    """Set another password for a user, and start a session.
+
+    `replacing`: the hash of the password that the user showed, or that their reset link is for.
+    Raises: WrongCredentials (the password was changed meanwhile), PasswordsBusy.
+    """
+    hashed = await authorization.passwords.hash(password)
+    try:
+        async with (
+            announcing(authorization.redis) as announcement,
+            tenant(authorization.db, org_id) as conn,
+        ):
+            await change_password(
+                conn,
+                announcement,
+                org_id=org_id,
+                user_id=user_id,
+                password_hash=hashed,
+                replacing=replacing,
+                actor=origin.actor(user_id),
+            )
+            signed_in = await authorization.login.start(conn, org_id, user_id, PASSWORD, origin)
+    except NotFound:
+        raise WrongCredentials from None
+    except ChangeNotAnnounced:
+        # The change is committed and cannot be repeated: the old password is no longer right.
+        log.warning("a new password was not announced; every process reads of it in Postgres")
+    return signed_in
+
+
 async def was_allowed(
-    desk: Authorization, asked: AuthorizationRequest, session: Session, scopes: Collection[str]
+    authorization: Authorization,
+    request: AuthorizationRequest,
+    session: Session,
+    scopes: Collection[str],
 ) -> bool:
-    """True if the user need not be asked."""
-    if not asked.remembers or "consent" in asked.prompts:
+    """True if the user consented to this before, so the consent page is not shown."""
+    if not request.remembers or "consent" in request.prompts:
         return False
-    async with tenant(desk.db, session.org_id) as conn:
+    async with tenant(authorization.db, session.org_id) as conn:
         return await is_remembered(
             conn,
             org_id=session.org_id,
             user_id=session.user_id,
-            client_id=asked.client.id,
-            redirect_uri=asked.registered_uri,
-            resources=[each.uri for each in asked.resources],
+            client_id=request.client.id,
+            redirect_uri=request.registered_uri,
+            resources=[each.uri for each in request.resources],
             scopes=scopes,
         )
 
 
 async def authorize(
-    desk: Authorization,
-    asked: AuthorizationRequest,
+    authorization: Authorization,
+    request: AuthorizationRequest,
     session: Session,
     scopes: Collection[str],
     actor: Actor,
 ) -> str:
-    """A grant with what the user allowed, and the code for it.
+    """Make a grant of what the user allowed, and return the authorization code for it.
 
-    Raises: AuthorizationRefused, where it costs something and there is nobody to bill, and where
-    the session ended meanwhile: a grant that its end does not see would outlive it.
+    Raises: AuthorizationRefused if a scope costs money and there is no project to bill, or if the
+    session has ended: the end of a session must also reach the grants that were made in it.
     """
-    now = desk.clock()
-    resources = [each.uri for each in asked.resources]
-    async with tenant(desk.db, session.org_id) as conn:
+    now = authorization.clock()
+    resources = [each.uri for each in request.resources]
+    async with tenant(authorization.db, session.org_id) as conn:
         if not await holds_session(conn, session):
-            raise asked.refuse("login_required")
-        project_id = asked.client.project_id or await _project_of(conn, session)
+            raise request.refuse("login_required")
+        project_id = request.client.project_id or await _project_of(conn, session)
         if project_id is None and BILLED & set(scopes):
-            raise asked.refuse("access_denied")
-        if asked.remembers:
+            raise request.refuse("access_denied")
+        if request.remembers:
             await remember(
                 conn,
                 org_id=session.org_id,
                 user_id=session.user_id,
-                client_id=asked.client.id,
-                redirect_uri=asked.registered_uri,
+                client_id=request.client.id,
+                redirect_uri=request.registered_uri,
                 resources=resources,
                 scopes=scopes,
                 now=now,
@@ -118,7 +164,7 @@ async def authorize(
             conn,
             org_id=session.org_id,
             user_id=session.user_id,
-            client_id=asked.client.id,
+            client_id=request.client.id,
             project_id=project_id,
             resources=resources,
             scopes=sorted(scopes),
@@ -126,31 +172,30 @@ async def authorize(
         )
         return await issue_code(
             conn,
-            desk.codes,
+            authorization.codes,
             grant=grant,
-            redirect_uri=asked.redirect_uri,
-            code_challenge=asked.code_challenge,
-            nonce=asked.nonce,
+            redirect_uri=request.redirect_uri,
+            code_challenge=request.code_challenge,
+            nonce=request.nonce,
             auth_time=session.auth_time,
             amr=session.amr,
-            dpop_jkt=asked.dpop_jkt,
+            dpop_jkt=request.dpop_jkt,
             now=now,
         )
 
 
 async def _project_of(conn: AsyncConnection, session: Session) -> str | None:
-    """The oldest live project that the user is a member of; who administers the org has them
-    all."""
+    """Return the oldest live project that the user is a member of; else, for who administers the
+    org, its oldest live project."""
     live = sa.select(sa.func.min(projects.c.id)).where(projects.c.org_id == session.org_id)
     live = live.where(projects.c.archived_at.is_(None))
-    member = sa.select(project_members.c.project_id).where(
+    joined = sa.select(project_members.c.project_id).where(
         project_members.c.user_id == session.user_id, project_members.c.removed_at.is_(None)
     )
-    own: str | None = await conn.scalar(live.where(projects.c.id.in_(member)))
-    if own is not None or session.role not in ("owner", "admin"):
-        return own
-    found: str | None = await conn.scalar(live)
-    return found
+    project_id: str | None = await conn.scalar(live.where(projects.c.id.in_(joined)))
+    if project_id is None and session.role in ("owner", "admin"):
+        project_id = await conn.scalar(live)
+    return project_id
 
 
 def utc_now() -> datetime:
@@ -167,7 +212,6 @@ def open_authorization(
     secret: Secret,
     documents: ClientDocuments,
     external: ExternalLogin,
-    clock: Callable[[], datetime] = utc_now,
 ) -> Authorization:
     passwords = Passwords()
     stack.callback(passwords.close)
@@ -180,7 +224,7 @@ def open_authorization(
         throttle=throttle,
         sessions=sessions,
         seals=seals,
-        clock=clock,
+        clock=utc_now,
     )
     return Authorization(
         issuer=issuer,
@@ -189,7 +233,9 @@ def open_authorization(
         redis=redis,
         secret=secret,
         clients=Clients(
-            db=system_db, peppers=Peppers(secret, SECRET_PEPPER_PURPOSE), fetch=fetching(documents)
+            db=system_db,
+            peppers=Peppers(secret, SECRET_PEPPER_PURPOSE),
+            fetch=documents.find_client,
         ),
         codes=Peppers(secret, CODE_PEPPER_PURPOSE),
         sessions=sessions,
@@ -205,7 +251,7 @@ def open_authorization(
             seals=seals,
             login=login,
             public_url=issuer,
-            clock=clock,
+            clock=utc_now,
         ),
-        clock=clock,
+        clock=utc_now,
     )

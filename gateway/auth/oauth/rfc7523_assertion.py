@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
-import sqlalchemy as sa
 from joserfc import jws, jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import JWKRegistry, Key
@@ -22,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.rfc6749_errors import invalid_client
-from gateway.auth.oauth.tokens.token_tables import oauth_assertions
+from gateway.auth.tables import oauth_assertions
+from gateway.db import delete_some
 
 TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "Ed25519")
@@ -115,15 +115,12 @@ async def _spend(
     conn: AsyncConnection, client_id: str, claims: AssertionClaims, now: float
 ) -> None:
     """Raises: OAuthError for one that was seen before."""
-    expired = oauth_assertions.c.expires_at < datetime.fromtimestamp(now - CLOCK_SKEW_S, UTC)
-    over = sa.select(oauth_assertions.c.jti_hash).where(
-        oauth_assertions.c.client_id == client_id, expired
-    )
-    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
-    await conn.execute(
-        sa.delete(oauth_assertions).where(
-            oauth_assertions.c.client_id == client_id, oauth_assertions.c.jti_hash.in_(over)
-        )
+    await delete_some(
+        conn,
+        oauth_assertions.c.jti_hash,
+        oauth_assertions.c.client_id == client_id,
+        oauth_assertions.c.expires_at < datetime.fromtimestamp(now - CLOCK_SKEW_S, UTC),
+        limit=MAX_PURGED,
     )
     spent = insert(oauth_assertions).values(
         client_id=client_id,

@@ -17,7 +17,7 @@ from gateway.audit.log import record
 from gateway.auth.bearer.revocations import announcing
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import SigningKeyRow
-from gateway.auth.oauth.tokens.token_tables import signing_keys as table
+from gateway.auth.tables import signing_keys as table
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes

@@ -16,8 +16,7 @@ from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
 from gateway.auth.login.reset import RESET_PATH, ResetUser, find_reset
 from gateway.auth.login.throttle import TooManyAttempts
-from gateway.auth.oauth.authorization import Authorization
-from gateway.auth.oauth.password_renewal import renew_password
+from gateway.auth.oauth.authorization import Authorization, renew_password
 from gateway.routes.oauth.login import (
     ACCOUNT,
     BUSY,
@@ -59,7 +58,7 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
         old = await desk.login.by_old_password(
             **whose, password=form.get("current_password", ""), where=where
         )
-        done = await renew_password(desk, **whose, replacing=old, password=password, where=where)
+        done = await renew_password(desk, **whose, replacing=old, password=password, origin=where)
     except WeakPassword as weak:
         return await account_page(desk, browser, session, problem=str(weak))
     except WrongCredentials:
@@ -143,7 +142,7 @@ async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
             user_id=user.id,
             replacing=user.password_hash,
             password=password,
-            where=browser.where,
+            origin=browser.where,
         )
     except WeakPassword as weak:
         return reset_page(desk, browser, user, token, problem=str(weak), status=400)

@@ -15,7 +15,7 @@ from billing.ingestion.shipper import Shipper
 from billing.spool.spool import Spool
 from engine.transport.client import Engine
 from foundation.periodic import Periodic
-from gateway.auth.assembly.federation import Federation
+from gateway.auth.assembly.auth import Federation
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.cors_origins import CorsOrigins
 from gateway.auth.oauth.authority import Authority

@@ -470,7 +470,7 @@ async def test_closing_ends_the_reads_under_way(
                     await asyncio.sleep(0.005)
         with pytest.raises(asyncio.CancelledError):
             await pending
-        assert authenticator._reads == {}
+        assert len(authenticator._reads) == 0
 
 
 def test_no_error_of_a_credential_tells_which() -> None:

@@ -1,24 +1,26 @@
 """Client ID Metadata Documents (draft-ietf-oauth-client-id-metadata-document-02): a client whose
-`client_id` is an https URL says there what it is, and needs no registration.
+`client_id` is an https URL publishes its metadata there, and needs no registration.
 
-Such a client has no secret: it is public, or signs with a key that it publishes. What was fetched
-is kept for as long as the answer allows, within bounds, and for a day more where its host does not
-answer; what failed is not kept, and a host is asked a bounded number of times a minute for what
-strangers make up: a document that was good before is read again whatever they have done.
+Such a client has no secret: it is public, or signs with a key that it publishes. A document is
+cached for as long as its response allows, within bounds, and for a day more while its host does not
+answer. Failures are not cached. Fetches of unknown documents are bounded per host and minute,
+because anybody can make up their URLs; a document that is cached does not count.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from foundation.tasks import SharedTasks
+from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.clients.metadata import (
     GRANT_TYPES_OF_STRANGERS,
     SECRET_METHODS,
@@ -26,6 +28,7 @@ from gateway.auth.oauth.clients.metadata import (
     InvalidMetadata,
     from_document,
 )
+from gateway.auth.oauth.clients.store import Client, from_metadata, scopes_of_a_stranger
 from gateway.lru import Lru
 from gateway.net.egress import BodyTooLarge, Egress, EgressError, FetchResponse, ForbiddenTarget
 from gateway.net.egress_targets import Forbidden, parse_target
@@ -33,19 +36,19 @@ from gateway.net.egress_targets import Forbidden, parse_target
 log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 5 * 1024
-"""Section 8.7 recommends it."""
+"""Recommended by section 8.7."""
 MAX_CACHED = 4_096
 MIN_AGE_S = 60.0
 DEFAULT_AGE_S = 3_600.0
 MAX_AGE_S = 86_400.0
 MAX_STALE_S = 86_400.0
-"""So much longer it is believed where its host does not answer."""
+"""A document stays in use for so long after its expiry while its host does not answer."""
 RETRY_S = 30.0
-"""After so long that host is asked for it again."""
+"""The wait before a host that did not answer is asked again."""
 MAX_FETCHES_PER_MINUTE = 20
 """Of one host, for documents that are not known."""
 TRANSIENT = frozenset({408, 425, 429})
-"""Besides 5xx: the host does not say what the document is."""
+"""Statuses, besides 5xx, that say nothing about the document."""
 MAX_COUNTED_HOSTS = 4_096
 MAX_AGE = re.compile(r"max-age\s*=\s*\"?([0-9]{1,9})\"?", re.ASCII)
 SECRETS = ("client_secret", "client_secret_expires_at")
@@ -56,7 +59,7 @@ class ClientDocumentError(Exception):
 
 
 class ClientDocumentUnavailable(ClientDocumentError):
-    """It cannot be had at the moment. Clients read `temporarily_unavailable`."""
+    """The document cannot be fetched now. Clients read `temporarily_unavailable`."""
 
 
 class CachedDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,37 +83,38 @@ class ClientDocuments:
         self._clock = clock
         self._kept: Lru[str, CachedDocument] = Lru(MAX_CACHED)
         self._counted: Lru[str, tuple[int, int]] = Lru(MAX_COUNTED_HOSTS)
-        """By host: the minute, and how often in it."""
-        self._fetches: dict[str, asyncio.Task[ClientMetadata]] = {}
+        """By host: the minute, and the number of fetches in it."""
+        self._fetches: SharedTasks[str, ClientMetadata] = SharedTasks("fetch client document")
 
-    async def fetch_client(self, url: str) -> ClientMetadata:
-        """Fetch the metadata of the client that has `url` as its id. Raises:
-        ClientDocumentError."""
+    async def find_client(self, url: str) -> Client | None:
+        """Return the client whose id is `url`, or None if its document cannot be used.
+
+        Nobody vouches for such a client, so it gets the scopes of a stranger.
+        Raises: AuthUnavailable.
+        """
+        try:
+            metadata = await self.fetch_metadata(url)
+        except ClientDocumentUnavailable as error:
+            raise AuthUnavailable(f"a client metadata document: {error}") from error
+        except ClientDocumentError as error:
+            log.info("a client metadata document cannot be used: %s", error)
+            return None
+        return from_metadata(url, metadata, scopes_of_a_stranger(metadata))
+
+    async def fetch_metadata(self, url: str) -> ClientMetadata:
+        """Return the metadata of the client whose id is `url`. Raises: ClientDocumentError."""
         host = check_client_id_url(url, allow_loopback=self._allow_loopback)
         kept, now = self._kept.get(url), self._clock()
         if kept is not None and now < kept.until:
             return kept.client
         if kept is not None and now >= kept.stale_until:
             kept = None
-        if url not in self._fetches:
-            if kept is None:
-                self._count(host)
-            task = asyncio.create_task(self._fetch(url, kept), name="fetch client document")
-            self._fetches[url] = task
-            task.add_done_callback(lambda done: self._ended(url, done))
-        # Shielded: others wait for it too.
-        return await asyncio.shield(self._fetches[url])
+        if kept is None and url not in self._fetches:
+            self._count(host)
+        return await self._fetches.run(url, partial(self._fetch, url, kept))
 
     async def close(self) -> None:
-        fetches = list(self._fetches.values())
-        for each in fetches:
-            each.cancel()
-        await asyncio.gather(*fetches, return_exceptions=True)
-
-    def _ended(self, url: str, task: asyncio.Task[ClientMetadata]) -> None:
-        del self._fetches[url]
-        if not task.cancelled():
-            task.exception()  # read: those who waited for it have it, or have left
+        await self._fetches.close()
 
     def _count(self, host: str) -> None:
         minute = int(self._clock() // 60)
@@ -126,9 +130,9 @@ class ClientDocuments:
         except ClientDocumentUnavailable as error:
             if kept is None:
                 raise
-            log.info("a client metadata document is believed as it was: %s", error)
-            again = self._clock() + RETRY_S
-            self._kept.put(url, msgspec.structs.replace(kept, until=again))
+            log.info("a client metadata document stays as it was: %s", error)
+            retry_at = self._clock() + RETRY_S
+            self._kept.put(url, msgspec.structs.replace(kept, until=retry_at))
             return kept.client
         except ClientDocumentError:
             self._kept.drop(url)
@@ -142,9 +146,9 @@ class ClientDocuments:
         return client
 
     async def _read(self, url: str) -> tuple[ClientMetadata, float]:
-        """Fetch the document, and return for how long it may be kept.
+        """Fetch the document, and return for how long it may be cached.
 
-        Never redirected (section 5).
+        Redirects are not followed (section 5).
         Raises: ClientDocumentError.
         """
         try:
@@ -162,10 +166,6 @@ class ClientDocuments:
         except EgressError as error:
             raise ClientDocumentError(str(error)) from None
         return to_metadata(url, content), max_age_s(found)
-
-
-def is_client_id_url(client_id: str) -> bool:
-    return client_id.startswith(("https://", "http://"))
 
 
 def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
@@ -186,12 +186,12 @@ def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:
 
 
 def max_age_s(found: FetchResponse) -> float:
-    """Return how long an answer is kept: what RFC 9111 allows, within our bounds; 0: not at all."""
+    """Return for how long RFC 9111 allows to cache a response, within our bounds; 0: not at all."""
     control = found.headers.get("cache-control", "").lower()
     if "no-store" in control or "no-cache" in control:
         return 0.0
-    said = MAX_AGE.search(control)
-    age_s = DEFAULT_AGE_S if said is None else float(said[1])
+    stated = MAX_AGE.search(control)
+    age_s = DEFAULT_AGE_S if stated is None else float(stated[1])
     return min(max(age_s, MIN_AGE_S), MAX_AGE_S)
 
 
@@ -202,15 +202,15 @@ def to_metadata(url: str, content: Mapping[str, Any]) -> ClientMetadata:
     if any(name in content for name in SECRETS):
         raise ClientDocumentError("client_secret: a public document holds no secret")
     if content.get("token_endpoint_auth_method") in SECRET_METHODS:
-        raise ClientDocumentError("token_endpoint_auth_method: rests on a shared secret")
-    # RFC 7591's default is a secret, which cannot be here.
-    written = {"token_endpoint_auth_method": "none", **content}
-    asked = content.get("grant_types")
-    if isinstance(asked, list):
-        # One document serves many servers: what this one does not offer is not used here.
-        written["grant_types"] = [each for each in asked if each in GRANT_TYPES_OF_STRANGERS]
+        raise ClientDocumentError("token_endpoint_auth_method: needs a shared secret")
+    # The default of RFC 7591 needs a secret, which such a client does not have.
+    document = {"token_endpoint_auth_method": "none", **content}
+    grant_types = content.get("grant_types")
+    if isinstance(grant_types, list):
+        # One document is for many servers: grant types that this one does not offer are dropped.
+        document["grant_types"] = [each for each in grant_types if each in GRANT_TYPES_OF_STRANGERS]
     try:
-        found = from_document(written, grant_types=GRANT_TYPES_OF_STRANGERS)
+        found = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
     except InvalidMetadata as error:
         raise ClientDocumentError(str(error)) from None
     if not found.redirect_uris:

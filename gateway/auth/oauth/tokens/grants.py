@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_codes, oauth_grants
+from gateway.db import delete_some
 from gateway.ids import uuid7
 from gateway.tenancy.errors import NotFound
 
@@ -139,11 +140,13 @@ async def issue_code(
             expires_at=now + timedelta(seconds=CODE_LIFETIME_S),
         )
     )
-    over = sa.select(oauth_codes.c.code_hash)
-    over = over.where(oauth_codes.c.expires_at < now - timedelta(seconds=CODE_KEPT_S))
-    over = over.where(oauth_codes.c.org_id == grant.org_id)
-    over = over.limit(MAX_PURGED).with_for_update(skip_locked=True)
-    await conn.execute(sa.delete(oauth_codes).where(oauth_codes.c.code_hash.in_(over)))
+    await delete_some(
+        conn,
+        oauth_codes.c.code_hash,
+        oauth_codes.c.org_id == grant.org_id,
+        oauth_codes.c.expires_at < now - timedelta(seconds=CODE_KEPT_S),
+        limit=MAX_PURGED,
+    )
     return code
 
 

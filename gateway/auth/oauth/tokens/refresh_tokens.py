@@ -18,8 +18,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.oauth.tokens.token_tables import oauth_refresh_tokens
 from gateway.auth.peppers import Peppers, random_secret
+from gateway.auth.tables import oauth_refresh_tokens
 from gateway.ids import uuid7
 from gateway.secret import Secret
 

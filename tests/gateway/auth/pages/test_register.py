@@ -14,8 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.auth.oauth.clients.store import STRANGERS, Client
 from gateway.auth.oauth.rfc6749_errors import DESCRIPTIONS
 from gateway.auth.oauth.rfc7591_register import EACH, MAX_BODY_BYTES
-from gateway.auth.oauth.tokens.token_tables import revocations
-from gateway.auth.tables import oauth_clients, oauth_grants
+from gateway.auth.tables import oauth_clients, oauth_grants, revocations
 from gateway.db import tenant
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from tests.gateway.auth.browsing import (

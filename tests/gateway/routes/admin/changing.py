@@ -20,7 +20,7 @@ from billing.invoices.states import DRAFT
 from billing.money import PICO_PER_USD
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.oauth.tokens.grants import create_grant
-from gateway.auth.oauth.tokens.token_tables import signing_keys
+from gateway.auth.tables import signing_keys
 from gateway.db import tenant
 from gateway.ids import uuid7_text
 from gateway.mcp.approvals import PostgresApprovals

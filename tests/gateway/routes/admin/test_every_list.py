@@ -22,7 +22,7 @@ from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import latest_invoice
 from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
-from gateway.auth.oauth.tokens.token_tables import signing_keys
+from gateway.auth.tables import signing_keys
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens

@@ -9,7 +9,6 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.errors import AuthUnavailable
-from gateway.auth.oauth.clients.document_clients import fetching
 from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
 from gateway.auth.oauth.clients.store import STRANGERS, FetchDocument
 from gateway.auth.oauth.form import Form
@@ -30,7 +29,7 @@ def far_end() -> FarEnd:
 
 @pytest.fixture
 def fetch(far_end: FarEnd) -> FetchDocument:
-    return fetching(ClientDocuments(far_end))  # type: ignore[arg-type]
+    return ClientDocuments(far_end).find_client  # type: ignore[arg-type]
 
 
 def document(**more: Any) -> dict[str, Any]:

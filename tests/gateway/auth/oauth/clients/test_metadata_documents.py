@@ -15,7 +15,6 @@ from gateway.auth.oauth.clients.metadata_documents import (
     ClientDocuments,
     ClientDocumentUnavailable,
     check_client_id_url,
-    is_client_id_url,
 )
 from gateway.net.egress import BodyTooLarge, Egress, EgressTimeout
 from tests.gateway.auth.issuing import Clock, FarEnd, rsa_key
@@ -50,7 +49,7 @@ def documents(far_end: FarEnd, clock: Clock) -> ClientDocuments:
 
 async def test_a_document_is_a_client(documents: ClientDocuments, far_end: FarEnd) -> None:
     far_end.says(URL, document())
-    client = await documents.fetch_client(URL)
+    client = await documents.fetch_metadata(URL)
     assert client.client_name == "App"
     assert client.redirect_uris == ["https://app.example.com/callback"]
     assert client.token_endpoint_auth_method == "none"
@@ -62,7 +61,7 @@ async def test_it_may_sign_with_a_key_that_it_publishes(
 ) -> None:
     jwks = {"keys": [rsa_key().as_dict(private=False)]}
     far_end.says(URL, document(token_endpoint_auth_method="private_key_jwt", jwks=jwks))
-    client = await documents.fetch_client(URL)
+    client = await documents.fetch_metadata(URL)
     assert client.token_endpoint_auth_method == "private_key_jwt"
 
 
@@ -71,7 +70,7 @@ async def test_grants_that_are_not_for_strangers_are_not_granted(
 ) -> None:
     asked = ["authorization_code", "refresh_token", "client_credentials", "urn:of:another:server"]
     far_end.says(URL, document(grant_types=asked))
-    client = await documents.fetch_client(URL)
+    client = await documents.fetch_metadata(URL)
     assert client.grant_types == ["authorization_code", "refresh_token"]
 
 
@@ -107,7 +106,7 @@ async def test_a_document_that_breaks_a_rule_is_refused(
 ) -> None:
     far_end.says(URL, content)
     with pytest.raises(ClientDocumentError):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +129,11 @@ async def test_a_url_that_cannot_be_a_clients_id_is_not_asked(
     documents: ClientDocuments, far_end: FarEnd, url: str
 ) -> None:
     with pytest.raises(ClientDocumentError):
-        await documents.fetch_client(url)
+        await documents.fetch_metadata(url)
     assert far_end.asked == []
 
 
-def test_what_is_a_url_is_told_from_an_id() -> None:
-    assert is_client_id_url(URL) and is_client_id_url("http://localhost/x")
-    assert not is_client_id_url("client_0123")
+def test_loopback_is_allowed_where_it_is_configured() -> None:
     assert check_client_id_url("http://localhost:1/x", allow_loopback=True) == "localhost"
 
 
@@ -146,28 +143,28 @@ async def test_only_a_200_counts_and_a_redirect_is_none(
 ) -> None:
     far_end.says(URL, document(), status=status, location="https://app.example.com/else")
     with pytest.raises(ClientDocumentError, match=str(status)):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
     assert far_end.asked == [URL]
 
 
 async def test_what_is_no_json_is_refused(documents: ClientDocuments, far_end: FarEnd) -> None:
     far_end.says(URL, b"<html>")
     with pytest.raises(ClientDocumentError):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
     far_end.fails(URL, EgressTimeout("slow"))
     with pytest.raises(ClientDocumentError, match="EgressTimeout"):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
 
 
 async def test_it_is_kept_for_an_hour_and_read_again(
     documents: ClientDocuments, far_end: FarEnd, clock: Clock
 ) -> None:
     far_end.says(URL, document())
-    first = await documents.fetch_client(URL)
+    first = await documents.fetch_metadata(URL)
     clock.now += 3599
-    assert await documents.fetch_client(URL) is first
+    assert await documents.fetch_metadata(URL) is first
     clock.now += 2
-    await documents.fetch_client(URL)
+    await documents.fetch_metadata(URL)
     assert len(far_end.asked) == 2
 
 
@@ -185,22 +182,22 @@ async def test_it_is_kept_as_the_answer_says_within_bounds(
     documents: ClientDocuments, far_end: FarEnd, clock: Clock, control: str, kept_s: float
 ) -> None:
     far_end.says(URL, document(), cache_control=control)
-    await documents.fetch_client(URL)
+    await documents.fetch_metadata(URL)
     if kept_s:
         clock.now += kept_s - 1
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
         assert len(far_end.asked) == 1
         clock.now += 2
-    await documents.fetch_client(URL)
+    await documents.fetch_metadata(URL)
     assert len(far_end.asked) == 2
 
 
 async def test_a_refusal_is_not_kept(documents: ClientDocuments, far_end: FarEnd) -> None:
     far_end.says(URL, document(client_secret="x"))
     with pytest.raises(ClientDocumentError):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
     far_end.says(URL, document())
-    assert (await documents.fetch_client(URL)).client_name == "App"
+    assert (await documents.fetch_metadata(URL)).client_name == "App"
 
 
 async def test_a_host_is_asked_a_bounded_number_of_times_a_minute(
@@ -209,11 +206,11 @@ async def test_a_host_is_asked_a_bounded_number_of_times_a_minute(
     clock.now = 0.0
     for number in range(MAX_FETCHES_PER_MINUTE + 5):
         with pytest.raises(ClientDocumentError):
-            await documents.fetch_client(f"https://app.example.com/{number}")
+            await documents.fetch_metadata(f"https://app.example.com/{number}")
     assert len(far_end.asked) == MAX_FETCHES_PER_MINUTE
     clock.now = 60.0
     with pytest.raises(ClientDocumentError):
-        await documents.fetch_client("https://app.example.com/again")
+        await documents.fetch_metadata("https://app.example.com/again")
     assert len(far_end.asked) == MAX_FETCHES_PER_MINUTE + 1
 
 
@@ -221,38 +218,38 @@ async def test_who_uses_a_hosts_share_up_takes_no_known_client_away(
     documents: ClientDocuments, far_end: FarEnd, clock: Clock
 ) -> None:
     far_end.says(URL, document())
-    await documents.fetch_client(URL)
+    await documents.fetch_metadata(URL)
     clock.now += 3_661
     for number in range(MAX_FETCHES_PER_MINUTE + 5):
         far_end.says(made_up := f"https://app.example.com/{number}", {}, status=404)
         with pytest.raises(ClientDocumentError):
-            await documents.fetch_client(made_up)
+            await documents.fetch_metadata(made_up)
     far_end.says(URL, document(client_name="Renamed"))
-    assert (await documents.fetch_client(URL)).client_name == "Renamed"
+    assert (await documents.fetch_metadata(URL)).client_name == "Renamed"
     with pytest.raises(ClientDocumentUnavailable):
-        await documents.fetch_client("https://app.example.com/not-known-yet")
+        await documents.fetch_metadata("https://app.example.com/not-known-yet")
 
 
 async def test_a_host_that_does_not_answer_takes_no_known_client_away_for_a_day(
     documents: ClientDocuments, far_end: FarEnd, clock: Clock
 ) -> None:
     far_end.says(URL, document())
-    first = await documents.fetch_client(URL)
+    first = await documents.fetch_metadata(URL)
     clock.now += 3_601
     for status in (500, 503, 429):
         far_end.says(URL, b"", status=status)
-        assert await documents.fetch_client(URL) is first
+        assert await documents.fetch_metadata(URL) is first
         clock.now += RETRY_S
     far_end.fails(URL, EgressTimeout("slow"))
     asked = len(far_end.asked)
     for _ in range(3):
-        assert await documents.fetch_client(URL) is first
+        assert await documents.fetch_metadata(URL) is first
     assert len(far_end.asked) == asked + 1, "nor is everybody made to wait for it"
     clock.now += MAX_STALE_S
     with pytest.raises(ClientDocumentUnavailable):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
     far_end.says(URL, document())
-    assert (await documents.fetch_client(URL)) == first
+    assert (await documents.fetch_metadata(URL)) == first
 
 
 @pytest.mark.parametrize("why", ["gone", "another's", "too large", "not to be kept"])
@@ -260,7 +257,7 @@ async def test_a_host_that_says_it_is_no_more_is_believed(
     documents: ClientDocuments, far_end: FarEnd, clock: Clock, why: str
 ) -> None:
     far_end.says(URL, document())
-    await documents.fetch_client(URL)
+    await documents.fetch_metadata(URL)
     clock.now += 3_601
     if why == "gone":
         far_end.says(URL, b"", status=404)
@@ -271,14 +268,14 @@ async def test_a_host_that_says_it_is_no_more_is_believed(
     else:
         far_end.says(URL, document(), cache_control="no-store")
     if why == "not to be kept":
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
     else:
         with pytest.raises(ClientDocumentError) as refused:
-            await documents.fetch_client(URL)
+            await documents.fetch_metadata(URL)
         assert not isinstance(refused.value, ClientDocumentUnavailable)
     far_end.fails(URL, EgressTimeout("slow"))
     with pytest.raises(ClientDocumentUnavailable):
-        await documents.fetch_client(URL)
+        await documents.fetch_metadata(URL)
 
 
 async def test_many_at_once_cause_one_request_and_one_who_leaves_spoils_nothing() -> None:
@@ -296,7 +293,7 @@ async def test_many_at_once_cause_one_request_and_one_who_leaves_spoils_nothing(
     documents = ClientDocuments(egress, allow_loopback=True)
     async with serving(handle) as port:
         url = f"http://127.0.0.1:{port}/c"
-        asking = [asyncio.create_task(documents.fetch_client(url)) for _ in range(10)]
+        asking = [asyncio.create_task(documents.fetch_metadata(url)) for _ in range(10)]
         await asyncio.sleep(0.01)
         asking[0].cancel()
         found = await asyncio.gather(*asking[1:])
@@ -312,7 +309,7 @@ async def test_closing_ends_what_is_on_its_way() -> None:
     egress = Egress(allow_loopback=True)
     documents = ClientDocuments(egress, allow_loopback=True)
     async with serving(silent) as port:
-        asking = asyncio.create_task(documents.fetch_client(f"http://127.0.0.1:{port}/c"))
+        asking = asyncio.create_task(documents.fetch_metadata(f"http://127.0.0.1:{port}/c"))
         await asyncio.sleep(0.05)
         await documents.close()
         with pytest.raises(asyncio.CancelledError):
