@@ -38,7 +38,7 @@ FIELD_TEXTS_WITHOUT_A_VERB = {
     "engine": 103,
     "gateway": 158,
     "billing": 58,
-    "mcp_bridge": 93,
+    "mcp_bridge": 92,
     "elsewhere": 126,
 }
 CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 0, "billing": 0, "mcp_bridge": 0}

@@ -1,12 +1,6 @@
-"""A server's stdin and stdout as the streams that the SDK's `ClientSession` takes.
+"""A server's stdin and stdout as a `StreamTransport`: one line is one message.
 
-The SDK's `stdio_client` has the same interface; this one caps a line, says by name why a stream
-ended, counts what is on its way and leaves when it has been idle for long.
-
-    transport = StdioTransport(launcher, spec, owner, credentials)
-    async with transport as (read, write), ClientSession(read, write) as session:
-        ...
-    transport.failure   # why it ended, where it was not us who ended it
+Caps the length of a line, names why a stream ended, and stops a server that is idle for long.
 """
 
 from __future__ import annotations
@@ -14,28 +8,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 
-import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared.message import SessionMessage
-from mcp_types import (
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCRequest,
-    JSONRPCResponse,
-    jsonrpc_message_adapter,
-)
-
-from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
+from foundation.tasks import end_tasks
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.upstream.credentials import CredentialSet, UpstreamOwner
+from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, StdioError, UpstreamEnded
 from mcp_bridge.upstream.launch_spec import LaunchSpec
 from mcp_bridge.upstream.stdio.process import READ_BYTES, Launcher, ProcessOwner, ServerProcess
+from mcp_bridge.upstream.stdio.stderr_tail import LastWords, ending_of, lines_of, secrets_of
+from mcp_bridge.upstream.transport import StreamTransport, TransportFailed
+from mcp_bridge.upstream.upstream import ServerConfig
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""Of one message, without its newline."""
+"""Bytes of one message without its newline."""
 NEWLINE = b"\n"
 BLANK = b" \t\r"
+MAX_BAD_LINES = 100
+"""Lines in a row that are no JSON-RPC. Some servers print a greeting on stdout."""
+IDLE_STOP_S = 300.0
+MAX_PENDING = 1024
+"""Requests without an answer that are counted."""
+AFTER_EXIT_S = 1.0
+"""Time to read what a process wrote before it exited."""
+
+log = logging.getLogger(__name__)
 
 
 class LineOverflow(Exception):
@@ -45,9 +44,7 @@ class LineOverflow(Exception):
 class Framer:
     """Cuts what a server writes into lines, one message each (MCP 2025-11-25, basic/transports).
 
-    The SDK's own reader keeps a line of any length and copies it with each read; here a line has a
-    cap and each byte is looked at once, in whatever pieces it comes. Not usable any more once it
-    has raised.
+    Each byte is looked at once, in whatever pieces it comes. Unusable once it has raised.
     """
 
     def __init__(self, max_line_bytes: int = MAX_LINE_BYTES) -> None:
@@ -56,13 +53,13 @@ class Framer:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes of a line that is not whole yet; never above the cap."""
+        """Return the bytes of the unfinished line; never above the cap."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without newline and blanks around; empty ones are left
-        out. Raises: LineOverflow, before anything of such a line is kept; the whole ones before it
-        are its only argument.
+        """Return the lines that `data` completes, stripped, without empty ones.
+
+        Raises: LineOverflow, with the complete lines before the long one as its only argument.
         """
         lines: list[bytes] = []
         start = 0
@@ -78,62 +75,41 @@ class Framer:
         return lines
 
     def _take(self, data: bytes, start: int, end: int, lines: list[bytes]) -> None:
-        """Take bytes into one buffer, not a list of pieces: a server that writes single bytes would
-        make each of them an object of its own."""
+        # One buffer, not a list of pieces: a server may write single bytes.
         if len(self._held) + end - start > self._max_line_bytes:
             self._held.clear()
             raise LineOverflow(lines)
         self._held += memoryview(data)[start:end]
 
 
-MAX_BAD_LINES = 100
-"""Lines in a row that are no JSON-RPC: some servers greet on stdout, none talks there for long."""
-IDLE_STOP_S = 300.0
-MAX_PENDING = 1024
-"""Requests that wait for an answer: what a session does not bound."""
-FLUSH_S = 0.5
-"""For what was sent before the end."""
-AFTER_EXIT_S = 1.0
-"""For what it wrote before it left."""
-
-log = logging.getLogger(__name__)
-
-Incoming = SessionMessage | Exception
-
-
 class PendingRequests:
-    """Requests without an answer yet, either way, and since when nothing has happened."""
+    """The requests without an answer, in both directions, and the time of the last message."""
 
     def __init__(self) -> None:
-        self._ids: set[tuple[bool, str | int]] = set()
-        self.last_s = time.monotonic()
+        self._ids: set[tuple[bool, rpc.RequestId]] = set()
+        self._last_s = time.monotonic()
 
-    @property
-    def count(self) -> int:
-        return len(self._ids)
-
-    def note(self, message: JSONRPCMessage, *, ours: bool) -> None:
-        """Count a message that went over the transport.
-
-        ours: we sent it. Beyond MAX_PENDING requests are not counted any more.
-        """
-        self.last_s = time.monotonic()
-        if isinstance(message, JSONRPCRequest):
-            if self.count < MAX_PENDING:
-                self._ids.add((ours, message.id))
-        elif isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
-            self._ids.discard((not ours, message.id))
+    def note(self, message: Message, *, ours: bool) -> None:
+        """Count a message. `ours`: we sent it. Requests beyond MAX_PENDING are not counted."""
+        self._last_s = time.monotonic()
+        if rpc.is_request(message):
+            if len(self._ids) < MAX_PENDING:
+                self._ids.add((ours, message["id"]))
+        elif rpc.is_response(message):
+            self._ids.discard((not ours, message.get("id", "")))
 
     def idle_s(self) -> float:
-        return 0.0 if self._ids else time.monotonic() - self.last_s
+        return 0.0 if self._ids else time.monotonic() - self._last_s
 
 
 class StdioTransport:
-    """The transport to a server on stdio.
+    """The `StreamTransport` to one process, which runs between `start` and `close`.
 
-    Enter it once. `idle_stop_s`: it ends by itself when nothing was on its way for so long;
-    `ended_idle` then says so and `failure` is None: start another one for the next call.
+    `idle_stop_s`: it ends by itself after so long without messages and open requests; then `left`
+    is True and `failure` stays None.
     """
+
+    legacy_only = False
 
     def __init__(
         self,
@@ -146,139 +122,176 @@ class StdioTransport:
         idle_stop_s: float = IDLE_STOP_S,
     ) -> None:
         self.failure: UpstreamEnded | None = None
-        self.ended_idle = False
-        self.process: ServerProcess | None = None
+        self.left = False
         self._launcher, self._spec = launcher, spec
         self._owner, self._credentials = owner, credentials
         self._framer = Framer(max_line_bytes)
         self._max_line_bytes = max_line_bytes
         self._idle_stop_s = idle_stop_s
         self._pending = PendingRequests()
-        self._bad_lines = 0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
+        self._sending = asyncio.Lock()
+        self._watching: list[asyncio.Task[None]] = []
 
-    async def __aenter__(
-        self,
-    ) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
-        """Raises: StdioError, as `Launcher.start`."""
-        self.process = await self._launcher.start(self._spec, self._owner, self._credentials)
-        self._to_session, self._from_server = anyio.create_memory_object_stream[Incoming](0)
-        self._from_session, self._to_server = self._outgoing()
-        self._writer = asyncio.create_task(self._write(self.process))
-        self._tasks = [
-            self._writer,
-            asyncio.create_task(self._read(self.process)),
+    async def start(self) -> ServerProcess:
+        """Raises: StdioError."""
+        self._process = process = await self._launcher.start(
+            self._spec, self._owner, self._credentials
+        )
+        self._watching = [
             asyncio.create_task(self._watch_idle()),
-            asyncio.create_task(self._watch_exit(self.process)),
+            asyncio.create_task(self._watch_exit()),
         ]
-        return self._from_server, self._to_server
+        return process
 
-    def _outgoing(
-        self,
-    ) -> tuple[MemoryObjectReceiveStream[SessionMessage], MemoryObjectSendStream[SessionMessage]]:
-        to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-        return from_session, to_server
+    async def close(self) -> None:
+        """Stop the process; a cancelled caller leaves it to stop by itself."""
+        self._ended.set()
+        for task in self._watching:
+            task.cancel()
+        await self._process.stop()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self.process is not None
-        self._to_server.close()
-        self._from_server.close()
+    async def send(self, message: Message) -> None:
+        """Raises: TransportFailed."""
         try:
-            await asyncio.wait([self._writer], timeout=FLUSH_S)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            self._closing = asyncio.create_task(self._close(self.process))
-            await asyncio.shield(self._closing)
-
-    async def _close(self, process: ServerProcess) -> None:
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
-        for stream in (self._to_session, self._from_session):
-            stream.close()
-        await process.stop()
-        for outcome in ended:
-            if isinstance(outcome, Exception):
-                raise outcome
-
-    # ---- from the server
-
-    async def _read(self, process: ServerProcess) -> None:
-        """Read from a process; nothing is read ahead while a message waits to be taken."""
-        try:
-            while data := await process.stdout.read(READ_BYTES):
-                try:
-                    lines = self._framer.feed(data)
-                except LineOverflow as overflow:
-                    await self._deliver(overflow.args[0])
-                    most = self._max_line_bytes
-                    raise LineTooLong(process.upstream, f"a line above {most} bytes") from None
-                await self._deliver(lines)
-            raise UpstreamEnded(process.upstream, "the server has closed its side")
-        except UpstreamEnded as failure:
-            self.failure = self.failure or failure
-            log.warning("%s (%s)", failure, failure.code)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            log.debug("%s: nobody reads any more", process.upstream)
-        finally:
-            self._to_session.close()
-
-    async def _deliver(self, lines: list[bytes]) -> None:
-        """Deliver lines as messages: what is no message goes to the session as an error, as the SDK
-        has it; without its text, which a session would log. Raises: NotSpeaking, anyio's errors
-        where nobody reads."""
-        for line in lines:
+            line = rpc.encode(message)
+        except ValueError as error:
+            raise TransportFailed("no_json_rpc") from error
+        async with self._sending:
+            if self._ended.is_set():
+                raise TransportFailed(self._reason)
+            self._pending.note(message, ours=True)
             try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError:
-                self._bad_lines += 1
-                if self._bad_lines > MAX_BAD_LINES:
-                    raise NotSpeaking(self._spec.name, "too many lines are no JSON-RPC") from None
-                await self._to_session.send(ValueError(f"{self._spec.name}: no JSON-RPC message"))
-                continue
-            self._bad_lines = 0
-            self._pending.note(message, ours=False)
-            await self._to_session.send(SessionMessage(message))
+                self._process.stdin.write(line + NEWLINE)
+                await self._process.stdin.drain()
+            except OSError as error:
+                # The process may still run: ended, the stream tells its readers.
+                self._fail(UpstreamEnded(self._spec.name, "the server reads no more"))
+                raise TransportFailed(self._reason) from error
 
-    # ---- to the server
+    async def messages(self) -> AsyncGenerator[Message]:
+        """Yield messages until the process or its stdout ends; nothing is read ahead of the
+        consumer. Raises: TransportFailed."""
+        bad_lines = 0
+        async with aclosing(self._lines()) as lines:
+            async for line in lines:
+                try:
+                    message = rpc.decode(line)
+                except RpcError:
+                    bad_lines += 1
+                    if bad_lines > MAX_BAD_LINES:
+                        self._fail(NotSpeaking(self._spec.name, "too many lines are no JSON-RPC"))
+                        break
+                    continue
+                bad_lines = 0
+                self._pending.note(message, ours=False)
+                yield message
+        raise TransportFailed(self._reason)
 
-    async def _write(self, process: ServerProcess) -> None:
+    async def _lines(self) -> AsyncGenerator[bytes]:
+        ended = asyncio.create_task(self._ended.wait())
+        reading: asyncio.Task[bytes] | None = None
         try:
-            async for outgoing in self._from_session:
-                message = outgoing.message
-                if self.ended_idle:
-                    return  # handed over as the idle stop came: not sent, so it may be tried again
-                self._pending.note(message, ours=True)
-                line = message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.stdin.write(line.encode() + b"\n")
-                await process.stdin.drain()
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            log.debug("%s: nothing is sent any more", process.upstream)
-        except OSError:
-            # It may still run: closed, the session sees an end instead of waiting for ever.
-            self._fail(UpstreamEnded(process.upstream, "the server reads no more"))
+            while not ended.done():
+                reading = asyncio.create_task(self._process.stdout.read(READ_BYTES))
+                await asyncio.wait([reading, ended], return_when=asyncio.FIRST_COMPLETED)
+                data = reading.result() if reading.done() else b""
+                try:
+                    lines, is_cut = self._framer.feed(data), False
+                except LineOverflow as overflow:
+                    lines, is_cut = overflow.args[0], True
+                for line in lines:
+                    yield line
+                if is_cut:
+                    most = self._max_line_bytes
+                    self._fail(LineTooLong(self._spec.name, f"a line above {most} bytes"))
+                elif not data:
+                    self._fail(UpstreamEnded(self._spec.name, "the server has closed its side"))
+        finally:
+            await end_tasks(ended, *([] if reading is None else [reading]))
+
+    @property
+    def _reason(self) -> str:
+        return "upstream_ended" if self.failure is None else self.failure.code
 
     def _fail(self, failure: UpstreamEnded) -> None:
-        self.failure = self.failure or failure
-        self._to_session.close()
+        if not self._ended.is_set():
+            self.failure = failure
+            self._ended.set()
+            log.warning("%s (%s)", failure, failure.code)
 
-    # ---- its end
-
-    async def _watch_exit(self, process: ServerProcess) -> None:
-        """Watch for the exit of a process: what it left running may hold its pipes open."""
-        await process.exited.wait()
+    async def _watch_exit(self) -> None:
+        """End the stream when the process has exited: its children may hold its pipes open."""
+        await self._process.exited.wait()
         await asyncio.sleep(AFTER_EXIT_S)
-        self._fail(UpstreamEnded(process.upstream, f"ended with status {process.returncode}"))
+        status = self._process.returncode
+        self._fail(UpstreamEnded(self._spec.name, f"ended with status {status}"))
 
     async def _watch_idle(self) -> None:
-        """Both ways at once: what a session sends from then on is refused, not lost."""
         while (left_s := self._idle_stop_s - self._pending.idle_s()) > 0:
             await asyncio.sleep(left_s)
-        self.ended_idle = True
-        log.info("%s: idle for %.0f s", self._spec.name, self._idle_stop_s)
-        self._from_session.close()
-        self._to_session.close()
+        if not self._ended.is_set():
+            self.left = True
+            log.info("%s: idle for %.0f s", self._spec.name, self._idle_stop_s)
+            self._ended.set()
+
+
+class StdioTransports:
+    """Opens the transports to server processes.
+
+    `open_launcher`: creates the launcher for the first one, and is called again after a failure.
+    `on_end`: is told how each process ended.
+    """
+
+    def __init__(
+        self,
+        open_launcher: Callable[[], Launcher],
+        *,
+        idle_stop_s: float | None = None,
+        on_end: Callable[[LastWords], None] | None = None,
+    ) -> None:
+        self._open_launcher, self._on_end = open_launcher, on_end
+        self._launcher: Launcher | None = None
+        self._lock = asyncio.Lock()
+        self._idle_stop_s = idle_stop_s or IDLE_STOP_S
+
+    async def _ready(self) -> Launcher:
+        async with self._lock:
+            if self._launcher is None:
+                self._launcher = await asyncio.to_thread(self._open_launcher)
+            return self._launcher
+
+    @asynccontextmanager
+    async def open(
+        self, config: ServerConfig, owner: UpstreamOwner, credential: CredentialSet
+    ) -> AsyncIterator[StreamTransport]:
+        """Raises: TransportFailed."""
+        assert config.launch is not None
+        try:
+            transport = StdioTransport(
+                await self._ready(),
+                config.launch,
+                ProcessOwner(tenant=owner.org_id, credential_set=credential.name),
+                credential.values,
+                idle_stop_s=self._idle_stop_s,
+            )
+            process = await transport.start()
+        except StdioError as error:
+            raise TransportFailed(error.code) from error
+        try:
+            yield transport
+        finally:
+            await transport.close()
+            if self._on_end is not None:
+                self._on_end(last_words(process, config.launch, credential.values.values()))
+
+
+def last_words(process: ServerProcess, spec: LaunchSpec, credentials: Iterable[str]) -> LastWords:
+    """Return how a stopped process ended and what it wrote to stderr last."""
+    tail = process.stderr_tail
+    is_cut = process.stderr_bytes > len(tail)
+    return LastWords(
+        server=spec.name,
+        ended=ending_of(process.returncode, process.sent),
+        lines=lines_of(tail, secrets_of(spec, credentials), is_cut=is_cut),
+    )

@@ -25,6 +25,9 @@ from mcp_bridge.upstream.credentials import (
 )
 from mcp_bridge.upstream.http import HttpTarget
 from mcp_bridge.upstream.http1 import Pool
+from mcp_bridge.upstream.stdio.process import Launcher
+from mcp_bridge.upstream.stdio.stderr_tail import LastWords
+from mcp_bridge.upstream.stdio.transport import StdioTransports
 from mcp_bridge.upstream.transport import StreamTransport, Transport
 from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
 from mcp_bridge.upstream.transports.channel_transport import ChannelTransport
@@ -42,9 +45,6 @@ from mcp_bridge.worker_relay import Relay
 
 if TYPE_CHECKING:
     from mcp_bridge.upstream.openapi.source import DocumentSource
-    from mcp_bridge.upstream.stdio.process import Launcher
-    from mcp_bridge.upstream.stdio.stderr_tail import LastWords
-    from mcp_bridge.upstream.stdio.stream_transport import StdioTransports
 
 OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
 """What we are to a server that many of our clients share."""
@@ -127,9 +127,6 @@ class Transports:
         if config.transport == "sse":
             return open_sse(config, self._plain_pool(config), credential)
         if self._processes is None:
-            # The SDK's messages are loaded with it: only where such a server is asked.
-            from mcp_bridge.upstream.stdio.stream_transport import StdioTransports
-
             assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
             self._processes = StdioTransports(
                 self._open_launcher, idle_stop_s=self._idle_stop_s, on_end=self._on_end

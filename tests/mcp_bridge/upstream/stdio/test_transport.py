@@ -1,4 +1,4 @@
-"""The official SDK's session over our pipes, and servers that misbehave on theirs."""
+"""Messages over a server's pipes, and servers that misbehave on theirs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,71 @@ import asyncio
 import json
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from mcp.client.session import ClientSession
-from mcp.shared.exceptions import MCPError
-from mcp_types import TextContent
 
+from foundation.tasks import end_tasks
+from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.envelope import Envelope
+from mcp_bridge.protocol.eras import MODERN
+from mcp_bridge.protocol.rpc import Message
+from mcp_bridge.protocol.translation import to_modern_params
 from mcp_bridge.upstream.launch_errors import LineTooLong, NotSpeaking, UpstreamEnded
-from mcp_bridge.upstream.stdio.process import STDERR_TAIL_BYTES, Launcher
+from mcp_bridge.upstream.stdio.process import STDERR_TAIL_BYTES, Launcher, ServerProcess
 from mcp_bridge.upstream.stdio.transport import StdioTransport
+from mcp_bridge.upstream.transport import TransportFailed
+from mcp_bridge.upstream.transports.channel import Channel
 from tests.mcp_bridge.upstream.stdio.servers import OWNER, living, python_spec, sdk_spec
 
 SILENT = "import sys; sys.stdin.read()"
 
 
-async def called(session: ClientSession, tool: str, **arguments: object) -> str:
-    result = await session.call_tool(tool, arguments)
-    content = result.content[0]
-    assert isinstance(content, TextContent)
-    return content.text
+@asynccontextmanager
+async def started(transport: StdioTransport) -> AsyncIterator[ServerProcess]:
+    process = await transport.start()
+    try:
+        yield process
+    finally:
+        await transport.close()
 
 
-async def ended(transport: StdioTransport) -> None:
-    """Until the stream is over, with whatever it brought thrown away."""
-    async with asyncio.timeout(30), transport as (read, _):
-        async for _ in read:
-            pass
+@asynccontextmanager
+async def channel_over(transport: StdioTransport) -> AsyncIterator[Channel]:
+    """A channel on which the handshake is done."""
+    async with started(transport):
+        channel = Channel("script", {"name": "test", "version": "0"}, transport)
+        running = asyncio.create_task(channel.run())
+        try:
+            await channel.start()
+            yield channel
+        finally:
+            await end_tasks(running)
+
+
+async def called(channel: Channel, tool: str, **arguments: object) -> str:
+    params = {"name": tool, "arguments": arguments}
+    envelope = Envelope(version=MODERN, capabilities={}, info={"name": "test", "version": "0"})
+    found = await channel._own("tools/call", to_modern_params(params, envelope))
+    text = found["result"]["content"][0]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+async def read_all(transport: StdioTransport) -> list[Message]:
+    """All messages until the stream ends."""
+    found: list[Message] = []
+    async with asyncio.timeout(30):
+        with pytest.raises(TransportFailed):
+            async for message in transport.messages():
+                found += [message]
+    return found
+
+
+async def ended(transport: StdioTransport) -> list[Message]:
+    async with started(transport):
+        return await read_all(transport)
 
 
 async def test_a_server_of_the_sdk_is_called(
@@ -43,8 +82,8 @@ async def test_a_server_of_the_sdk_is_called(
     secret = "canary-in-the-environment"
     spec = sdk_spec(environment={"MODE": "fixed"}, credential_names=("TOKEN",))
     transport = StdioTransport(launcher, spec, OWNER, {"TOKEN": secret})
-    async with transport as (read, write), ClientSession(read, write) as session:
-        await session.initialize()
+    async with channel_over(transport) as session:
+        process = transport._process
         assert await called(session, "add", a=2, b=3) == "5"
         found = await called(session, "environment")
         assert '"MODE": "fixed"' in found and secret in found
@@ -55,9 +94,9 @@ async def test_a_server_of_the_sdk_is_called(
         assert answers == [str(n + 1) for n in range(50)]
         assert await called(session, "complain", size=1_000_000) == "said"
     assert transport.failure is None
-    assert transport.process is not None and transport.process.returncode is not None
-    assert transport.process.stderr_bytes >= 1_000_000
-    assert len(transport.process.stderr_tail) == STDERR_TAIL_BYTES
+    assert process.returncode is not None
+    assert process.stderr_bytes >= 1_000_000
+    assert len(process.stderr_tail) == STDERR_TAIL_BYTES
     assert "zzzz" not in caplog.text and secret not in caplog.text
     assert "bytes to stderr" in caplog.text
     assert launcher.num_running == 0
@@ -82,9 +121,7 @@ sys.stdout.flush()
 sys.stdin.read()
 """
     transport = StdioTransport(launcher, python_spec(script), OWNER, {}, max_line_bytes=4096)
-    async with transport as (read, _):
-        messages = [each async for each in read]
-    assert [getattr(each, "message", None) is not None for each in messages] == [True]
+    assert await ended(transport) == [{"jsonrpc": "2.0", "method": "a"}]
     assert isinstance(transport.failure, LineTooLong)
 
 
@@ -94,31 +131,26 @@ async def test_a_chatterer_is_ended_and_its_words_go_nowhere(
     caplog.set_level(logging.DEBUG)
     script = "import sys\nfor _ in range(9999): print('secret chatter', flush=True)"
     transport = StdioTransport(launcher, python_spec(script), OWNER, {})
-    async with asyncio.timeout(30), transport as (read, _):
-        errors = [each async for each in read]
+    assert await ended(transport) == []
     assert isinstance(transport.failure, NotSpeaking)
-    assert len(errors) == 100
-    assert all("chatter" not in str(each) for each in errors)
     assert "chatter" not in caplog.text
 
 
-async def test_a_call_in_flight_fails_when_the_server_dies(launcher: Launcher) -> None:
-    script = """
-import json, sys
-line = json.loads(sys.stdin.readline())
-answer = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
-          "serverInfo": {"name": "x", "version": "1"}}
-print(json.dumps({"jsonrpc": "2.0", "id": line["id"], "result": answer}), flush=True)
-sys.stdin.readline()  # initialized
-sys.stdin.readline()  # the call
-"""
+async def test_a_greeting_is_skipped(launcher: Launcher) -> None:
+    script = 'for _ in range(100): print(\'hello\')\nprint(\'{"jsonrpc":"2.0","method":"a"}\')'
     transport = StdioTransport(launcher, python_spec(script), OWNER, {})
-    async with transport as (read, write), ClientSession(read, write) as session:
-        await session.initialize()
-        with pytest.raises(MCPError):
-            await session.send_ping()
+    assert await ended(transport) == [{"jsonrpc": "2.0", "method": "a"}]
+    assert str(transport.failure) == "script: the server has closed its side"
+
+
+async def test_a_call_in_flight_fails_when_the_server_dies(launcher: Launcher) -> None:
+    transport = StdioTransport(launcher, python_spec("import sys; sys.stdin.readline()"), OWNER, {})
+    async with started(transport):
+        await transport.send(rpc.request(1, "ping"))
+        assert await read_all(transport) == []
+        with pytest.raises(TransportFailed, match="upstream_ended"):
+            await transport.send(rpc.request(2, "ping"))
     assert isinstance(transport.failure, UpstreamEnded)
-    assert transport.failure.code == "upstream_ended"
 
 
 async def test_an_orphan_that_holds_the_pipe_does_not_keep_the_stream_open(
@@ -138,7 +170,7 @@ if os.fork() == 0:
 async def test_an_idle_server_leaves_by_itself(launcher: Launcher) -> None:
     transport = StdioTransport(launcher, python_spec(SILENT), OWNER, {}, idle_stop_s=0.05)
     await ended(transport)
-    assert transport.ended_idle
+    assert transport.left
     assert transport.failure is None
     assert launcher.num_running == 0
 
@@ -147,10 +179,10 @@ async def test_one_that_owes_an_answer_is_not_idle(launcher: Launcher) -> None:
     """However long it takes; what is written meanwhile is what ends the wait."""
     script = "import sys, time; sys.stdin.readline(); time.sleep(0.4); sys.exit(3)"
     transport = StdioTransport(launcher, python_spec(script), OWNER, {}, idle_stop_s=0.1)
-    async with transport as (read, write), ClientSession(read, write) as session:
-        with pytest.raises(MCPError):
-            await session.send_ping()
-    assert not transport.ended_idle
+    async with started(transport):
+        await transport.send(rpc.request(1, "ping"))
+        await read_all(transport)
+    assert not transport.left
     assert transport.failure is not None
 
 
@@ -159,13 +191,16 @@ async def test_who_is_cancelled_leaves_nothing(launcher: Launcher) -> None:
     script = f"import sys, signal\nsignal.signal(15, signal.SIG_IGN)\nsys.stdin.read() # {mark}"
     transport = StdioTransport(launcher, python_spec(script), OWNER, {})
 
+    runs = asyncio.Event()
+
     async def hold() -> None:
-        async with transport as (read, _):
-            await read.receive()
+        async with started(transport):
+            runs.set()
+            await anext(transport.messages())
 
     task = asyncio.create_task(hold())
-    while transport.process is None:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        await runs.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
