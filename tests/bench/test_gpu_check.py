@@ -19,11 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = (
     "norms",
     "attention: decode",
-    "linear: int8",
     "sampling: broken rows",
+    "engine: checkpoint in awq",
+)
+WITH_REFERENCE = (
+    "linear: int8",
     "engine: adapters",
     "engine: checkpoint in fp8 blocks",
-    "engine: checkpoint in awq",
     "engine: checkpoint in gptq asymmetric",
 )
 WITHOUT_REFERENCE = (
@@ -58,6 +60,7 @@ def run(module: str, *arguments: str, timeout_s: float = 290) -> subprocess.Comp
     "names",
     [
         pytest.param(QUICK, id="quick"),
+        pytest.param(WITH_REFERENCE, id="with_reference", marks=pytest.mark.nightly),
         pytest.param(WITHOUT_REFERENCE, id="without_reference", marks=pytest.mark.nightly),
     ],
 )
