@@ -8,12 +8,13 @@ them. A test that is marked says in full what another one shows in small.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 NIGHTLY = os.environ.get("SUITE_BUDGET") == "nightly"
+NIGHT = pytest.mark.nightly
 PART = 4
 FEWEST = 5
 
@@ -31,6 +32,16 @@ def cycles(nightly: int, daily: int) -> int:
 def part_of(cases: Iterable[str]) -> list[Any]:
     """Return the cases as parameters, of which all but one in `PART` are for the night."""
     return [
-        case if number % PART == 0 else pytest.param(case, marks=pytest.mark.nightly)
+        case if number % PART == 0 else pytest.param(case, marks=NIGHT)
         for number, case in enumerate(cases)
+    ]
+
+
+def pairs(first: Sequence[str], second: Sequence[str], each: int = 2) -> list[Any]:
+    """Return all pairs as parameters, of which the day runs `each` for every one of `first`: so
+    that every one of `second` is run, too, where `first` is no shorter."""
+    return [
+        pytest.param(one, other, marks=() if (row - column) % len(second) < each else NIGHT)
+        for row, one in enumerate(first)
+        for column, other in enumerate(second)
     ]

@@ -25,7 +25,7 @@ from engine.runner.memory.kv_cache import allocate_kv_cache, attention_shape
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 from engine.weights.loader import load_model
-from tests.budget import examples
+from tests.budget import examples, pairs
 from tests.engine import checkpoints
 
 NUM_TOKENS = 24
@@ -99,7 +99,9 @@ def greedy(request_id: int, prompt: list[int], max_tokens: int = NUM_TOKENS) -> 
     return EngineRequest(request_id=str(request_id), prompt_token_ids=prompt, sampling=sampling)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "setting"), pairs(sorted(checkpoints.MODELS), list(SETTINGS)), indirect=["name"]
+)
 def test_a_batch_of_17_continues_as_transformers_does(
     name: str, folders: dict[str, Path], setting: str
 ) -> None:
