@@ -1,18 +1,17 @@
 """Cache contracts decide how much of a prompt is billed as read from the cache and as written to
-it. A model chooses one of the contracts that the market has. Pure.
+it. Each model has one. Pure.
 
-    native      what the engine reused, in blocks of 16; no minimum, nothing to write
-    automatic   from 1,024 tokens, in steps of 128; nothing to write
-    implicit    from 1,024 tokens, to the token; nothing to write
-    explicit    what the engine had kept for earlier requests with breakpoints (`cache_control`), as
-                far as a breakpoint of this one or the 20 content blocks before it reach; and what
-                it keeps from now on for the lifetime of a breakpoint is written for that
+    native      reads in blocks of 16 tokens, without a minimum; no writes
+    automatic   reads from 1,024 tokens, in steps of 128; no writes
+    implicit    reads from 1,024 tokens, to the token; no writes
+    explicit    reads what the engine kept for earlier requests with breakpoints (`cache_control`),
+                as far as a breakpoint of this request or the 20 content blocks before it reach;
+                writes what the engine keeps for the lifetime of a breakpoint
 
-Whatever the contract says, nothing is billed as read that the engine did not reuse: the contract
-is a floor under what was really saved, never more. Nor is anything billed as written that it did
-not promise to keep. What the components cost says the price book.
+A contract never bills tokens as read that the engine did not reuse, nor tokens as written that it
+did not promise to keep. The price book has the prices.
 
-Knows no engine: what was reused, had been kept and is kept, it is told.
+Knows no engine: callers pass what was reused and kept.
 """
 
 from __future__ import annotations
@@ -32,22 +31,23 @@ TTL_S: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
 WRITES: dict[Ttl, Component] = {"5m": "cache_write_5m", "1h": "cache_write_1h"}
 MAX_BREAKPOINTS = 4
 MAX_LOOKBACK = 20
-"""Content blocks before a breakpoint in which an earlier request may have set one."""
+"""An earlier request's breakpoint counts up to so many content blocks before one of this
+request."""
 EXPLICIT_PRICES_BPS: dict[Component, int] = {
     "cache_read": 1_000,
     "cache_write_5m": 12_500,
     "cache_write_1h": 20_000,
 }
-"""Of the price of uncached input."""
+"""Prices under `cache_prices = "explicit"`, in basis points of the price of uncached input."""
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """Reads are counted from `min_tokens`, in steps of `step`."""
+    """The rounding down of reads: they are counted from `min_tokens`, in steps of `step`."""
 
     min_tokens: int
     step: int
 
-    def of(self, reused: int) -> int:
+    def round_down(self, reused: int) -> int:
         return 0 if reused < self.min_tokens else reused - reused % self.step
 
 
@@ -60,17 +60,17 @@ FLOORS: dict[ContractName, Floor] = {
 
 
 class Breakpoint(msgspec.Struct, frozen=True):
-    """The first `position` tokens of the prompt are to be kept."""
+    """A request to keep the first `position` tokens of the prompt."""
 
     position: int
     ttl: Ttl = "5m"
     since: int = 0
-    """Where the content block ends that is MAX_LOOKBACK before it: what was kept counts if it
-    reaches so far."""
+    """The end of the content block MAX_LOOKBACK before this one: tokens that were kept count if
+    they reach this far."""
 
 
 class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Disjoint parts of a prompt, in tokens; their sum is the prompt."""
+    """The disjoint parts of a prompt, in tokens; they add up to the prompt."""
 
     uncached: int
     cache_read: int = 0
@@ -79,28 +79,28 @@ class InputSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_input(contract: ContractName, prompt_tokens: int, reused: int) -> InputSplit:
-    """`reused`: tokens from the first one on that the engine did not compute again. Of an explicit
-    contract: of a request without breakpoints, which has no part in what others had kept."""
+    """Split the prompt of a request without breakpoints, which reads nothing under an explicit
+    contract. `reused`: the length of the prefix that the engine did not compute again."""
     assert 0 <= reused <= prompt_tokens
-    read = 0 if contract == "explicit" else FLOORS[contract].of(reused)
+    read = 0 if contract == "explicit" else FLOORS[contract].round_down(reused)
     return InputSplit(uncached=prompt_tokens - read, cache_read=read)
 
 
 def split_kept(
     prompt_tokens: int, kept: int, written: Sequence[int], breakpoints: Sequence[Breakpoint]
 ) -> InputSplit:
-    """Split the prompt of a request under an explicit contract. `kept`: tokens from the first one
-    on, up to the last breakpoint, that had been kept. `written`: for each of `breakpoints`, those
-    that will be."""
-    read = FLOORS["explicit"].of(_within_reach(kept, breakpoints))
-    asked = [*zip(written, breakpoints, strict=True)]
-    lasting = {ttl: sum(num for num, each in asked if each.ttl == ttl) for ttl in TTL_S}
+    """Split the prompt of a request with breakpoints under an explicit contract. `kept`: the length
+    of the prefix that had been kept, up to the last breakpoint. `written`: the tokens that will be
+    kept for each of `breakpoints`."""
+    read = FLOORS["explicit"].round_down(_within_reach(kept, breakpoints))
+    writes = [*zip(written, breakpoints, strict=True)]
+    by_ttl = {ttl: sum(num for num, each in writes if each.ttl == ttl) for ttl in TTL_S}
     assert kept + sum(written) <= prompt_tokens
     return InputSplit(
         uncached=prompt_tokens - read - sum(written),
         cache_read=read,
-        cache_write_5m=lasting["5m"],
-        cache_write_1h=lasting["1h"],
+        cache_write_5m=by_ttl["5m"],
+        cache_write_1h=by_ttl["1h"],
     )
 
 

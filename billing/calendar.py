@@ -1,10 +1,9 @@
-"""When a billing period begins and ends, and when its invoice is due, where the customer is. Pure.
+"""Billing periods and due dates in the customer's timezone. Pure.
 
-A period runs from midnight of the billing day in the customer's timezone to midnight of the next
-one; in a month that is too short, of its last day. What is stored and compared are moments in UTC,
-so hours that a change of clocks repeats or leaves out belong to exactly one period. Where midnight
-itself is left out, the day begins when the clocks have changed; where it comes twice, the first one
-counts.
+A period runs from midnight of the billing day to midnight of the next one; a month that is too
+short has it on its last day. Moments are stored and compared in UTC, so each hour that a change of
+clocks repeats or skips belongs to exactly one period. Where midnight is skipped, the day begins
+when the clocks have changed; where it comes twice, the first one counts.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def zone_of(timezone: str) -> ZoneInfo:
 
 
 def day_begins(day: date, timezone: str) -> datetime:
-    """The first moment of that day there."""
+    """Return the first moment of a day in a timezone."""
     # In a gap the offset before it holds (fold=0), which makes midnight the moment of the change.
     return datetime.combine(day, time(), zone_of(timezone)).astimezone(UTC)
 
@@ -51,27 +50,22 @@ def _month_after(year: int, month: int, months: int) -> tuple[int, int]:
 
 
 def next_boundary(moment: datetime, billing_day: int, timezone: str) -> datetime:
-    """The first one after `moment`."""
-    return _near(moment, billing_day, timezone)[1]
+    """Return the first period boundary after `moment`."""
+    return period_at(moment, billing_day, timezone).end
 
 
 def period_at(moment: datetime, billing_day: int, timezone: str) -> Period:
-    """The one that `moment` falls into."""
-    return Period(*_near(moment, billing_day, timezone))
-
-
-def _near(moment: datetime, billing_day: int, timezone: str) -> tuple[datetime, datetime]:
-    """The boundaries before (or at) `moment` and after it."""
+    """Return the period that `moment` falls into."""
     local = moment.astimezone(zone_of(timezone))
-    found = [
+    boundaries = [
         boundary(*_month_after(local.year, local.month, months), billing_day, timezone)
         for months in (-1, 0, 1)
     ]
-    before = max(each for each in found if each <= moment)
-    return before, min(each for each in found if each > moment)
+    start = max(each for each in boundaries if each <= moment)
+    return Period(start, min(each for each in boundaries if each > moment))
 
 
 def due_at(finalized_at: datetime, net_days: int, timezone: str) -> datetime:
-    """The end of the last day on which it can be paid in time."""
+    """Return the end of the last day on which an invoice can be paid in time."""
     day = finalized_at.astimezone(zone_of(timezone)).date() + timedelta(days=net_days + 1)
     return day_begins(day, timezone)

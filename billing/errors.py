@@ -2,17 +2,17 @@
 
     BillingError                code
     ├── MoneyError              money_error         not a whole number of pico-USD
-    ├── PriceBookError          price_book_error    a book that cannot be used; names file and key
-    │   └── PriceChanged        price_changed       a price that was already loaded reads otherwise
+    ├── PriceBookError          price_book_error    an invalid price book; names file and key
+    │   └── PriceChanged        price_changed       a loaded price was edited
     ├── SpoolError              spool_error
-    │   ├── SpoolFull           spool_full          no room; what was queued is kept and retried
+    │   ├── SpoolFull           spool_full          no room; queued records are kept and retried
     │   ├── SpoolBroken         spool_broken        the disk failed; this process must restart
     │   └── SpoolLocked         spool_locked        another process holds the directory
-    ├── ReportQueryError        report_query_error  a usage report nobody can make (names `param`)
-    └── InvoicingError          invoicing_error     names the field that it is about
-        ├── BadInvoicing        bad_invoicing       a value that breaks a rule
-        ├── NoInvoice           no_invoice          there is no such thing of this org
-        └── InvoicingConflict   invoicing_conflict  its state, or what else is there, forbids it
+    ├── ReportQueryError        report_query_error  an invalid query of a report; names `param`
+    └── InvoicingError          invoicing_error     names the field
+        ├── BadInvoicing        bad_invoicing       an invalid value
+        ├── NoInvoice           no_invoice          the org has no such invoice or line
+        └── InvoicingConflict   invoicing_conflict  the state of the invoice forbids it
 
 Messages are written for the log.
 """
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 
 class BillingError(Exception):
-    """Root of everything billing raises on purpose."""
+    """The root of the errors that billing raises by contract."""
 
     code: ClassVar[str] = "billing_error"
 

@@ -3,7 +3,7 @@ struct here can be part of a cycle, so the garbage collector need not look at it
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
@@ -20,37 +20,60 @@ Component = Literal[
     "tool_call",
     "batch_queue",
 ]
-COMPONENTS: tuple[Component, ...] = get_args(Component)
-INPUTS: tuple[Component, ...] = (
-    *("uncached_input", "cache_read", "cache_write_5m", "cache_write_1h"),
-    "embedding_input",
+"""A part of a request's usage that may have a price of its own."""
+
+
+class ComponentKind(NamedTuple):
+    """How a component is counted, and the name of its line item in cost reports."""
+
+    counts: Literal["input", "output", "calls"]
+    line_item: str
+
+    @property
+    def unit(self) -> Literal["tokens", "calls"]:
+        return "calls" if self.counts == "calls" else "tokens"
+
+
+COMPONENT_KINDS: dict[Component, ComponentKind] = {
+    "uncached_input": ComponentKind("input", "input_tokens"),
+    "cache_read": ComponentKind("input", "cached_input_tokens"),
+    "cache_write_5m": ComponentKind("input", "cache_write_5m_tokens"),
+    "cache_write_1h": ComponentKind("input", "cache_write_1h_tokens"),
+    "output": ComponentKind("output", "output_tokens"),
+    "reasoning_output": ComponentKind("output", "reasoning_tokens"),
+    "embedding_input": ComponentKind("input", "embedding_tokens"),
+    "tool_call": ComponentKind("calls", "tool_calls"),
+    "batch_queue": ComponentKind("calls", "batch_queue"),
+}
+"""All components, in the order of the fields of `Quantities` and of the type `usage_row`."""
+COMPONENTS: tuple[Component, ...] = tuple(COMPONENT_KINDS)
+INPUTS, OUTPUTS, CALLS = (
+    tuple(name for name, kind in COMPONENT_KINDS.items() if kind.counts == counts)
+    for counts in ("input", "output", "calls")
 )
-OUTPUTS: tuple[Component, ...] = ("output", "reasoning_output")
-TOKENS: tuple[Component, ...] = (*INPUTS, *OUTPUTS)
-CALLS: tuple[Component, ...] = ("tool_call", "batch_queue")
-"""Counted in calls, not in tokens: tools that were called, and requests that were taken from the
-batch queue."""
+TOKENS = (*INPUTS, *OUTPUTS)
 
 Tier = Literal["default", "priority", "flex", "batch"]
-"""What a request is served as; each may have prices of its own. `batch`: what a batch brings; no
-request that waits for its answer is served as that."""
+"""The service tier of a request; each may have its own prices. Only lines of a batch are served as
+`batch`."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 
 class Quantities(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Counts, disjoint: those of tokens sum to prompt + completion."""
+    """Disjoint counts of tokens and calls: the tokens add up to prompt + completion."""
 
     uncached_input: int = 0
     cache_read: int = 0
     cache_write_5m: int = 0
     cache_write_1h: int = 0
     output: int = 0
-    """Without reasoning."""
+    """Output tokens without those of reasoning."""
     reasoning_output: int = 0
     embedding_input: int = 0
-    """What was read to make embeddings of it."""
+    """Input tokens of embedding requests."""
     tool_call: int = 0
     batch_queue: int = 0
+    """1 for a request that was taken from the batch queue."""
 
     def __post_init__(self) -> None:
         for component in COMPONENTS:
@@ -71,12 +94,12 @@ class Quantities(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
     @property
     def total(self) -> int:
-        """Tokens."""
+        """All tokens; calls are not counted."""
         return self.input_total + self.output_total
 
 
 class Band(msgspec.Struct, frozen=True, gc=False):
-    """The price of a component in requests of at least so much input."""
+    """The price of a component in requests with at least `min_total_input` input tokens."""
 
     min_total_input: int
     price_id: str
@@ -84,44 +107,45 @@ class Band(msgspec.Struct, frozen=True, gc=False):
 
 
 class Price(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One row of the price book as chosen at admission, and those of larger requests: how large one
-    is turns out when it has run."""
+    """A price that was chosen at admission, with its size bands: the size of a request is known
+    only when it has run."""
 
     price_id: str
     pico_per_token: int
-    """Of a component that counts calls: per call."""
+    """The price per call for a component that counts calls."""
     bands: tuple[Band, ...] = ()
-    """In order of their least input."""
+    """Sorted by `min_total_input`."""
 
     def of(self, total_input: int) -> Band:
-        """The one by which a request of so much input is priced, whole."""
+        """Return the band that prices a whole request with `total_input` input tokens."""
         for band in reversed(self.bands):
             if total_input >= band.min_total_input:
                 return band
         return Band(0, self.price_id, self.pico_per_token)
 
     def dearest_pico(self, most_input: int) -> int:
-        """Per token, whatever the input turns out to be, up to `most_input`."""
+        """Return the highest price per token of a request with at most `most_input` input
+        tokens."""
         reached = (it.pico_per_token for it in self.bands if it.min_total_input <= most_input)
         return max(self.pico_per_token, *reached, 0)
 
 
 PriceSet = dict[Component, Price]
 Tags = dict[str, str]
-"""What a client has its requests counted by (`ledger.tags`)."""
+"""Labels by which a client has its requests counted (`ledger.tags`)."""
 Kind = Literal["usage", "waste"]
-"""waste: generated, never delivered; paid by the house."""
+"""Waste was generated and never delivered; the house pays for it."""
 Finish = Literal["done", "disconnect", "error", "recovered"]
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One generation as it was admitted; stands in the spool's OPEN record. `id` is the idempotency
-    key of its UsageEvent and the engine's request_id."""
+    """One generation as it was admitted, which the spool's OPEN record holds. `id` is the
+    idempotency key of its UsageEvent and the engine's request_id."""
 
     id: str
-    """UUIDv7, made by the server, one per attempt."""
+    """A UUIDv7 that the server makes for this attempt."""
     request_id: str
-    """What the client saw in x-request-id; several attempts may share it."""
+    """The client's x-request-id; several attempts may share it."""
     org: str
     project: str
     key: str
@@ -129,22 +153,21 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     lane: str = "interactive"
     tier: Tier = "default"
     price_list: str = "default"
-    """By which it is priced."""
     prices: PriceSet
-    """Empty for a model without prices: its usage goes to suspense, never lost."""
+    """Empty for a model without prices, whose usage is booked in suspense."""
     admitted_at: float
-    """Unix seconds; price, hour and period follow it."""
+    """Unix seconds; they decide the price, the hour and the billing period."""
     tags: Tags | UnsetType = UNSET
-    """Of who has none nothing is written."""
+    """Unset without tags, so that they take no room in the spool."""
 
 
 class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A finished attempt. The same id with other content is an alarm, never a silent skip."""
+    """A finished attempt. A second event with its id and other content raises an alarm."""
 
     attempt: Attempt
     quantities: Quantities
     occurred_at: float
-    """Unix seconds of the end."""
+    """Unix seconds at which the attempt ended."""
     kind: Kind = "usage"
     estimated: bool = False
     finish: Finish = "done"
@@ -155,5 +178,5 @@ class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def stop_waste_id(attempt_id: str) -> str:
-    """The id of the event for what an attempt generated behind a stop string."""
+    """Return the id of the event for the tokens that an attempt generated behind a stop string."""
     return str(uuid5(NAMESPACE_OID, f"{UUID(attempt_id)}:stop"))

@@ -1,7 +1,6 @@
-"""Money as an integer count of pico-USD: 1 USD = 10^12 pico. Exact in and out; nothing rounds.
+"""Money is an integer count of pico-USD: 1 USD = 10^12 pico. Conversions are exact; nothing rounds.
 
-Knows no price and no tenant. Real per-token prices are integral in pico-USD and often not in nano,
-and floats drift, hence this unit.
+Published prices per token are whole numbers of pico-USD, but often not of nano-USD; floats drift.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ PICO_DIGITS = 12
 PICO_PER_USD: Pico = 10**PICO_DIGITS
 MILLION_DIGITS = 6
 MAX_EXPONENT = 40
-"""Beyond 10^+-40 USD a number is a mistake, and its integer would eat memory."""
+"""A number beyond 10^+-40 USD is refused as a mistake: its integer would take too much memory."""
 
 
 def usd(amount: str | int | Decimal) -> Pico:
-    """USD -> pico-USD.
+    """Convert USD to pico-USD.
 
     Raises: MoneyError when `amount` is not a finite decimal or has more than 12 decimal places.
     """
@@ -31,7 +30,7 @@ def usd(amount: str | int | Decimal) -> Pico:
 
 
 def per_million(amount: str | int | Decimal, name: str) -> Pico:
-    """ "USD per million tokens" -> pico-USD per token ($0.15/M = 150_000).
+    """Convert USD per million tokens to pico-USD per token ($0.15/M = 150_000).
 
     Raises: MoneyError, naming `name`, when negative, not a number, or not a whole number of pico.
     """
@@ -39,7 +38,10 @@ def per_million(amount: str | int | Decimal, name: str) -> Pico:
 
 
 def basis_points(percent: str | int | Decimal) -> int:
-    """Hundredths of a percent. Raises: MoneyError for what is no whole number of them."""
+    """Convert a percentage to basis points (hundredths of a percent).
+
+    Raises: MoneyError when it has more than two decimal places.
+    """
     try:
         return _shifted(percent, 2)
     except MoneyError:
@@ -47,7 +49,7 @@ def basis_points(percent: str | int | Decimal) -> int:
 
 
 def per_call(amount: str | int | Decimal, name: str) -> Pico:
-    """USD per call -> pico-USD. Raises: as `per_million`."""
+    """Convert USD per call to pico-USD. Raises: as `per_million`."""
     return _price(amount, PICO_DIGITS, name)
 
 
@@ -62,7 +64,7 @@ def _price(amount: str | int | Decimal, digits: int, name: str) -> Pico:
 
 
 def to_decimal(pico: Pico) -> Decimal:
-    """Pico-USD -> USD, exactly, whatever the decimal context; no trailing zeros."""
+    """Convert pico-USD to USD, exactly in any decimal context, without trailing zeros."""
     sign, whole = int(pico < 0), abs(pico)
     exponent = -PICO_DIGITS
     while exponent < 0 and whole % 10 == 0:
@@ -72,12 +74,12 @@ def to_decimal(pico: Pico) -> Decimal:
 
 
 def format_usd(pico: Pico) -> str:
-    """Pico-USD -> a plain decimal such as "0.00015"; never scientific."""
+    """Format pico-USD as USD, a plain decimal such as "0.00015"."""
     return format(to_decimal(pico), "f")
 
 
 def _shifted(amount: str | int | Decimal, digits: int) -> int:
-    """amount * 10^digits as an integer, or MoneyError."""
+    """Return amount * 10^digits. Raises: MoneyError when that is not an integer."""
     try:
         number = Decimal(amount)
     except ArithmeticError:
@@ -99,5 +101,5 @@ def _shifted(amount: str | int | Decimal, digits: int) -> int:
 
 
 def median(amounts: Sequence[Pico]) -> Pico:
-    """Return the median in whole pico-USD: a float has too few digits."""
+    """Return the median in whole pico-USD, without floats, which have too few digits."""
     return (median_low(amounts) + median_high(amounts)) // 2

@@ -1,20 +1,23 @@
-"""Billing's tables, as migrations make them.
+"""Billing's tables, as migrations make them, and the SQL that all queries of them share.
 
-Money is whole pico-USD, moments are UTC. `usage_events`, `event_ratings`, `transfers` and `prices`
-never change; the
-view `entries` shows the two sides of each transfer that moves money, which a pending one does not.
+Money is whole pico-USD, moments are UTC. Rows of `usage_events`, `event_ratings`, `transfers` and
+`prices` never change; the view `entries` shows both sides of each transfer that is not pending.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE
 
-from billing.events import COMPONENTS
+from billing.events import COMPONENTS, Quantities
 
+S = TypeVar("S", bound=msgspec.Struct)
 metadata = sa.MetaData()
 MONEY = sa.Numeric(38, 0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,25 +26,71 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def to_moment(unix_time: float) -> datetime:
     """Unix seconds to UTC, rounded to the microsecond that Postgres keeps.
 
-    Raises: ValueError, OverflowError for what is no moment.
+    Raises: ValueError, OverflowError for a number that is not a moment.
     """
     return EPOCH + timedelta(seconds=unix_time)
 
 
 def to_microseconds(unix_time: float) -> int:
-    """The same moment, in microseconds since 1970. Raises: as `to_moment`."""
+    """Return the same moment in microseconds since 1970. Raises: as `to_moment`."""
     whole = int(unix_time)
     return whole * 1_000_000 + round((unix_time - whole) * 1e6)
 
 
 def amount_column(component: str) -> str:
-    """The money beside a quantity."""
+    """Return the name of the column with a component's amount in pico-USD."""
     return f"{component}_pico"
 
 
 AMOUNTS = tuple(amount_column(component) for component in COMPONENTS)
 REQUESTS = tuple(f"{component}_requests" for component in COMPONENTS)
-"""How many have used any of it."""
+"""Columns that count the requests which used a component."""
+TOTAL_QUANTITY = " + ".join(COMPONENTS)
+TOTAL_PICO = " + ".join(AMOUNTS)
+"""SQL: the quantities and the amounts of a row, added up over all components."""
+
+
+def total_pico(columns: sa.ColumnCollection[str, Any]) -> sa.ColumnElement[Any]:
+    """Return the amount of a row over all components, as `TOTAL_PICO`."""
+    return sum((columns[name] for name in AMOUNTS), sa.literal(0))
+
+
+def sums_of(names: Iterable[str]) -> str:
+    """Return SQL that adds up columns under their own names."""
+    return ", ".join(f"sum({name}) AS {name}" for name in names)
+
+
+def columns_of(table: str, names: Iterable[str]) -> str:
+    """Return SQL that lists columns of a table or an alias."""
+    return ", ".join(f"{table}.{name}" for name in names)
+
+
+def rated_amounts(rating: str, event: str) -> str:
+    """Return SQL of an event's amounts by a rating, or as they were booked where there is none."""
+    return ", ".join(f"coalesce({rating}.{name}, {event}.{name}) AS {name}" for name in AMOUNTS)
+
+
+def read_struct(kind: type[S], row: sa.Row[Any], **others: Any) -> S:
+    """Make a struct of a row's columns and of `others`: decimals become integers, moments UTC and
+    arrays tuples."""
+    columns = row._mapping
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(**{name: _to_python(columns[name]) for name in names}, **others)
+
+
+def _to_python(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return int(value)
+        case datetime():
+            return value.astimezone(UTC)
+        case list():
+            return tuple(value)
+    return value
+
+
+def read_quantities(row: sa.Row[Any]) -> Quantities:
+    return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
 
 
 def text_columns(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
@@ -53,13 +102,14 @@ def _moment(name: str) -> sa.Column[datetime]:
 
 
 def _seq() -> sa.Column[int]:
-    """Return the column of the order of booking, as who holds the books alone sees it
-    (`spend_totals.hold_books`)."""
+    """Return the column with the order of booking, which is exact under an exclusive lock of the
+    books (`spend_totals.hold_books`)."""
     drawn = sa.text("nextval('posting_seq')")
     return sa.Column("seq", sa.BigInteger, nullable=False, server_default=drawn)
 
 
-def _counted() -> list[sa.Column[Any]]:
+def _usage_columns() -> list[sa.Column[Any]]:
+    """Return the columns of a quantity and an amount for each component."""
     return [
         *(sa.Column(name, sa.BigInteger, nullable=False) for name in COMPONENTS),
         *(sa.Column(name, MONEY, nullable=False) for name in AMOUNTS),
@@ -102,7 +152,7 @@ usage_events = sa.Table(
     *text_columns("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
     *text_columns("price_list"),
     sa.Column("estimated", sa.Boolean, nullable=False),
-    *_counted(),
+    *_usage_columns(),
     sa.Column("suspended", sa.Boolean, nullable=False),
     sa.Column("price_set", sa.Uuid, nullable=False),
     sa.Column("band", sa.BigInteger, nullable=False),
@@ -160,7 +210,7 @@ priced_events = (
     .join(price_sets, price_sets.c.id == usage_events.c.price_set)
     .subquery("priced_events")
 )
-"""Events with the prices that they were admitted by."""
+"""Events with the prices at which they were admitted."""
 
 usage_conflicts = sa.Table(
     "usage_conflicts",
@@ -172,17 +222,17 @@ usage_conflicts = sa.Table(
 )
 
 
-def _rollup(name: str, unit: str, *of: str) -> sa.Table:
-    """Sums of usage by `unit` of the admission. `num_embeddings`: of its requests, those that read
-    something to make embeddings of it."""
+def _rollup(name: str, unit: str, *keys: str) -> sa.Table:
+    """Define a table with sums of usage by hour or day of admission. `num_embeddings` counts the
+    requests with embedding input."""
     return sa.Table(
         name,
         metadata,
         sa.Column("org", sa.Text, primary_key=True),
         sa.Column(unit, sa.TIMESTAMP(timezone=True), primary_key=True),
-        *(sa.Column(each, sa.Text, primary_key=True) for each in (*of, *GROUPED)),
+        *(sa.Column(each, sa.Text, primary_key=True) for each in (*keys, *GROUPED)),
         sa.Column("batch", sa.Boolean, primary_key=True),
-        *_counted(),
+        *_usage_columns(),
         sa.Column("num_requests", sa.BigInteger, nullable=False),
         sa.Column("num_embeddings", sa.BigInteger, nullable=False, server_default="0"),
     )
@@ -217,7 +267,7 @@ usage_charges = sa.Table(
     *(sa.Column(each, sa.Text, primary_key=True) for each in ("project", "model", "tier")),
     sa.Column("price_set", sa.Uuid, primary_key=True),
     sa.Column("band", sa.BigInteger, primary_key=True),
-    *_counted(),
+    *_usage_columns(),
     *(sa.Column(name, sa.BigInteger, nullable=False) for name in REQUESTS),
 )
 
@@ -408,11 +458,11 @@ superseded_requests = sa.Table(
     _moment("claimed_at"),
     _moment("superseded_at"),
 )
-"""Of the gateway: requests that were made once more, what they were billed is taken back."""
+"""Requests that were repeated after their gateway died; their charges are reversed."""
 
 
 def new_id_sql(prefix: str, later_ms: str = "0") -> str:
-    """Return the SQL of a new UUIDv7 (RFC 9562) behind its prefix."""
+    """Return SQL that makes an id: the prefix and a new UUIDv7 (RFC 9562)."""
     return f"""
     '{prefix}' || lpad(to_hex(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
         + {later_ms}), 12, '0') || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14)

@@ -43,7 +43,7 @@ _KEPT = (
     *(*COMPONENTS, *AMOUNTS, "suspended", "price_set", "band", "admitted_at"),
 )
 """What is booked of a row."""
-_GIVEN = (
+GIVEN = (
     *("id", "request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
     *("price_list", "estimated", *COMPONENTS, *AMOUNTS),
     *("suspended", "price_set", "band", "digest", "admitted_at", "occurred_at"),
@@ -72,8 +72,8 @@ _INGEST = sa.text(f"""
         WHERE org_id = ANY(CAST(:orgs AS text[])) GROUP BY org_id
     ),
     fresh AS (
-        INSERT INTO usage_events ({", ".join(_GIVEN)}, late, seq, ingested_at)
-        SELECT {", ".join(map(_column, _GIVEN))},
+        INSERT INTO usage_events ({", ".join(GIVEN)}, late, seq, ingested_at)
+        SELECT {", ".join(map(_column, GIVEN))},
             coalesce({_column("admitted_at")} < drafted_until, false),
             (SELECT nextval('posting_seq')), (SELECT clock_timestamp())
         FROM unnest(CAST(:batch AS usage_row[])) LEFT JOIN drafted ON org_id = org ORDER BY id
@@ -233,7 +233,7 @@ def _to_price_set(content: bytes, prices: PriceSet) -> _PriceSet:
 
 
 def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
-    """Return the rating of an event, and its columns (_GIVEN)."""
+    """Return the rating of an event, and its columns (GIVEN)."""
     attempt, quantities = event.attempt, event.quantities
     rated = rate(quantities, attempt.prices)
     amounts = dict.fromkeys(COMPONENTS)

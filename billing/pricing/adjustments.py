@@ -1,24 +1,20 @@
 """Adjust a whole period by a tenant's terms: free allowances, graduated and volume prices,
-committed use. Pure integer arithmetic over what the rollups say; nothing is known of time.
+committed use. Pure integer arithmetic over sums of usage; it knows no time.
 
-The ledger books each event when it is admitted, at the price of that moment (list, less the
-tenant's discount). What depends on the quantity of the whole period cannot be known then, and is
-not guessed: when the period is invoiced, `adjustments` says what has to be added to what was
-booked. Booked plus adjustments is what is due.
+The ledger books each event at the price of its admission (the list price less the tenant's
+discount). Terms that depend on the quantity of the whole period are applied when it is invoiced:
+`adjustments` returns the amounts to add. Booked plus adjustments is due.
 
-    1. Free allowance   the first `quantity` units of its lines cost nothing: what was booked for
-                        them is given back. Lines are taken in the order in which they are given,
-                        so give them in the order of time. Of a line that is free in part, the part
-                        is of the line's average price, rounded down to a pico-USD: exact where
-                        all of the line had one price. `divided` says where lines are too coarse
-                        for that. Nothing else depends on the order.
-    2. Tiered price     what is left of its lines costs what the steps say instead: graduated, each
-                        unit at the price of the step that it falls into; volume, all of them at
-                        the price of the step that the whole quantity falls into. `up_to` belongs
-                        to its step.
-    3. Commitment       where what its lines cost in the end is less than what was promised, the
-                        shortfall is due. The rate that was granted for the promise is a discount
-                        of the price list, booked with each event.
+    1. Free allowance   The first `quantity` units of its lines are free; their booked amount is
+                        given back. Lines count in the given order, which should be that of time.
+                        A line that is free in part gives back its average price, rounded down to
+                        a pico-USD: exact if the whole line had one price. `divided` finds lines
+                        that are too coarse for that. Nothing else depends on the order.
+    2. Tiered price     The rest of its lines costs the prices of the steps instead: graduated,
+                        each unit at the price of its own step; volume, all units at the price of
+                        the step that the whole quantity falls into. `up_to` belongs to its step.
+    3. Commitment       If its lines cost less than the promised amount, the shortfall is due. The
+                        rate that is granted for the promise is a discount of the price list.
 """
 
 from __future__ import annotations
@@ -38,28 +34,26 @@ MAX_STEPS = 32
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage that a rule is about; None: any."""
+    """The usage that a rule applies to. None: any."""
 
     model: str | None = None
     tier: Tier | None = None
     component: Component | None = None
 
     def overlaps(self, other: Scope) -> bool:
-        return all(mine in (None, its) or its is None for mine, its in _pairs(self, other))
+        return all(mine in (None, its) or its is None for mine, its in self._pairs(other))
 
     def covers(self, other: Scope | UsageLine) -> bool:
-        place = (other.model, other.tier, other.component)
-        mine = (self.model, self.tier, self.component)
-        return all(one in (None, its) for one, its in zip(mine, place, strict=True))
+        return all(mine in (None, its) for mine, its in self._pairs(other))
 
-
-def _pairs(one: Scope, other: Scope) -> Iterable[tuple[str | None, str | None]]:
-    return zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
+    def _pairs(self, other: Scope | UsageLine) -> Iterable[tuple[str | None, str | None]]:
+        yield self.model, other.model
+        yield self.tier, other.tier
+        yield self.component, other.component
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage and money booked of one component; as fine (an hour) or as coarse (a period) as the
-    caller likes."""
+    """The booked usage and amount of one component, over any span of time."""
 
     model: str
     tier: str
@@ -69,10 +63,11 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that are in no order among themselves, where it is `divisible`: into finer ones."""
+    """Lines of one span of time, in no order among themselves."""
 
     lines: tuple[UsageLine, ...]
     divisible: bool
+    """True if the span can be read in shorter spans."""
 
 
 class FreeAllowance(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +77,7 @@ class FreeAllowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Up to and with the `up_to`th unit; None: all further ones."""
+    """The price of the units up to and including the `up_to`th. None: of all further units."""
 
     up_to: int | None
     pico_per_unit: Pico
@@ -101,7 +96,7 @@ class TieredPrice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True):
-    """So much is due for its lines in any case."""
+    """The least amount that is due for the lines of a scope."""
 
     id: str
     scope: Scope
@@ -111,13 +106,22 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True):
 class PeriodTerms(msgspec.Struct, frozen=True, kw_only=True):
     """All rules of one price list in one period.
 
-    Raises: PriceBookError where two rules would price the same usage, or a commitment would count
-    a part of a tiered price.
+    Raises: PriceBookError if two rules price the same usage, or a commitment counts a part of a
+    tiered price.
     """
 
     allowances: tuple[FreeAllowance, ...] = ()
     tiered: tuple[TieredPrice, ...] = ()
     commitments: tuple[Commitment, ...] = ()
+
+    @classmethod
+    def of_rules(cls, rules: Sequence[FreeAllowance | TieredPrice | Commitment]) -> PeriodTerms:
+        """Group rules by their kind. Raises: PriceBookError."""
+        return cls(
+            allowances=tuple(it for it in rules if isinstance(it, FreeAllowance)),
+            tiered=tuple(it for it in rules if isinstance(it, TieredPrice)),
+            commitments=tuple(it for it in rules if isinstance(it, Commitment)),
+        )
 
     def __post_init__(self) -> None:
         for rule in self.tiered:
@@ -132,13 +136,13 @@ class PeriodTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
-    """To be added to what was booked; negative: given back."""
+    """An amount to add to what was booked; a negative one is given back."""
 
     kind: Kind
     rule_id: str
     scope: Scope
     quantity: int
-    """Units that it is about; 0 for a shortfall."""
+    """The units that are adjusted; 0 for a shortfall."""
     amount_pico: Pico
 
 
@@ -149,7 +153,7 @@ def _refuse_overlaps(rules: Sequence[TieredPrice | Commitment]) -> None:
 
 
 def check_steps(rule: TieredPrice) -> None:
-    """Raises: PriceBookError."""
+    """Check that the steps are in order and complete. Raises: PriceBookError."""
     ends = [step.up_to for step in rule.steps]
     if not 0 < len(ends) <= MAX_STEPS or ends[-1] is not None:
         raise PriceBookError(f"{rule.id}: 1 to {MAX_STEPS} steps, the last one without up_to")
@@ -161,7 +165,7 @@ def check_steps(rule: TieredPrice) -> None:
 
 
 def graduated_pico(steps: Sequence[Step], quantity: int) -> Pico:
-    """Each unit at the price of its own step."""
+    """Price each unit at the price of its own step."""
     amount, begun = 0, 0
     for step in steps:
         end = quantity if step.up_to is None else min(quantity, step.up_to)
@@ -171,7 +175,7 @@ def graduated_pico(steps: Sequence[Step], quantity: int) -> Pico:
 
 
 def volume_pico(steps: Sequence[Step], quantity: int) -> Pico:
-    """All units at the price of the step that `quantity` falls into."""
+    """Price all units at the price of the step that `quantity` falls into."""
     for step in steps:
         if step.up_to is None or quantity <= step.up_to:
             return quantity * step.pico_per_unit
@@ -179,8 +183,8 @@ def volume_pico(steps: Sequence[Step], quantity: int) -> Pico:
 
 
 def adjustments(terms: PeriodTerms, lines: Iterable[UsageLine]) -> list[Adjustment]:
-    """One for each rule that changes what is due, in the order of the rules. `lines`: all that was
-    booked for the tenant in the period, in the order of time."""
+    """Return an adjustment for each rule that changes the amount due, in the order of the rules.
+    `lines`: everything that was booked for the tenant in the period, in the order of time."""
     left = list(lines)
     found = [_make_free(allowance, left) for allowance in terms.allowances]
     found += [_reprice(rule, left) for rule in terms.tiered]
@@ -189,10 +193,8 @@ def adjustments(terms: PeriodTerms, lines: Iterable[UsageLine]) -> list[Adjustme
 
 
 def divided(terms: PeriodTerms, spans: Sequence[LineGroup]) -> int | None:
-    """The first that an allowance ends in and that is too coarse to say with which unit.
-
-    `spans`: in the order of time.
-    """
+    """Return the position of the first divisible span in which an allowance ends. None: no span
+    has to be divided. `spans`: in the order of time."""
     left = [list(span.lines) for span in spans]
     for allowance in terms.allowances:
         free = allowance.quantity
@@ -211,7 +213,7 @@ def _covered(scope: Scope, lines: Iterable[UsageLine]) -> Iterator[int]:
 
 
 def _make_free(allowance: FreeAllowance, left: list[UsageLine]) -> Adjustment:
-    """Takes what is free out of `left`."""
+    """Take the free units out of `left`, and return the adjustment for them."""
     free, amount = allowance.quantity, 0
     for position, line in enumerate(left):
         if not line.quantity or not allowance.scope.covers(line):

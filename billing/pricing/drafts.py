@@ -1,9 +1,8 @@
-"""Drafts of prices: what others publish, beside what our book says, as a file that a person reads,
-may change, and applies. Pure.
+"""Drafts of prices: published prices as a price book that a person reviews, edits and applies.
+Pure.
 
-A draft is an ordinary price book. What it would change is a list of differences, and its digest is
-made of both: who applies it says the digest that they were shown, so that neither another draft
-nor a book that has changed since can be applied unseen.
+The digest of a draft covers the draft and the differences that were shown; applying it takes that
+digest. So a draft that was edited since, or a book that has changed since, has to be shown again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Prices = Mapping[Place, Mapping[Component, int]]
 
 
 class Difference(msgspec.Struct, frozen=True, order=True):
-    """The change of one component's price; pico-USD, None: it has no price."""
+    """The change of one component's price in pico-USD. None: it has no price."""
 
     model: str
     tier: Tier
@@ -51,14 +50,15 @@ def _amount(component: Component, pico: int | None) -> str:
 
 
 def format_price(component: Component, pico: int) -> str:
-    """As in a book: USD per million tokens, or per call."""
+    """Format a price as books have it: USD per million tokens, or per call."""
     if component in CALLS:
         return f"{Decimal(pico).scaleb(-12):f}"
     return f"{Decimal(pico) / PICO_PER_MICRO:f}"
 
 
 def book_prices(book: PriceBook, model: str, unix_time: float) -> Prices:
-    """Return the book's prices of a model at a moment, for tiers that it sells alone."""
+    """Return the book's prices of a model at a moment, for the default tier and each tier that has
+    its own prices."""
     found: dict[Place, dict[Component, int]] = {}
     for tier in TIERS:
         if tier != "default" and not book.sells(model, unix_time, tier):
@@ -84,8 +84,9 @@ def differences(model: str, before: Prices, after: Prices) -> list[Difference]:
 def draft_of(
     published: Mapping[str, PublishedPrices], book: PriceBook, valid_from: datetime, source: str
 ) -> str:
-    """A price book with the entries that would change, whole: what a source leaves out of one that
-    it changes stays as it is. `published`: by our name of the model. Empty: nothing would."""
+    """Return a price book with each entry that would change, as a whole: components that the
+    source leaves out keep their price. Return an empty text if nothing would change. `published`:
+    by our name of the model."""
     lines: list[str] = []
     for model, theirs in published.items():
         known = book_prices(book, model, valid_from.timestamp())
@@ -102,8 +103,8 @@ def draft_of(
 
 
 def _below(place: Place, theirs: PublishedPrices) -> Mapping[Component, int]:
-    """Return what a tier costs where nothing is said of it: what the default does. Its own entry
-    hides that, so it has to say so."""
+    """Return the default tier's prices, which a new entry of another tier has to repeat: an entry
+    hides those of the default tier as a whole."""
     tier, least = place
     return {} if tier == "default" or least else theirs.prices.get(("default", 0), {})
 
@@ -126,7 +127,7 @@ def _entry(
 
 
 def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]:
-    """Return what the entries of a draft change, each at the moment at which it begins."""
+    """Return the differences between a draft and the book, at the moment each entry begins."""
     found: list[Difference] = []
     for entry in draft:
         place = (entry.tier, entry.min_total_input)
@@ -137,6 +138,6 @@ def changes_of(draft: Iterable[PriceEntry], book: PriceBook) -> list[Difference]
 
 
 def digest_of(draft: bytes, changes: Iterable[Difference]) -> str:
-    """SHA-256 of a draft and of what it was shown to change."""
+    """Return the SHA-256 of a draft and of the differences that were shown."""
     shown = "\n".join(map(str, changes)).encode()
     return hashlib.sha256(hashlib.sha256(draft).digest() + shown).hexdigest()

@@ -1,8 +1,5 @@
-"""One entry of a price book, and how it is written: what it costs, where, from when until when.
-Pure.
-
-Everything that is dated can be set in order here: an open entry is ended by the next of its kind,
-and none overlap.
+"""Entries of a price book: their fields, how to read one from TOML, and timelines of dated entries,
+in which an open entry ends with the next one and none overlap. Pure.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ from billing.events import CALLS, COMPONENTS, TIERS, Component, Price, PriceSet,
 from billing.money import per_call, per_million
 
 DEFAULT_LIST = "default"
-"""What everybody pays who has no terms of their own."""
+"""The price list of everybody who has no terms of their own."""
 MAX_PICO_PER_TOKEN = 2**63 - 1
-"""What a msgpack integer and a bigint both hold; over $9 M per token."""
+"""The largest number that fits into a msgpack integer and a bigint; over $9 M per token."""
 
 COMPONENT_OF_KEY: dict[str, Component] = {
     "cache_write" if component == "cache_write_5m" else component: component
@@ -34,16 +31,16 @@ CACHE_PRICES = "cache_prices"
 KEYS = {*PLACE, CACHE_PRICES, *COMPONENT_OF_KEY}
 MAX_TOTAL_INPUT = 2**40
 DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""As a text; Python would read a thousand other ways to write one."""
+"""A decimal as text; Python's parser would accept many other notations."""
 
 
 class DatedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """In force from `valid_from` until `valid_to` (exclusive; None: open)."""
+    """An entry that is in force from `valid_from` until `valid_to` (exclusive; None: open)."""
 
     valid_from: datetime
     valid_to: datetime | None
     where: str
-    """File and entry, for messages."""
+    """The file and the entry, for error messages."""
 
     def covers(self, unix_time: float) -> bool:
         started = self.valid_from.timestamp() <= unix_time
@@ -54,7 +51,7 @@ D = TypeVar("D", bound=DatedEntry)
 
 
 class PriceEntry(DatedEntry, frozen=True, kw_only=True):
-    """The prices of one model, in one tier, for requests of so much input."""
+    """The prices of one model and tier, for requests with at least `min_total_input` tokens."""
 
     price_list: str = DEFAULT_LIST
     model: str
@@ -64,7 +61,10 @@ class PriceEntry(DatedEntry, frozen=True, kw_only=True):
 
 
 def timeline(entries: Iterable[D], name: str) -> list[D]:
-    """In order of time, each open entry ended by the next. Raises: PriceBookError."""
+    """Sort entries by time and end each open one where the next begins.
+
+    Raises: PriceBookError when two entries overlap.
+    """
     ordered = sorted(entries, key=lambda entry: entry.valid_from)
     for position, (entry, following) in enumerate(zip(ordered, ordered[1:], strict=False)):
         end = following.valid_from if entry.valid_to is None else entry.valid_to
@@ -78,12 +78,13 @@ def timeline(entries: Iterable[D], name: str) -> list[D]:
 
 
 def starts_of(entries: Iterable[DatedEntry]) -> list[float]:
-    """Every moment (Unix seconds) from which on something else may be in force."""
+    """Return every moment (Unix seconds) at which an entry begins or ends."""
     moments = (at for entry in entries for at in (entry.valid_from, entry.valid_to))
     return sorted({moment.timestamp() for moment in moments if moment is not None})
 
 
 def read_entry(table: Mapping[str, Any], where: str) -> PriceEntry:
+    """Read a [[price]] table. Raises: PriceBookError."""
     if unknown := sorted(set(table) - KEYS):
         raise PriceBookError(f"{where}: unknown key {unknown[0]}")
     model = table.get("model")
@@ -94,7 +95,7 @@ def read_entry(table: Mapping[str, Any], where: str) -> PriceEntry:
         raise PriceBookError(f"{where}: tier must be {', '.join(TIERS[:-1])} or {TIERS[-1]}")
     valid_from, valid_to = read_validity(table, where)
     least = _min_total_input(table, where)
-    # Behind the moment, where no model's name can look like it.
+    # The suffix follows the moment: no model's name can look like it there.
     suffix = ("" if tier == "default" else f":{tier}") + (f":{least}" if least else "")
     prices: PriceSet = {
         component: Price(f"{model}:{component}:{moment_text(valid_from)}{suffix}", pico)
@@ -122,11 +123,11 @@ def _picos(table: Mapping[str, Any], where: str) -> dict[Component, int]:
     if CACHE_PRICES not in table:
         return picos
     if table[CACHE_PRICES] != "explicit" or "uncached_input" not in picos:
-        raise PriceBookError(f"{where}: {CACHE_PRICES} may be explicit, beside uncached_input")
+        raise PriceBookError(f"{where}: {CACHE_PRICES} must be explicit, beside uncached_input")
     for component, bps in EXPLICIT_PRICES_BPS.items():
         pico, rest = divmod(picos["uncached_input"] * bps, 10_000)
         if rest and component not in picos:
-            raise PriceBookError(f"{where}: {component} would not be whole pico-USD; write it")
+            raise PriceBookError(f"{where}: {component} is not whole pico-USD; write its price")
         picos.setdefault(component, pico)
     return picos
 
@@ -139,7 +140,7 @@ def _min_total_input(table: Mapping[str, Any], where: str) -> int:
 
 
 def decimal_of(value: object, name: str) -> str | int | Decimal:
-    """Return the number that a book's value stands for. Raises: PriceBookError."""
+    """Check that a value of a book is a number. Raises: PriceBookError."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise PriceBookError(f"{name}: must be a decimal such as '0.15'")
     if isinstance(value, str) and not DECIMAL.fullmatch(value):
@@ -148,23 +149,26 @@ def decimal_of(value: object, name: str) -> str | int | Decimal:
 
 
 def read_pico(component: Component, value: object, name: str) -> int:
-    """Per token, or per call where calls are counted. Raises: PriceBookError."""
+    """Read a price per million tokens, or per call for a component that counts calls.
+
+    Raises: PriceBookError.
+    """
     return exact_pico(per_call if component in CALLS else per_million, value, name)
 
 
 def exact_pico(read: Callable[[str | int | Decimal, str], int], value: object, name: str) -> int:
-    """Raises: PriceBookError, naming the row."""
+    """Read a price by one of the functions of `money`. Raises: PriceBookError, naming the row."""
     try:
         pico = read(decimal_of(value, name), name)
     except MoneyError as error:
         raise PriceBookError(str(error)) from error
     if pico > MAX_PICO_PER_TOKEN:
-        raise PriceBookError(f"{name}: {value} is more than a token can cost")
+        raise PriceBookError(f"{name}: {value} is too large")
     return pico
 
 
 def read_validity(table: Mapping[str, Any], where: str) -> tuple[datetime, datetime | None]:
-    """Raises: PriceBookError."""
+    """Read `valid_from` and `valid_to`. Raises: PriceBookError."""
     valid_from = _moment(table, "valid_from", where)
     valid_to = None if table.get("valid_to") is None else _moment(table, "valid_to", where)
     if valid_to is not None and valid_to <= valid_from:
@@ -173,12 +177,12 @@ def read_validity(table: Mapping[str, Any], where: str) -> tuple[datetime, datet
 
 
 def moment_text(moment: datetime) -> str:
-    """As in the ids of prices and rules."""
+    """Format a moment as the ids of prices and rules have it."""
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _moment(table: Mapping[str, Any], key: str, where: str) -> datetime:
-    """UTC, whole seconds."""
+    """Read a moment in UTC, in whole seconds. Raises: PriceBookError."""
     value = table.get(key)
     try:
         moment = datetime.fromisoformat(value if isinstance(value, str) else str(value))

@@ -1,10 +1,10 @@
-"""Price lists: what tenants pay who have terms of their own, over the prices of everybody. Pure.
+"""Price lists: the terms of tenants, over the prices of everybody. Pure.
 
     [[discount]]
     price_list = "acme"
-    percent = "15"                   # off the list price; what is left must be whole pico-USD
-    model = "penny"                  # optional, as are tier and component: of all of them
-    valid_from = "2026-11-01"        # as in a [[price]]; the next of its scope ends it
+    percent = "15"                   # off the list price; the rest must be whole pico-USD
+    model = "penny"                  # optional, as are tier and component; default: all
+    valid_from = "2026-11-01"        # as in a [[price]]; the next one of its scope ends it
     valid_to = "2027-01-01"          # optional
 
     [[free_allowance]]               # the first units of a period
@@ -16,7 +16,7 @@
     [[tiered_price]]
     price_list = "acme"
     kind = "graduated"               # or "volume"
-    component = "output"             # needed: it says what is counted
+    component = "output"             # required: the component that is counted
     steps = [{ up_to = 1_000_000, price = "0.40" }, { price = "0.30" }]     # as in a [[price]]
     valid_from = "2026-11-01"
 
@@ -26,10 +26,10 @@
     percent = "20"                   # optional: the discount that is granted for it
     valid_from = "2026-11-01"
 
-Of several discounts the most specific counts: first the one that names the model, then the
-component, then the tier. A discount is booked with each event, as a price of its own with an id of
-its own (`discounted`); the others are of a whole period (`terms_of`, by the moment at which it
-begins) and come with the invoice (`adjustments`).
+The most specific of several discounts applies: first one that names the model, then the component,
+then the tier. A discount is a price with an id of its own, at which events are booked
+(`discounted`). The other terms hold for a whole period, as they are in force when it begins
+(`terms_of`), and become lines of its invoice (`adjustments`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ WHOLE_BPS = 10_000
 MAX_QUANTITY = 2**62
 MAX_AMOUNT_PICO = 10**15 * PICO_PER_USD
 DISCOUNTED = "@"
-"""In an id: behind it which list's, and from when on. No list's name has one."""
+"""Separates, in the id of a discounted price, the id of the list price from the name of the price
+list, which cannot contain it, and the moment."""
 ListName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 Quantity = Annotated[int, Meta(ge=1, le=MAX_QUANTITY)]
 
@@ -81,7 +82,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Rule(DatedEntry, frozen=True, kw_only=True):
-    """One term of one price list. Of those with the same `slot` one is in force at a time."""
+    """A term of a price list. At any time, at most one rule of a `slot` is in force."""
 
     id: str
     slot: str
@@ -95,11 +96,12 @@ class Discount(Rule, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> tuple[bool, ...]:
+        """How specific the discount is: the highest rank applies."""
         scope = self.scope
         return tuple(each is not None for each in (scope.model, scope.component, scope.tier))
 
-    def of(self, price: Price) -> int:
-        """Pico per token. Raises: PriceBookError."""
+    def apply_to(self, price: Price) -> int:
+        """Return the discounted price in pico-USD. Raises: PriceBookError."""
         pico, rest = divmod(price.pico_per_token * (WHOLE_BPS - self.bps), WHOLE_BPS)
         if rest:
             raise PriceBookError(
@@ -114,33 +116,36 @@ class PeriodRule(Rule, frozen=True, kw_only=True):
 
 
 class PriceLists:
-    """All rules of all price lists, each open one ended by the next of its slot."""
+    """All rules of all price lists; each open rule ends with the next one of its slot.
+
+    Raises: PriceBookError if two rules of a slot overlap.
+    """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        """Raises: PriceBookError where two rules of a slot overlap."""
         by_slot: dict[str, list[Rule]] = {}
         for rule in rules:
             by_slot.setdefault(rule.slot, []).append(rule)
         self.rules = [rule for slot, found in by_slot.items() for rule in timeline(found, slot)]
         self.names = {DEFAULT_LIST, *(rule.price_list for rule in self.rules)}
-        for name in self.names:  # a mistake is found when it is read, not at an invoice
+        for name in self.names:  # find a mistake when the book is read, not at an invoice
             for start in starts_of(rule for rule in self.rules if rule.price_list == name):
                 self.terms_of(name, start)
 
     def terms_of(self, price_list: str, unix_time: float) -> PeriodTerms:
-        """For a period that begins then. Raises: PriceBookError."""
-        found = [
-            rule.content
-            for rule in self.rules
-            if isinstance(rule, PeriodRule)
-            and rule.price_list == price_list
-            and rule.covers(unix_time)
-        ]
-        return period_terms(found)
+        """Return the terms of a period that begins at a moment. Raises: PriceBookError."""
+        return PeriodTerms.of_rules(
+            [
+                rule.content
+                for rule in self.rules
+                if isinstance(rule, PeriodRule)
+                and rule.price_list == price_list
+                and rule.covers(unix_time)
+            ]
+        )
 
     def discounted(self, entries: Iterable[PriceEntry]) -> Iterator[PriceEntry]:
-        """Return what entries cost by each list that has a discount on them. `entries`:
-        everybody's, each with its end. Raises: PriceBookError."""
+        """Yield the discounted entries of each list. `entries`: those of the default list, each
+        with its end. Raises: PriceBookError."""
         by_list: dict[str, list[Discount]] = {}
         for rule in self.rules:
             if isinstance(rule, Discount):
@@ -159,8 +164,8 @@ _CONTENT: dict[str, type[FreeAllowance | TieredPrice | Commitment]] = {
 
 
 def stored_terms(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> PeriodTerms:
-    """Return the terms of the rules of one list at one moment as they are stored: id, slot and
-    content. Raises: PriceBookError."""
+    """Return the terms of the stored rules of one list at one moment. `rows`: id, slot and content.
+    Raises: PriceBookError."""
     found: list[FreeAllowance | TieredPrice | Commitment] = []
     for rule_id, slot, content in rows:
         _, kind, place = slot.split(":", 2)
@@ -169,16 +174,7 @@ def stored_terms(rows: Iterable[tuple[str, str, Mapping[str, Any]]]) -> PeriodTe
         parts = (None if part == "*" else part for part in place.rsplit(":", 2))
         scope = dict(zip(("model", "tier", "component"), parts, strict=True))
         found.append(msgspec.convert({**content, "id": rule_id, "scope": scope}, _CONTENT[kind]))
-    return period_terms(found)
-
-
-def period_terms(rules: Sequence[FreeAllowance | TieredPrice | Commitment]) -> PeriodTerms:
-    """Raises: PriceBookError."""
-    return PeriodTerms(
-        allowances=tuple(it for it in rules if isinstance(it, FreeAllowance)),
-        tiered=tuple(it for it in rules if isinstance(it, TieredPrice)),
-        commitments=tuple(it for it in rules if isinstance(it, Commitment)),
-    )
+    return PeriodTerms.of_rules(found)
 
 
 def _discounted(
@@ -188,21 +184,21 @@ def _discounted(
     price: Price,
     discounts: Sequence[Discount],
 ) -> Iterator[PriceEntry]:
-    """One for each stretch of time in which the same discount counts."""
-    place = Scope(model=entry.model, tier=entry.tier, component=component)
-    mine = [each for each in discounts if each.scope.covers(place)]
+    """Yield an entry for each span of time in which the same discount applies."""
+    scope = Scope(model=entry.model, tier=entry.tier, component=component)
+    matching = [each for each in discounts if each.scope.covers(scope)]
 
     def best(at: float) -> Discount | None:
-        in_force = (each for each in mine if each.covers(at))
+        in_force = (each for each in matching if each.covers(at))
         return max(in_force, key=lambda each: each.rank, default=None)
 
-    starts = [at for at in starts_of((entry, *mine)) if entry.covers(at)]
-    stretches = [
-        (discount, datetime.fromtimestamp(next(stretch), UTC))
-        for discount, stretch in groupby(starts, key=best)
+    starts = [at for at in starts_of((entry, *matching)) if entry.covers(at)]
+    spans = [
+        (discount, datetime.fromtimestamp(next(moments), UTC))
+        for discount, moments in groupby(starts, key=best)
     ]
-    ends = [*(begin for _, begin in stretches[1:]), entry.valid_to]
-    for (discount, begin), end in zip(stretches, ends, strict=True):
+    ends = [*(begin for _, begin in spans[1:]), entry.valid_to]
+    for (discount, begin), end in zip(spans, ends, strict=True):
         if discount is not None:
             price_id = f"{price.price_id}{DISCOUNTED}{price_list}:{moment_text(begin)}"
             yield msgspec.structs.replace(
@@ -210,19 +206,19 @@ def _discounted(
                 price_list=price_list,
                 valid_from=begin,
                 valid_to=end,
-                prices={component: Price(price_id, discount.of(price))},
+                prices={component: Price(price_id, discount.apply_to(price))},
                 where=discount.where,
             )
 
 
 def undiscounted(price_id: str) -> str | None:
-    """The id of the price that everybody pays; None: it is that already."""
-    of_all, found, _ = price_id.rpartition(DISCOUNTED)
-    return of_all if found else None
+    """Return the id of the list price. None: the price has no discount."""
+    list_price_id, found, _ = price_id.rpartition(DISCOUNTED)
+    return list_price_id if found else None
 
 
 class _RuleFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that every rule has. Dates and money are read on their own."""
+    """The fields of every rule as TOML has them. Dates and money are parsed later."""
 
     price_list: ListName
     valid_from: Any = None
@@ -265,19 +261,19 @@ _WRITTEN: dict[Kind, type[_RuleFields]] = {
 
 
 def read_rules(kind: Kind, table: Mapping[str, Any], where: str) -> Iterator[Rule]:
-    """A commitment that grants a discount is two. Raises: PriceBookError."""
+    """Read a table of a kind; a commitment with a discount yields two rules.
+
+    Raises: PriceBookError.
+    """
     try:
-        written = msgspec.convert(table, _WRITTEN[kind])
-        yield from _rules_of(kind, written, where)
-    except msgspec.ValidationError as error:
-        raise PriceBookError(f"{where}: {error}") from error
-    except MoneyError as error:
+        yield from _rules_of(kind, msgspec.convert(table, _WRITTEN[kind]), where)
+    except (msgspec.ValidationError, MoneyError) as error:
         raise PriceBookError(f"{where}: {error}") from error
 
 
 def _rules_of(kind: Kind, written: _RuleFields, where: str) -> Iterator[Rule]:
-    said = {"valid_from": written.valid_from, "valid_to": written.valid_to}
-    valid_from, valid_to = read_validity(said, where)
+    dates = {"valid_from": written.valid_from, "valid_to": written.valid_to}
+    valid_from, valid_to = read_validity(dates, where)
     scope = Scope(model=written.model, tier=written.tier, component=written.component)
 
     def common(kind: Kind) -> dict[str, Any]:
@@ -313,13 +309,13 @@ def _rules_of(kind: Kind, written: _RuleFields, where: str) -> Iterator[Rule]:
     percent = getattr(written, "percent", None)
     if percent is not None:
         if written.price_list == DEFAULT_LIST:
-            raise PriceBookError(f"{where}: percent: the default list is the price book itself")
+            raise PriceBookError(f"{where}: percent: the default list has no discounts")
         bps = read_percent(percent, f"{where}: percent")
         yield Discount(bps=bps, **common("discount"))
 
 
 def read_amount(value: object, name: str) -> Pico:
-    """USD. Raises: PriceBookError."""
+    """Read an amount in USD. Raises: PriceBookError, MoneyError."""
     amount = usd(decimal_of(value, name))
     if not 0 < amount <= MAX_AMOUNT_PICO:
         raise PriceBookError(f"{name}: must be more than 0 and at most 10^15 USD")
@@ -327,7 +323,7 @@ def read_amount(value: object, name: str) -> Pico:
 
 
 def read_percent(value: object, name: str) -> int:
-    """In basis points. Raises: PriceBookError."""
+    """Read a percentage as basis points. Raises: PriceBookError, MoneyError."""
     bps = basis_points(decimal_of(value, name))
     if not 0 < bps <= WHOLE_BPS:
         raise PriceBookError(f"{name}: must be more than 0 and at most 100")

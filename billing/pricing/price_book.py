@@ -1,28 +1,29 @@
-"""The price book: dated, append-only TOML files, in USD per million tokens. Reads files, no more.
+"""The price book: dated, append-only TOML files, in USD per million tokens.
 
     [[price]]
     model = "penny"
     tier = "priority"                # optional; default, priority, flex or batch
-    min_total_input = 200_001        # optional; a band: requests of at least so much input
+    min_total_input = 200_001        # optional; a size band: requests with at least so many tokens
     valid_from = "2026-11-01"        # UTC; a date or a date-time ending in Z
     valid_to = "2027-01-01"          # optional, exclusive; else until the model's next entry
-    uncached_input = "0.10"          # every component is optional; one that is missing is unpriced
+    uncached_input = "0.10"          # every component is optional; a missing one is unpriced
     cache_read = "0.01"
     cache_write = "0.00"             # of the 5 minute cache
     cache_write_1h = "0.00"
-    cache_prices = "explicit"        # optional; of those three, what is left out is 0.1, 1.25 and 2
-                                     # times uncached_input
+    cache_prices = "explicit"        # optional; these three default to 0.1, 1.25 and 2 times
+                                     # uncached_input
     output = "0.40"
-    reasoning_output = "0.40"        # where it is left out: what output costs
-    embedding_input = "0.02"         # where it is left out: what uncached_input costs
+    reasoning_output = "0.40"        # default: the price of output
+    embedding_input = "0.02"         # default: the price of uncached_input
     tool_call = "0.01"               # USD per call
     batch_queue = "0.001"            # USD per request that was taken from the batch queue
 
-Knows no database. There is no wildcard: a model that is not named has no price, and its usage waits
-in suspense. Only a model that is said to be based on another one costs what that one costs, for as
-long as it has no price of its own; and a tier without prices of its own costs what the default
-does. A band prices the whole request, and needs the price below it for as long as it is valid; what
-it leaves out costs what it does below.
+There is no wildcard: a model without an entry has no price, and its usage waits in suspense. Only a
+model that is based on another one has that one's prices while it has none of its own; and a tier
+without prices of its own has those of the default tier. A size band prices the whole request. It
+needs a price below it for as long as it is valid; a component that it leaves out has that price.
+
+Knows no database.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ import msgspec
 
 from billing.errors import PriceBookError
 from billing.events import Band, PriceSet, Tier
-from billing.pricing.adjustments import PeriodTerms
 from billing.pricing.entries import DEFAULT_LIST, PriceEntry, read_entry, starts_of, timeline
 from billing.pricing.lists import KINDS, PriceLists, Rule, read_rules
 
@@ -59,8 +59,10 @@ class PriceBook:
         *,
         bases: Mapping[str, str] | None = None,
     ) -> None:
-        """`bases`: the model that another one is based on, by the name of the other. Raises:
-        PriceBookError when two entries of a model, a tier and a band overlap, or two rules."""
+        """`bases`: by the name of a model, the model that it is based on.
+
+        Raises: PriceBookError if two entries of a model, a tier and a band overlap, or two rules.
+        """
         self._bases = dict(bases or {})
         self.lists = PriceLists(rules)
         self._entries = list(_in_order(entries))
@@ -83,18 +85,18 @@ class PriceBook:
         *,
         bases: Mapping[str, str] | None = None,
     ) -> PriceBook:
-        """Merge files; what is no *.toml is a folder and stands for its own, if it is there.
-        Raises: PriceBookError."""
+        """Merge the files of several paths: a *.toml file, or a folder of them, which need not
+        exist. Raises: PriceBookError."""
         entries: list[PriceEntry] = []
         rules: list[Rule] = []
         for path in map(Path, paths):
             for file in (path,) if path.suffix == ".toml" else sorted(path.glob("*.toml")):
-                _read(file, entries, rules)
+                _parse(_read(file), str(file), entries, rules)
         return cls(entries, rules, bases=bases)
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> PriceBook:
-        """One file by itself. Raises: PriceBookError."""
+        """Read one file's content. Raises: PriceBookError."""
         entries: list[PriceEntry] = []
         rules: list[Rule] = []
         _parse(content, where, entries, rules)
@@ -107,7 +109,8 @@ class PriceBook:
         tier: Tier = "default",
         price_list: str = DEFAULT_LIST,
     ) -> PriceSet:
-        """The prices in force, shared and not to be changed; empty when there are none."""
+        """Return the prices in force, which callers share and must not change; empty if there are
+        none."""
         base = self._bases.get(model)
         return (
             self._own(model, unix_time, tier, price_list)
@@ -116,18 +119,14 @@ class PriceBook:
         )
 
     def sells(self, model: str, unix_time: float, tier: Tier) -> bool:
-        """Whether the tier has prices of its own there."""
+        """True if the tier has prices of its own for the model at a moment."""
         found = self.at(model, unix_time, tier)
         return bool(found) and found is not self.at(model, unix_time)
 
     @property
     def starts(self) -> list[float]:
-        """Every moment (Unix seconds) from which on something else may cost something else."""
+        """Every moment (Unix seconds) at which a price may change."""
         return sorted({start for spans in self._spans.values() for start in spans.starts})
-
-    def terms_of(self, price_list: str, unix_time: float) -> PeriodTerms:
-        """Return what is agreed for a period that begins then, for `adjustments`."""
-        return self.lists.terms_of(price_list, unix_time)
 
     def _own(self, model: str, unix_time: float, tier: Tier, price_list: str) -> PriceSet:
         spans = self._spans.get((price_list, model, tier))
@@ -139,7 +138,7 @@ class PriceBook:
         return {} if position < 0 else spans.prices[position]
 
     def __iter__(self) -> Iterator[PriceEntry]:
-        """Yield the entries of all lists, everybody's first."""
+        """Yield the entries of all lists, the default list's first."""
         yield from self._entries
 
 
@@ -159,8 +158,8 @@ class _Spans(NamedTuple):
 
 
 def _spans(entries: Sequence[PriceEntry], own: Sequence[PriceEntry]) -> _Spans:
-    """`entries`: everybody's for one model and tier, by band. `own`: what of it a list has of its
-    own. Raises: PriceBookError."""
+    """Merge the entries of one model and tier into spans of time. `entries`: the default list's, by
+    band. `own`: those of one other list. Raises: PriceBookError."""
     spans = _Spans(starts_of((*entries, *own)), [])
     for start in spans.starts:
         special = [entry for entry in own if entry.covers(start)]
@@ -178,7 +177,10 @@ def _over(entry: PriceEntry, special: Iterable[PriceEntry]) -> PriceEntry:
 
 
 def _merged(in_force: Sequence[PriceEntry]) -> PriceSet:
-    """`in_force`: at one moment, of each band at most one, in their order."""
+    """Merge the bands of one moment. `in_force`: at most one entry of each band, in order.
+
+    Raises: PriceBookError.
+    """
     prices: PriceSet = {}
     for entry in in_force:
         for component, price in entry.prices.items():
@@ -189,25 +191,24 @@ def _merged(in_force: Sequence[PriceEntry]) -> PriceSet:
             if below is None:
                 raise PriceBookError(
                     f"{entry.where}: {component} of {entry.model} ({entry.tier}) has no price"
-                    f" below {entry.min_total_input} all the while"
+                    f" below {entry.min_total_input} for as long as this band is valid"
                 )
             band = Band(entry.min_total_input, price.price_id, price.pico_per_token)
             prices[component] = msgspec.structs.replace(below, bands=(*below.bands, band))
     return prices
 
 
-def _read(file: Path, entries: list[PriceEntry], rules: list[Rule]) -> None:
-    """Into `entries` and `rules`. Raises: PriceBookError."""
+def _read(file: Path) -> bytes:
+    """Read no more than a book may have. Raises: PriceBookError."""
     try:
         with file.open("rb") as opened:
-            content = opened.read(MAX_BOOK_BYTES + 1)
+            return opened.read(MAX_BOOK_BYTES + 1)
     except OSError as error:
         raise PriceBookError(f"{file}: {error}") from error
-    _parse(content, str(file), entries, rules)
 
 
 def _parse(content: bytes, where: str, entries: list[PriceEntry], rules: list[Rule]) -> None:
-    """As `_read`."""
+    """Add what a file holds to `entries` and `rules`. Raises: PriceBookError."""
     if len(content) > MAX_BOOK_BYTES:
         raise PriceBookError(f"{where}: larger than {MAX_BOOK_BYTES} bytes")
     try:
@@ -217,8 +218,8 @@ def _parse(content: bytes, where: str, entries: list[PriceEntry], rules: list[Ru
         raise PriceBookError(f"{where}: {error}") from error
     unknown = sorted(set(document) - {"price", *KINDS})
     if unknown or not all(isinstance(tables, list) for tables in document.values()):
-        belongs = ", ".join(f"[[{kind}]]" for kind in ("price", *KINDS))
-        raise PriceBookError(f"{where}: only {belongs} belong here, not {unknown}")
+        allowed = ", ".join(f"[[{kind}]]" for kind in ("price", *KINDS))
+        raise PriceBookError(f"{where}: must only have {allowed}, not {unknown}")
     for number, table in enumerate(document.get("price", []), 1):
         entries.append(read_entry(table, f"{where}: price {number}"))
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Quantities times prices. Pure; the only multiplication that makes money out of tokens.
+"""Rate usage: quantities times prices. Pure.
 
 Knows no account and no time: the prices were chosen at admission.
 """
@@ -16,11 +16,11 @@ PRICED_AS: dict[Component, Component] = {
     "reasoning_output": "output",
     "embedding_input": "uncached_input",
 }
-"""A part of another component, at its price for as long as it has none of its own."""
+"""The component whose price applies while a component has none of its own."""
 
 
 class RatedLine(msgspec.Struct, frozen=True, gc=False):
-    """One priced component; `amount_pico` = quantity (tokens or calls) x the price named."""
+    """A component with its price: `amount_pico` = quantity (tokens or calls) x price."""
 
     component: Component
     quantity: int
@@ -33,7 +33,7 @@ class RatedUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     amount_pico: Pico
     """The sum of the lines."""
     unpriced: tuple[Component, ...]
-    """Used and without a price: for the suspense account."""
+    """Components that were used and have no price; they are booked in suspense."""
 
     def amount_of(self, component: Component) -> Pico:
         return sum(line.amount_pico for line in self.lines if line.component == component)
@@ -44,11 +44,11 @@ def price_of(component: Component, prices: PriceSet) -> Price | None:
 
 
 def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = None) -> RatedUsage:
-    """Every component that was used becomes a line, or stands in `unpriced`; a call without a price
-    is free. Nothing is rounded.
+    """Make a line of every component that was used and has a price, without rounding. Tokens
+    without a price are `unpriced`; a call without a price is free.
 
-    `total_input`: of the whole request, by which its size band is chosen, where `quantities` are a
-    part of it.
+    `total_input`: the input of the whole request, which chooses the size band, if `quantities` are
+    a part of it.
     """
     size = quantities.input_total if total_input is None else total_input
     lines: list[RatedLine] = []
@@ -72,8 +72,8 @@ def rate(quantities: Quantities, prices: PriceSet, *, total_input: int | None = 
 def rate_unkept(
     quantities: Quantities, prices: PriceSet, unkept: Mapping[Component, int]
 ) -> RatedUsage:
-    """Rate as `rate`, for a request of which some tokens were written to be kept in the cache and
-    were not (`unkept`): those cost what they would have cost uncached."""
+    """Rate a request of which the cache did not keep all written tokens. `unkept`: those tokens,
+    which cost the price of uncached input."""
     rated, size = rate(quantities, prices), quantities.input_total
     lines = tuple(
         msgspec.structs.replace(
@@ -88,7 +88,7 @@ def rate_unkept(
 
 
 def premium(component: Component, num_tokens: int, prices: PriceSet, total_input: int) -> Pico:
-    """Return what so many tokens of a component cost beyond uncached input."""
+    """Return the cost of a component's tokens beyond that of uncached input."""
     price, uncached = price_of(component, prices), price_of("uncached_input", prices)
     if price is None or uncached is None:
         return 0

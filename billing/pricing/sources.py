@@ -1,4 +1,4 @@
-"""Prices as others publish them: genai-prices' `data.json` and litellm's
+"""Read published prices: genai-prices' `data.json` and litellm's
 `model_prices_and_context_window.json`. Pure.
 
     "gpt-5": {"input_cost_per_token": 1.25e-06, "output_cost_per_token_priority": 2e-05,
@@ -6,10 +6,10 @@
     {"id": "openai", "models": [{"id": "gpt-5", "prices": {"input_mtok": 1.25,
      "output_mtok": {"base": 10, "tiers": [{"start": 200000, "price": 15}]}}}]}     genai-prices
 
-Numbers are read as decimals, as they are written, and become whole pico-USD or are refused by name.
-What has no component here (audio, images, searches) is left out and said so.
+Numbers are read as decimals; one that is not whole pico-USD is refused by its key. Prices of what
+has no component here (audio, images, searches) are listed in `left_out`.
 
-Knows no model of ours.
+Knows none of our models.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Source = Literal["genai-prices", "litellm"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
 MAX_CANDIDATES = 5
-"""Named in a refusal."""
+"""An error about an ambiguous name lists so many."""
 Place = tuple[Tier, int]
-"""Tier and least total input."""
+"""The tier, and the least input of the size band."""
 
 LITELLM: dict[str, Component] = {
     "input_cost_per_token": "uncached_input",
@@ -82,7 +82,7 @@ class PriceSource:
     """One file of one source."""
 
     def __init__(self, source: Source, text: str, on: date) -> None:
-        """`on`: where prices are dated, those of that day. Raises: PriceBookError."""
+        """`on`: the day of which dated prices are read. Raises: PriceBookError."""
         if len(text) > MAX_SOURCE_BYTES:
             raise PriceBookError(f"{source}: larger than {MAX_SOURCE_BYTES} bytes")
         self.source, self._on = source, on
@@ -94,7 +94,10 @@ class PriceSource:
             raise PriceBookError(f"{source}: not in its format: {error!r}") from error
 
     def of(self, name: str) -> PublishedPrices | None:
-        """None: it does not know the model. Raises: PriceBookError, naming model and key."""
+        """Return the prices of a model. None: the source does not have it.
+
+        Raises: PriceBookError, naming model and key.
+        """
         found = self._find(name)
         if found is None:
             return None
@@ -107,8 +110,8 @@ class PriceSource:
             raise PriceBookError(f"{where}: not in its format: {error!r}") from error
 
     def _find(self, name: str) -> str | None:
-        """As it is written, or as its provider calls it, or the only one of any provider. Raises:
-        PriceBookError."""
+        """Find a model by its full name, by its provider's name for it, or by a name that only one
+        provider has. Raises: PriceBookError."""
         if name in self._models:
             return name
         provider, _, bare = name.partition("/")
@@ -118,7 +121,7 @@ class PriceSource:
         found = sorted(each for each in self._models if each.endswith(f"/{name}"))
         if len(found) > 1:
             candidates = ", ".join(found[:MAX_CANDIDATES])
-            raise PriceBookError(f"{self.source}: {name} may be {candidates}: say which")
+            raise PriceBookError(f"{self.source}: {name} is ambiguous: {candidates}")
         return found[0] if found else None
 
 
@@ -127,7 +130,7 @@ def _litellm_models(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _genai_models(document: Any) -> Iterator[tuple[str, Any]]:
-    """By "provider/model"."""
+    """Yield models under the name "provider/model"."""
     providers = document["providers"] if isinstance(document, dict) else document
     for provider in providers:
         for model in provider["models"]:
@@ -155,7 +158,7 @@ def _from_genai(model: Mapping[str, Any], where: str, on: date) -> PublishedPric
     prices: dict[Place, dict[Component, int]] = {}
     left_out: list[str] = []
     _read_genai(_in_force(model["prices"], where, on), "default", prices, left_out, where)
-    # Of one kind the last that has begun counts, and by itself.
+    # The last variant of a kind that has begun replaces those before it.
     variants: dict[tuple[tuple[str, str], ...], Mapping[str, Any]] = {
         tuple(variant["when"].items()): variant["prices"]
         for variant in model.get("price_variants", ())
@@ -171,7 +174,7 @@ def _from_genai(model: Mapping[str, Any], where: str, on: date) -> PublishedPric
 
 
 def _in_force(prices: Any, where: str, on: date) -> Mapping[str, Any]:
-    """Return of several prices, each behind a date, the last that has begun."""
+    """Return the last of several dated prices that has begun."""
     if isinstance(prices, dict):
         return prices
     begun = [it for it in prices if _has_begun(it.get("constraint") or {}, where, on)]
@@ -185,7 +188,7 @@ def _has_begun(constraint: Mapping[str, Any], where: str, on: date) -> bool:
     if not constraint:
         return True
     if set(constraint) - {"type"} != {"start_date"}:
-        raise PriceBookError(f"{where}: its price depends on more than a date: {constraint}")
+        raise PriceBookError(f"{where}: unknown constraint of a price: {constraint}")
     return date.fromisoformat(constraint["start_date"]) <= on
 
 
@@ -211,8 +214,7 @@ def _read_genai(
 
 
 def _bookable(found: PublishedPrices) -> PublishedPrices:
-    """Without what a band prices and nothing below it does: a slip of the source, which a book
-    refuses."""
+    """Leave out the prices of size bands without a price below them, which a price book refuses."""
     kept: dict[Place, dict[Component, int]] = {}
     left_out = list(found.left_out)
     for (tier, least), prices in sorted(found.prices.items()):

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.errors import ReportQueryError
-from billing.events import CALLS, COMPONENTS, Component, Quantities
+from billing.events import COMPONENT_KINDS, COMPONENTS, Component, Quantities
 from billing.money import Pico
 from billing.reports.window import WIDTH_S, BucketWidth, ReportWindow, window_of
 from billing.tables import (
@@ -62,18 +62,6 @@ TAG = "tag"
 BY_TAG = "tag:"
 """Before its key: a group by the values of a tag. Days alone have them (`ledger.tags`)."""
 COST_GROUPS = (*COLUMN_OF_GROUP, "line_item", "component")
-LINE_ITEMS: dict[Component, str] = {
-    "uncached_input": "input_tokens",
-    "cache_read": "cached_input_tokens",
-    "cache_write_5m": "cache_write_5m_tokens",
-    "cache_write_1h": "cache_write_1h_tokens",
-    "output": "output_tokens",
-    "reasoning_output": "reasoning_tokens",
-    "embedding_input": "embedding_tokens",
-    "tool_call": "tool_calls",
-    "batch_queue": "batch_queue",
-}
-"""A line item is "{model}, {this}"."""
 NUM_OF = {False: "num_others", True: "num_embeddings"}
 """What counts requests: of which embeddings were made, and all others."""
 SUM_OF_COSTS = (*COMPONENTS, *AMOUNTS)
@@ -81,8 +69,8 @@ SUM_OF_COSTS = (*COMPONENTS, *AMOUNTS)
 _keys = sa.table("api_keys", sa.column("id"), *(sa.column(each) for each in OWNERS.values()))
 
 
-def unit_of(component: Component) -> str:
-    return "calls" if component in CALLS else "tokens"
+def line_item(model: str | None, component: Component) -> str:
+    return f"{model}, {COMPONENT_KINDS[component].line_item}"
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,13 +245,13 @@ class _Totals:
         named = [item for item in row.names.items() if item[0] in self._group_by]
         counts, amounts = row.sums[: len(COMPONENTS)], row.sums[len(COMPONENTS) :]
         for component, quantity, amount in zip(COMPONENTS, counts, amounts, strict=True):
-            item = f"{row.names['model']}, {LINE_ITEMS[component]}"
+            item = line_item(row.names["model"], component)
             if not quantity or (self._line_items and item not in self._line_items):
                 continue
             group = tuple(named)
             group += (("line_item", item),) if "line_item" in self._group_by else ()
             group += (("component", component),) if "component" in self._group_by else ()
-            group += (("unit", unit_of(component)),) if self._by_kind else ()
+            group += (("unit", COMPONENT_KINDS[component].unit),) if self._by_kind else ()
             total = self._sums[row.bucket][group]
             total[0] += amount
             total[1] += quantity

@@ -58,7 +58,7 @@ def outcome_of(
     cacheable = cacheable_tokens(num_tokens, here.block_size)
     if here.contract == "explicit" and not here.is_marked:
         return "unmarked", 0
-    if not FLOORS[here.contract].of(cacheable) or (here.is_marked and not here.breakpoints):
+    if not FLOORS[here.contract].round_down(cacheable) or (here.is_marked and not here.breakpoints):
         return "too_short", 0
     if here.breakpoints and read >= here.breakpoints[-1].position:
         return "intact", 0  # what comes behind was not to be kept

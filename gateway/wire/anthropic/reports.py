@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from billing.events import Component
 from billing.money import format_usd
-from billing.reports.usage import BATCH, LINE_ITEMS, CostRow, UsageRow
+from billing.reports.usage import BATCH, CostRow, UsageRow, line_item
 from billing.reports.window import BucketWidth
 from gateway.wire.organization.usage import Filter, Number
 
@@ -187,7 +187,7 @@ def to_cost(row: CostRow) -> Cost:
     amount = format_usd(row.amount_pico * CENTS)
     if row.component is None:
         return Cost(amount=amount, workspace_id=row.project_id)
-    tier, item = to_service_tier(row.served_as), f"{row.model}, {LINE_ITEMS[row.component]}"
+    tier, item = to_service_tier(row.served_as), line_item(row.model, row.component)
     token_type = TOKEN_TYPES.get(row.component)
     return Cost(
         amount=amount,

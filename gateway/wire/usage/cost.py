@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from billing.events import Component
+from billing.events import COMPONENT_KINDS, Component
 from billing.money import Pico, format_usd
 from billing.pricing.rating import RatedLine, RatedUsage
-from billing.reports.usage import unit_of
 from gateway.request_errors import BadField
 
 HEADER = "x-tollgate-cost"
@@ -54,7 +53,7 @@ def to_usage_cost(rated: RatedUsage) -> UsageCost:
 def to_component_cost(line: RatedLine) -> ComponentCost:
     return ComponentCost(
         quantity=line.quantity,
-        unit=unit_of(line.component),
+        unit=COMPONENT_KINDS[line.component].unit,
         amount=format_usd(line.amount_pico),
         price_id=line.price_id,
     )

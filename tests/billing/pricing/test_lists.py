@@ -142,7 +142,7 @@ def test_at_every_moment_the_price_is_that_of_the_best_discount(
                 each.prices["output"].pico_per_token for each in derived if each.covers(moment)
             ]
             expected = best is not None and entry.covers(moment)
-            assert found == ([best.of(entry.prices["output"])] if best and expected else [])
+            assert found == ([best.apply_to(entry.prices["output"])] if best and expected else [])
 
 
 TERMS = """
@@ -177,7 +177,7 @@ valid_from = "2026-11-01"
 
 def test_the_terms_of_a_period_are_those_of_the_moment_at_which_it_begins(tmp_path: Path) -> None:
     prices = book(tmp_path, PRICES + TERMS)
-    first = prices.terms_of("acme", at(1))
+    first = prices.lists.terms_of("acme", at(1))
     output, calls = Scope(component="output"), Scope(component="tool_call")
     assert first.allowances == (
         FreeAllowance(
@@ -195,7 +195,7 @@ def test_the_terms_of_a_period_are_those_of_the_moment_at_which_it_begins(tmp_pa
         ),
     )
     assert first.commitments == ()
-    second = prices.terms_of("acme", at(1, 12))
+    second = prices.lists.terms_of("acme", at(1, 12))
     assert [each.quantity for each in second.allowances] == [2_000_000]
     assert second.commitments == (
         Commitment(
@@ -203,7 +203,7 @@ def test_the_terms_of_a_period_are_those_of_the_moment_at_which_it_begins(tmp_pa
         ),
     )
     assert prices.at("m", at(1, 12), price_list="acme")["output"].pico_per_token == 1_600_000
-    assert [each.quantity for each in prices.terms_of("default", at(1)).allowances] == [5]
+    assert [each.quantity for each in prices.lists.terms_of("default", at(1)).allowances] == [5]
 
 
 BEGUN = 'valid_from = "2026-11-01"\n'
@@ -217,7 +217,7 @@ BEGUN = 'valid_from = "2026-11-01"\n'
         (discount("1.001", "2026-11-01"), "not a percentage of at most two places"),
         (discount("ten", "2026-11-01"), "percent: 'ten' is not a decimal number"),
         (discount("10", "2026-11-01", price_list="a b"), "price_list"),
-        (discount("10", "2026-11-01", price_list="default"), "is the price book itself"),
+        (discount("10", "2026-11-01", price_list="default"), "the default list has no discounts"),
         (discount("10", "2026-11-01", 'component = "x"'), r"component"),
         (discount("10", "2026-11-01", "off = 1"), "off"),
         (discount("10", "soon"), "valid_from must be a date"),

@@ -154,10 +154,10 @@ def test_genai_prices_are_read_by_variant_tier_and_day(document: object) -> None
         (litellm(), "tiny", "litellm: tiny: input_cost_per_token: 1.5E-13 is not a whole number"),
         (litellm(), "free", "litellm: free: input_cost_per_token: -0.000001 is negative"),
         (litellm(), "text", "text: input_cost_per_token: must be a decimal"),
-        (litellm(), "same", "same may be far/same, near/same: say which"),
+        (litellm(), "same", "same is ambiguous: far/same, near/same"),
         (genai(), "odd", "genai-prices: one/odd: input_mtok: 1E-7 is not a whole number of pico"),
         (genai(), "soon", "one/soon: it has no price yet on 2026-11-22"),
-        (genai(), "nightly", "one/nightly: its price depends on more than a date"),
+        (genai(), "nightly", "one/nightly: unknown constraint of a price"),
     ],
 )
 def test_what_cannot_be_exact_is_refused_by_name(

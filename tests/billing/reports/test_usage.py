@@ -13,11 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import ReportQueryError
-from billing.events import COMPONENTS, Price, Quantities, UsageEvent
+from billing.events import Price, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.reconciliation.checks import check_ledger
 from billing.reports.usage import (
-    LINE_ITEMS,
     CostRow,
     OpenRows,
     UsageRow,
@@ -371,7 +370,3 @@ async def test_costs_have_ranges_of_their_own(db: AsyncEngine) -> None:
 async def test_of_what_nobody_sells_there_are_whole_empty_pages() -> None:
     page = await nothing_used(start_time=MIDNIGHT, end_time=MIDNIGHT + 2 * DAY, limit=1)
     assert shape(page) == [(MIDNIGHT, 0)] and page.next_page == f"page_{MIDNIGHT + DAY}"
-
-
-def test_every_component_is_a_line_item() -> None:
-    assert LINE_ITEMS.keys() == set(COMPONENTS)

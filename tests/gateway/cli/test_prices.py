@@ -99,7 +99,7 @@ def test_what_cannot_be_a_draft_is_refused_and_leaves_the_one_that_is_there(
         (
             "huge",
             litellm,
-            "litellm: huge: input_cost_per_token: 1E+20 is more than a token can cost",
+            "litellm: huge: input_cost_per_token: 1E+20 is too large",
         ),
         ("nope", litellm, "litellm: knows no nope"),
         ("theirs", noise, f"{noise}: not UTF-8"),
