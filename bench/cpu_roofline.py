@@ -29,7 +29,7 @@ class Roofline:
     layer_weights: int
     head_weights: int
     kv_numbers: int
-    """Of a token."""
+    """The key and value numbers of one token."""
     itemsize: int
 
     @staticmethod

@@ -99,8 +99,8 @@ KINDS = {
     "each": Kind("each", stream=True),
     "paced": Kind("paced", stream=True, connections=PACED_STREAMS),
 }
-"""Of `stub` a stream comes in one write; of `each`, each event in one of its own, back to back; of
-`paced`, each PACED_MS after the one before."""
+"""The stub's pacing: `stub` writes a whole stream at once; `each` writes each event by itself, back
+to back; `paced` writes each PACED_MS after the one before."""
 
 
 class Figure(NamedTuple):

@@ -48,7 +48,7 @@ LARGE_VOCABULARY = 131_072
 NUM_SCHEMAS = 3
 """Cold ones of each size."""
 NUM_TOKENS = 96
-"""Of each answer whose rate is measured."""
+"""The length of each answer whose rate is measured."""
 MOST_COST = 0.10
 MOST_FIRST_TOKEN_MS = 50.0
 

@@ -67,7 +67,7 @@ class Answer:
 
     status: int = 0
     first_byte_at: float = 0.0
-    """Of the body."""
+    """The time of the body's first byte."""
     ended_at: float = 0.0
     num_events: int = 0
 

@@ -65,9 +65,9 @@ FORGETS_AFTER_S = 900.0 * 1.25
 which Redis does not hurry to remove (`active-expire-effort`)."""
 SAMPLE_S, PRINT_S = 5.0, 30.0
 WARM_UP = 0.2
-"""Of the time; what a process holds then is what its end is compared with."""
+"""The share of the time that warms up; memory at its end is the baseline."""
 WINDOW = 0.1
-"""Of the time: the median over so much of it stands for a moment."""
+"""The share of the time over which a median is taken."""
 MAX_GROWTH, MAX_GROWTH_BYTES = 0.02, 1024 * 1024
 QUIET_TIMEOUT_S = 60.0
 IDLE_S = 6.0

@@ -23,7 +23,8 @@ MAX_OPEN = 256
 """Requests under way; the next ones begin as these end. The warm-up has so many, once: what the
 processes hold then is the most that a pause of the machine makes them hold later."""
 MAX_LATE = 0.01
-"""Of the time that the load was to take; one that takes longer was more than the machine does."""
+"""The tolerated delay as a share of the planned time; a longer run means that the load was more
+than the machine sustains."""
 SLOW_READERS = 4
 SLOW_BYTES, SLOW_PAUSE_S = 256, 0.25
 SLOW_TOKENS = 64

@@ -42,7 +42,7 @@ path = "models/penny"
 BOOKED_WITHIN_S = 60.0
 TIMEOUT_S = 120.0
 NUM_TURNS = 4
-"""Of a conversation before it is asked."""
+"""The turns of a conversation before the measured request."""
 TEMPERATURE = 0.8
 """So that some go on calling, and the loops have several lengths."""
 MIN_ROUNDS = 2

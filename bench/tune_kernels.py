@@ -65,7 +65,7 @@ class Trial:
             calls = workload.prepare()
             self._results = [call().double() for call in calls]
         self.keys = asked.keys_asked
-        """Of the operation's table: those that these shapes read."""
+        """The keys of the operation's table that these shapes read."""
         self._times = self._timed({})
         assert self._times is not None
 

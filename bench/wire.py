@@ -47,7 +47,7 @@ HEADING = AnswerHeader(id="id-0192f0c1", created=1_790_000_000)
 MODEL = "penny"
 NUM_MESSAGES, NUM_TOOLS = 100, 50
 REQUESTS_EACH = 20
-"""Of a round."""
+"""The requests of one round."""
 SIDES = ("ours", "sdk", "struct")
 READERS = ("ours", "json", "untyped")
 

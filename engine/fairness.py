@@ -32,16 +32,16 @@ LANE_WEIGHTS: Final[Mapping[Lane, int]] = {"interactive": 16, "agentic": 4, "bat
 """From the highest lane to the lowest; of lanes with one counter the higher goes first."""
 LANE_RANKS: Final[Mapping[Lane, int]] = {lane: rank for rank, lane in enumerate(LANE_WEIGHTS)}
 INPUT_COST = 1
-"""Of a prompt's token that was computed; one that was found in a cache costs nothing."""
+"""The cost of a computed prompt token; a cached one costs nothing."""
 OUTPUT_COST = 2
-"""Of a generated token (the paper's w_p and w_q)."""
+"""The cost of a generated token (the paper's w_p and w_q)."""
 MAX_IDLE_TENANTS = 10_000
-"""Of a lane, remembered without any request; beyond it those with the lowest counters, who would be
-lifted the least, are forgotten first."""
+"""How many tenants without requests a lane remembers; beyond it, those with the lowest counters,
+who would be lifted the least, are forgotten first."""
 TENANT_SHARE: Final = 3
-"""Of a bounded queue: a tenant may have so many times as many in it as there are places left. So
-one that floods it has three quarters, two have three sevenths each, and who comes then finds room
-(Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998, with alpha = 3)."""
+"""A bounded queue admits a tenant while it holds at most this many times the free places. So one
+flooding tenant has three quarters of it, two have three sevenths each, and a newcomer still finds
+room (Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998, with alpha = 3)."""
 _SLACK = 64
 """Entries of a heap that may be stale beside as many as are not, before it is built anew."""
 
@@ -116,7 +116,7 @@ class _Counters(Generic[K]):
         self._idle: list[_Entry[K]] = []
         self._num_waiting = self._num_idle = self._num_entries = 0
         self._last: _Account[K] | None = None
-        """Of those that wait no longer the last one."""
+        """The account that stopped waiting last."""
 
     def open(self, key: K) -> None:
         account = self.accounts.get(key)

@@ -18,7 +18,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
 
 Lane = Literal["interactive", "agentic", "batch"]
-"""What a request is served in, from the highest to the lowest (`engine.fairness`)."""
+"""The lanes in which requests are served, from the highest to the lowest (`engine.fairness`)."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """stop: an EOS or stop token id was generated, or the embedding is there; length: max_tokens or the
@@ -27,7 +27,7 @@ are found by the gateway, which aborts and reports `stop` itself."""
 
 
 MAX_GRAMMAR_BYTES = 128 * 1024
-"""Of a grammar's text in UTF-8."""
+"""The bound on a grammar's text in UTF-8."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,8 +42,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     of Lark that llguidance reads, or as GBNF; or a JSON array of strings, one of which is to be
     said."""
     after_token_id: int | None = None
-    """Of a model that reasons first: whatever comes up to this token, once generated, is free. A
-    prompt that closes the reasoning itself leaves it None."""
+    """The end of the reasoning of a model that reasons first: output up to this token is
+    unconstrained. None if the prompt closes the reasoning itself."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,8 +113,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     embed: bool = False
     """The answer is one output with `embedding` for each prompt, and no token. Of one choice."""
     dimensions: int | None = None
-    """Of an embedding: so many of its first numbers (Matryoshka, arXiv:2205.13147), brought to unit
-    length, if the model's are, after the cut. None: all `ReplicaStatus.embedding_size`."""
+    """The length of an embedding: its first numbers (Matryoshka, arXiv:2205.13147), scaled to unit
+    length after the cut if the model's are. None: all `ReplicaStatus.embedding_size`."""
     cache_salt: str = ""
     """Prefix-cache namespace; one per org, so that timing tells no tenant what another one
     asked."""
@@ -122,10 +122,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One of `EngineConfig.adapters`; empty: the model as it is."""
     lane: Lane = "interactive"
     tenant: str = ""
-    """Whose turn it is counts by tenant, in each lane. For fairness alone: what isolates tenants is
-    `cache_salt`."""
+    """The tenant that fair sharing counts for, in each lane. It isolates nothing: `cache_salt`
+    does."""
     weight: float = 1.0
-    """Of the tenant, in its lane: twice the weight, twice the service when all wait."""
+    """The tenant's weight in its lane: twice the weight, twice the service when all wait."""
     deadline_s: float | None = None
     """After its arrival here. If not begun by then it is a `Rejection` (`deadline_exceeded`)."""
     breakpoints: tuple[Breakpoint, ...] = ()
@@ -157,7 +157,8 @@ class SeenPrefix(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     outcome: Literal["repeated", "continued", "broken"]
     evicted_tokens: int = 0
-    """Of these, in whole blocks, those that the cache did not have: evicted, or being computed."""
+    """The tokens of these, in whole blocks, that the cache did not have: evicted, or being
+    computed."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,14 +174,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     generated_tokens: int = 0
     kept_tokens: int = 0
-    """Of the cached ones, from the first on: those that a lease was on, no further than the last
-    breakpoint. Frozen like them, as the next."""
+    """The cached tokens, from the first on, that a lease covered, up to the last breakpoint. Frozen
+    like them, as the next."""
     written_tokens: tuple[int, ...] = ()
     """By breakpoint: what comes between the one before, or what was kept, and it, in whole blocks;
     0 where the engine does not keep it. From `prefilled` on a lease is on it."""
     seen: SeenPrefix | None = None
-    """Of the first prompt, frozen when it is first scheduled. None: none that is remembered began
-    so, or its prefix is not looked for."""
+    """The remembered prefix of the first prompt, frozen when it is first scheduled. None: no
+    remembered prefix begins so, or its prefix is not looked up."""
     prefilled: bool = False
     """True from the step on that finished the first prefill of the prompt, or of one of several."""
     queue_time_s: float = 0.0
@@ -230,11 +231,11 @@ class LaneStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_running: int = 0
     num_waiting: int = 0
     waiting_tokens: int = 0
-    """Of prompts, and of what is recomputed, still to compute: of all that waits, as if none of it
-    were in the prefix cache, and of what is under way."""
+    """The prompt tokens, recomputed ones included, still to compute: of all waiting requests, as if
+    none were in the prefix cache, and of those under way."""
     prefill_tokens_per_s: float = 0.0
-    """What steps computed of the lane's prompts while some of them had to wait, lately; 0: not
-    known, none has waited yet."""
+    """The recent speed at which the lane's prompts were computed while some of them had to wait; 0:
+    unknown, none has waited yet."""
     num_queued: int = 0
     """Requests of which nothing ever ran."""
     max_queued: int = 0

@@ -42,7 +42,8 @@ LONG_PROMPT = 4096
 Key = tuple[str, int]
 """A choice by its request's id and its index."""
 SampledTokens = list[tuple[int, TokenLogprobs | None]]
-"""What one step sampled for one choice: the drafts it verified, and one token after them."""
+"""The tokens that one step sampled for one choice: the drafts it verified, and one token after
+them."""
 
 
 class SequenceStatus(Enum):
@@ -109,17 +110,17 @@ class Sequence:
     """`EngineRequest.cache_namespace`"""
     adapter: str = ""
     pooling: Pooling | None = None
-    """What its hidden states become an embedding by; None: it generates."""
+    """The pooling that makes an embedding of its hidden states; None: it generates."""
     dimensions: int | None = None
-    """Of the embedding; None: all."""
+    """The length of the embedding; None: all."""
     scores: bool = False
     """The tokens of its prompt are wanted with their log-probabilities."""
     constraint: Constraint | None = None
-    """Of what it generates; None: it may say anything."""
+    """The grammar constraint on its output; None: unconstrained."""
     lane: Lane = "interactive"
     tenant: str = ""
     weight: float = 1.0
-    """Of the tenant."""
+    """The weight of the tenant."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0
@@ -143,7 +144,7 @@ class Sequence:
     num_pending: int = 0
     """Tokens that those steps will sample: known to the device, not yet to us."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens behind the first, as far as they were computed."""
+    """The logprobs of the prompt's tokens after the first, as far as they were computed."""
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
     key: Key = field(init=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
-"""Of one event, its comments included. A completion chunk has a few hundred."""
+"""The bound on one event, its comments included. A completion chunk has a few hundred bytes."""
 MAX_ID_LENGTH = 512
 MAX_RETRY_MS = 60_000
 
@@ -69,7 +69,7 @@ class EventParser:
         self._line_bytes = 0
         self._data: list[bytes] = []
         self._event_bytes = 0
-        """Of the lines of the event that has not ended yet, each with its end."""
+        """The bytes of the unfinished event's lines, with their line ends."""
         self._name = b""
         self._at_start = True
         self._after_cr = False

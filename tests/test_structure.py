@@ -34,12 +34,12 @@ FOLDERS_THAT_IMPORT_EACH_OTHER = 0
 DOCSTRINGS_WITHOUT_A_VERB = {"product": 0, "elsewhere": 0}
 # Strings under constants and fields. No room may get a new one.
 FIELD_TEXTS_WITHOUT_A_VERB = {
-    "foundation": 2,
-    "engine": 103,
+    "foundation": 0,
+    "engine": 7,
     "gateway": 158,
     "billing": 58,
     "mcp_bridge": 92,
-    "elsewhere": 126,
+    "elsewhere": 82,
 }
 CLASSES_DEFINED_TWICE = {"engine": 0, "gateway": 0, "billing": 0, "mcp_bridge": 0}
 CLASSES_NAMED_BY_NO_NOUN = 0

@@ -18,7 +18,7 @@ from engine.kernels.attention.dispatch import AttentionMetadata, DeviceMetadata,
 
 FP8 = torch.float8_e4m3fn
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 8), 128: (32, 8), 256: (16, 4)}
-"""Of the models that have such a head_dim."""
+"""By head_dim, the query and KV heads of models that have it."""
 Seqs = Sequence[tuple[int, int]]
 
 

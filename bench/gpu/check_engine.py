@@ -24,10 +24,10 @@ from bench.gpu.findings import Check, Finding
 from bench.gpu.place import Place
 
 EXACT_LIMIT = 2e-4
-"""Of a log-probability in float32: sums in another order, through three layers of large weights.
-1e-5 on a CPU."""
+"""The tolerance of a float32 log-probability: sums in another order, through three layers of large
+weights. 1e-5 on a CPU."""
 HALF_LIMIT = 0.15
-"""Of the mean over all tokens in bfloat16, which is 0.02 to 0.055 on a CPU."""
+"""The tolerance of the mean over all tokens in bfloat16, which is 0.02 to 0.055 on a CPU."""
 QUANTISED_LIMIT = 0.45
 """The same where the weights are rounded at load, which makes another model: 0.03 and 0.14."""
 LORA_TARGETS = ("q_proj", "v_proj", "down_proj")

@@ -51,19 +51,19 @@ MODEL: dict[str, Any] = {
 }
 PENNY = Path(__file__).resolve().parents[2] / "models" / "penny"
 EXACT_LIMIT = 2e-4
-"""Of a log-probability in float32: sums in another order."""
+"""The tolerance of a float32 log-probability: sums in another order."""
 HALF_LIMIT = 0.15
-"""Of the mean over all tokens in bfloat16."""
+"""The tolerance of the mean over all tokens in bfloat16."""
 TINY_LIMIT = 2e-2
-"""Of a log-probability in float16."""
+"""The tolerance of a float16 log-probability."""
 ROUNDED_LIMIT = 2e-2
-"""Of the mean where keys and values are float8 on both sides: what lies between two of its numbers
-may go to either, and is 6% of itself off then."""
+"""The tolerance of the mean if keys and values are float8 on both sides: a value between two float8
+numbers may round to either, and is then 6% off."""
 WIDTH_LIMIT = 0.3
 """The same against keys and values that are not rounded; and in the interpreter, which loses a
 carry into the exponent where it rounds to float8."""
 VECTOR_LIMIT = 1e-4
-"""Of an embedding of unit length."""
+"""The tolerance of an embedding of unit length."""
 AGAIN = dict.fromkeys((7, 8, 9), 100.0)
 REGEX = "[a-c]{2,5}(-[0-9]{1,3}){1,2}"
 DUMMY = {"load_format": "dummy"}

@@ -33,7 +33,7 @@ from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapte
 Make = Callable[[Place, int, int, int], LinearWeight]
 """(place, outputs, inputs, seed)"""
 MOE_FACTOR = 1.5
-"""What is rounded between the two products of an expert adds to the limit of one."""
+"""The rounding between an expert's two products raises the limit of one by this factor."""
 
 
 def _dense(place: Place, outputs: int, inputs: int, seed: int) -> Tensor:

@@ -22,7 +22,8 @@ from engine.kernels.pointwise.swiglu import swiglu
 
 BLOCK_SIZE = 16
 FP8_LIMIT, FP8_LIMIT_INTERPRETED = 4e-2, 0.2
-"""Of what is stored with 3 bits of mantissa; the interpreter loses a carry into the exponent."""
+"""The tolerance of values stored with 3 bits of mantissa; the interpreter loses a carry into the
+exponent."""
 
 
 def _dtypes(place: Place) -> tuple[torch.dtype, ...]:

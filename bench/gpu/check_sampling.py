@@ -25,7 +25,7 @@ from engine.sequence import Sequence
 
 EOS = frozenset({2})
 ROUNDING = 1e-5
-"""Of a row's mass: exp and sums in float32."""
+"""The rounding error of a row's mass: exp and sums in float32."""
 LOGPROB_LIMIT = 1e-4
 FILTERS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -24,7 +24,7 @@ from engine.runner.device.device_runner import DeviceRunner
 from engine.transport.startup import Startup
 
 OPTIONAL = {"deterministic": "deterministic", "fp8_kv": "kv_cache_dtype"}
-"""What may be asked of an engine, and the field of `EngineConfig` it goes by."""
+"""By optional feature, the field of `EngineConfig` that turns it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Said:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Of the tokens said, where asked for."""
+    """The logprobs of the generated tokens, if requested."""
     finish_reason: str | None = None
 
 

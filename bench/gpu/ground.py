@@ -29,7 +29,7 @@ MAX_MODEL_LEN = 8704
 NUM_SEQS = {"fp8": 512}
 """Running at once; of other kinds 256."""
 TOKENS_EACH = {"fp8": 1700}
-"""Of KV cache for each sequence that may run; of other kinds 1200, so that two fit."""
+"""The KV cache tokens for each sequence that may run; 1200 for other kinds, so that two fit."""
 
 
 class Ground:

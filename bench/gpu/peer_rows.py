@@ -25,7 +25,7 @@ WHOLE_S = 200.0
 """For all of them on both sides; with less than that left the replay is scaled down. Alone
 (`--only replay`) it has more by default."""
 PEER_DEADLINE_S = 90.0
-"""What has ended by then counts."""
+"""Requests that ended by then count."""
 
 
 class Asked(NamedTuple):

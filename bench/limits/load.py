@@ -34,9 +34,10 @@ TOKENS_A_TICK = (8, 24)
 USUAL, MUCH = (5, 60), (600, 1500)
 """Tokens that a request writes."""
 EXPECTED = 32
-"""Of who has not written often enough: less than many will, so that they need steps, and rest."""
+"""The expected output of tenants with too little history: less than many write, so that they need
+further steps and pause."""
 CONTEXT = 4096
-"""What one may write that says nothing."""
+"""The longest output of a request without a bound."""
 MAX_RETRY_S = 0.25
 
 

@@ -41,7 +41,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     """Requests at once, of all processes together."""
     scale: int
-    """Of the limits (`tenant`)."""
+    """The factor on the limits (`tenant`)."""
     seconds: float
     lease_ttl_s: float
     killed_after_s: float
@@ -78,9 +78,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     recovered: dict[str, int]
     """Leases of the killed process, by what their settlement found."""
     unknown_tokens: int
-    """What the killed process had not told of when its leases expired: debited late."""
+    """Tokens that the killed process had not reported when its leases expired: they are debited
+    late."""
     miscounted_us: int
-    """What the org's bucket of the day holds beyond what all requests have used."""
+    """The error of the org's daily bucket, beyond the use of all requests."""
 
 
 def run(url: str, folder: Path, scenario: Scenario) -> Outcome:

@@ -15,7 +15,7 @@ from bench.workload import Request
 
 NAME = "transformers' continuous batching"
 NUM_BLOCKS = 160
-"""Of 256 tokens: the workload at once, and no more of the host's memory."""
+"""Blocks of 256 tokens: enough for the whole workload at once, and no more of the host's memory."""
 MAX_BATCH_TOKENS = 512
 DEADLINE_S = 1800.0
 """For one workload."""

@@ -33,12 +33,12 @@ Refused = Literal["late", "limit"]
 
 
 _Known = tuple[Priority, tuple[ScopeLimits, ...], list[str]]
-"""Of a tenant in a lane: what is the same of all its requests."""
+"""The part of a tenant's requests in a lane that is the same for all of them."""
 
 
 class Rules(msgspec.Struct, frozen=True):
     plans: Mapping[str, Plan]
-    """Of tenants; who has none is not limited."""
+    """The plan of each tenant; tenants without one are unlimited."""
     deadlines: LaneDeadlines = LaneDeadlines()
 
 

@@ -37,11 +37,11 @@ PROMPTS = (16, 128, 512, 1024)
 ANSWER = 12
 LONG = 3500
 ROUNDS = 3
-"""Of each case, of whose steps the least counts."""
+"""Rounds of each case; the fastest step counts."""
 CHECKED = 160
 """Requests of the case that is checked."""
 CALIBRATED = [Turn(128, ANSWER)] * 32 + [Turn(512, ANSWER)] * 8
-"""Of what is fitted, for the speed of the machine at the time of a check."""
+"""The fitted workload that measures the machine's speed at the time of a check."""
 OUTLIER = 2.5
 Timed = tuple[Parts, float]
 

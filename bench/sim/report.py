@@ -40,17 +40,18 @@ class LaneReport(msgspec.Struct, frozen=True):
     tpot_p50_s: float
     tpot_p99_s: float
     itl_p99_s: float
-    """Of the time from one token to the next, over all of them."""
+    """The p99 of the time between tokens, over all tokens."""
     goodput_per_s: float
     """Requests done within their SLO."""
     goodput: float
-    """Of those of which it was known at the end whether they keep it."""
+    """The share of requests that kept the objective, among those for which it was known at the
+    end."""
 
 
 class Report(msgspec.Struct, frozen=True):
     lanes: dict[Lane, LaneReport]
     jain: float
-    """Of what each tenant was served over its max-min fair share of all that was served."""
+    """Jain's index of each tenant's service over its max-min fair share."""
     utilisation: float
     steps: int
     preemptions: int

@@ -39,7 +39,7 @@ class Scenario:
     without: list[Session] | None = None
     """The others, to be held against them beside what the scenario is about."""
     note: str = ""
-    """What no order of things can change."""
+    """A limit of the scenario that no scheduling order can change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Setup:
     max_waiting: int = 10_000_000
     itl_target_s: float | None = _SERVED.itl_target_s
     rules: Rules | None = None
-    """Of admission; None: all are let in, and nobody has a deadline."""
+    """The admission rules; None: every request is admitted and none has a deadline."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Fate:
     arrival_s: float
     cached: int = 0
     num_computed: int = 0
-    """Of its prompt."""
+    """The computed tokens of its prompt."""
     first_s: float | None = None
     last_s: float = 0.0
     said: int = 0

@@ -98,7 +98,7 @@ class _FakeRequest:
             msgspec.structs.replace(request, prompt_token_ids=prompt, more_prompts=())
             for prompt in request.prompts
         ]
-        """What each of its prompts would ask by itself."""
+        """Requests that each of its prompts would make by itself."""
         self.max_tokens = [
             min(request.sampling.max_tokens, max_model_len - len(prompt))
             for prompt in request.prompts

@@ -21,7 +21,7 @@ from engine.sequence import NOTHING_KEPT, KeptTokens
 class PrefixMatch(NamedTuple):
     cached_tokens: int
     kept: KeptTokens
-    """Of them and of the others."""
+    """The kept tokens, cached or not."""
     seen: SeenPrefix | None = None
 
 

@@ -65,7 +65,7 @@ class Resources(NamedTuple):
     spill_bytes: int
     """The stack frame: our kernels keep no arrays, so what lies there was spilled."""
     shared_bytes: int
-    """Of a program, dynamic."""
+    """The dynamic shared memory of a program."""
     matrix_unit: str
     """"wgmma", "mma" or "none": a matrix kernel for Hopper that says "mma" is on the slow path."""
 

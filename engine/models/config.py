@@ -33,7 +33,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """The intermediate size of one expert."""
     normalise: bool
     """The weights of a token's experts sum to 1."""
     layers: tuple[bool, ...]
@@ -72,7 +72,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...]
     """One a layer with a KV cache: tokens a query sees, itself included; None is all before it."""
     dtype: DtypeName | None
-    """What the checkpoint says it is stored in."""
+    """The dtype that the checkpoint names."""
     eos_token_ids: tuple[int, ...]
     experts: Experts | None = None
     quantization: dict[str, Any] | None = None

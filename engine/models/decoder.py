@@ -124,7 +124,7 @@ class Decoder:
         self.dtype = dtype
         self.device = device
         self.adapters = source.adapters
-        """Whoever runs a step tells it first which tokens have which; None without adapters."""
+        """The adapters; the runner sets each token's adapter before a step. None: no adapters."""
         self._embedding = VocabParallelEmbedding(
             source, "model.embed_tokens", config.vocab_size, config.hidden_size, group
         )

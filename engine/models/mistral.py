@@ -7,7 +7,7 @@ from msgspec import UNSET
 from engine.models.config import HFConfig, ModelConfig, Traits, model_config
 
 UNNAMED_WINDOW = 4096
-"""What a config.json without the field means; null, as from version 0.2 on, is no window."""
+"""The window of a config.json without the field; null, as from version 0.2 on, means no window."""
 
 
 def from_hf(hf: HFConfig) -> ModelConfig:

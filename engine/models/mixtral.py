@@ -7,7 +7,7 @@ from msgspec import UNSET
 from engine.models.config import Experts, HFConfig, ModelConfig, Traits, model_config, needed
 
 EXPERTS_PER_TOKEN = 2
-"""What a config.json without the field means."""
+"""The default of a config.json without the field."""
 
 
 def from_hf(hf: HFConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ from engine.errors import ConfigError, UnsupportedModel
 from engine.models.config import HFConfig, ModelConfig, Traits, model_config
 
 UNNAMED_WINDOW = 4096
-"""What `use_sliding_window` without a `sliding_window` means."""
+"""The window if `use_sliding_window` is set without a `sliding_window`."""
 
 
 def from_hf(hf: HFConfig) -> ModelConfig:

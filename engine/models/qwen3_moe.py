@@ -8,7 +8,7 @@ from engine.models.qwen2 import layer_windows
 from engine.models.qwen3 import UNNAMED_HEAD_DIM
 
 EXPERTS_PER_TOKEN = 8
-"""What a config.json without the field means."""
+"""The default of a config.json without the field."""
 
 
 def from_hf(hf: HFConfig) -> ModelConfig:

@@ -34,11 +34,11 @@ class LaunchedStep:
 
     rows: list[SampleRow]
     drawing: Drawing | None
-    """What is being sampled, a row each; None when the step samples nothing."""
+    """The rows being sampled; None when the step samples nothing."""
     pooled: PooledStates | None = None
     """Embeddings; None when the step completes none."""
     scores: PromptScores | None = None
-    """Of prompts' tokens; None when nobody asks for any."""
+    """The scores of prompt tokens; None when no request asks for any."""
 
     def token_of(self) -> dict[Key, int]:
         """Row of the only token that each sequence samples."""

@@ -77,7 +77,7 @@ class Lanes:
         self.num_open: dict[Lane, int] = dict.fromkeys(LANE_WEIGHTS, 0)
         """Unfinished sequences."""
         self.queues = {lane: QueueBound(max_waiting[lane]) for lane in LANE_WEIGHTS}
-        """Of requests none of whose choices ever ran."""
+        """The bound on requests none of whose choices ever ran."""
         order = tuple(LANE_WEIGHTS)
         self._above = {lane: order[:rank] for rank, lane in enumerate(order)}
         of = {lane: limits.get(lane, NO_LIMITS) for lane in LANE_WEIGHTS}

@@ -25,7 +25,7 @@ still take no more than LONG_SHARE longer on average, but some steps do.
 from __future__ import annotations
 
 WEIGHT = 0.3
-"""Of the newest step in the running averages."""
+"""The weight of the newest step in the running averages."""
 MIN_CHUNK = 16
 """Prompts always progress: at least so many tokens a step, whatever the target."""
 MIN_OBSERVED = 16
@@ -33,8 +33,8 @@ MIN_OBSERVED = 16
 FIRST_CHUNK = 64
 """Beside decodes, before any step with a prompt was seen."""
 LONG_SHARE = 0.4
-"""Of the decodes' time: what long prompts may add to it. Half would be the limit; the rest is for
-what a step takes more or less than the one before."""
+"""The share of the decodes' time that long prompts may add to it. Half would be the limit; the rest
+absorbs the variation between steps."""
 SPACED_CHUNK = 32
 """Tokens, where none at all would be within the share: so many that what is spent whatever their
 number is not most of it."""
@@ -57,7 +57,7 @@ class Pace:
         self._short_token_s = 0.0
         """The same, where the decodes' time is known and not believed."""
         self._long_token_s: float | None = None
-        """Of long prompts."""
+        """The time of a token of a long prompt."""
         self._is_spaced = False
         """A chunk of one token took too long, and one of SPACED_CHUNK still does."""
         self._owed_s = 0.0

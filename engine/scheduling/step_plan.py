@@ -115,7 +115,7 @@ class StepPlan:
         self.scheduled: dict[tuple[int, int], ScheduledSequence] = {}
         self.preempted: list[Sequence] = []
         self.long_budget = budget
-        """Of `budget`, for long prompts."""
+        """The part of `budget` for long prompts."""
         self.pressed: dict[Lane, int] = {}
         """Becomes `SchedulerOutput.prompt_tokens`."""
 

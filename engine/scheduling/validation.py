@@ -20,24 +20,25 @@ from engine.protocol import (
 )
 
 MAX_CHOICES = 128
-"""Of a request: `n` for each of its prompts."""
+"""The bound on choices of a request: `n` for each of its prompts."""
 MAX_EMBEDDED = 2048
 """Prompts of a request that embeds (OpenAI's)."""
 MAX_LOGPROBS = 20
 """Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
 MAX_PROMPT_LOGPROBS = 5
-"""Of each token of a prompt, which may be long (OpenAI's, of a legacy completion)."""
+"""The bound on logprobs of each prompt token, since a prompt may be long (OpenAI's, of a legacy
+completion)."""
 # Beyond these a number means nothing, and float32, in which logits are adjusted, may make 0 or
 # infinity of it.
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_LOGIT_BIAS = 100.0
-"""Of either sign (OpenAI's)."""
+"""The largest bias of either sign (OpenAI's)."""
 MAX_TENANT_CHARS = 256
 MAX_WEIGHT = 64.0
 MIN_WEIGHT = 1 / MAX_WEIGHT
-"""Of a tenant."""
+"""The smallest weight of a tenant."""
 MAX_DEADLINE_S = 86_400.0
 MAX_BREAKPOINTS = 4
 MAX_LEASE_TTL_S = 3600.0

@@ -57,7 +57,8 @@ class ChatTemplate:
         self.variables: frozenset[str] = frozenset().union(
             *map(meta.find_undeclared_variables, parsed)
         )
-        """What the templates look at and do not set themselves: `tools`, `enable_thinking`."""
+        """The variables that templates read and do not set themselves: `tools`,
+        `enable_thinking`."""
         self.source = "\n".join(templates.values())
         """As it was written, by which an output format is told."""
 

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     stopped: bool
     """A stop string is complete; the text ended before it (or with it)."""
     num_tokens_used: int
-    """Of the ids pushed, those up to the one that completed the stop string; all if none did."""
+    """The number of pushed ids up to the one that completed the stop string; all if none did."""
 
 
 class Detokenizer:

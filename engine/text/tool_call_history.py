@@ -32,7 +32,7 @@ class CallForm(NamedTuple):
     arguments: ArgumentsForm
     """As text they are shown as the model wrote them, which is what its KV is of."""
     empty_content: str | None
-    """Of a turn that calls and says nothing."""
+    """The content of an assistant message that calls tools and has no text."""
     short_ids: bool
 
 

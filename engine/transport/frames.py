@@ -23,7 +23,7 @@ MAX_UNIX_PATH_BYTES = 107
 """sizeof(sockaddr_un.sun_path) on Linux, less the closing NUL."""
 
 READ_AHEAD_BYTES = 1024 * 1024
-"""What a stream buffers before it stops reading from its socket (twice this, says asyncio)."""
+"""The bytes that a stream buffers before it stops reading from its socket (asyncio: twice this)."""
 
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_INTERVAL_S = 5

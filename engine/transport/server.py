@@ -113,7 +113,7 @@ class _LiveRequest:
         self.preparing = False
         """Not yet handed to the step thread."""
         self.is_paused = False
-        """What its gateway said last."""
+        """The last pause state that its gateway sent."""
 
 
 class EngineServer:

@@ -32,8 +32,8 @@ from engine.protocol import (
 log = logging.getLogger(__name__)
 
 MAX_PENDING_SUBMITS = 4096
-"""Of each lane, waiting for the step in progress to end; beyond it `submit` refuses. Aborts do not
-count: every live request causes at most one."""
+"""The bound of each lane's submissions that wait for the step in progress; beyond it `submit`
+refuses. Aborts do not count: every live request causes at most one."""
 
 MAX_UNDELIVERED = 1024
 """Batches of results the receiver has not dealt with; beyond it the engine waits for it."""
@@ -132,7 +132,7 @@ class StepLoop:
         self._commands: deque[Submit | Abort] = deque()
         self._submits = {lane: QueueBound(MAX_PENDING_SUBMITS) for lane in LANE_WEIGHTS}
         self._paused: dict[str, bool] = {}
-        """What was last said of a request since the last pass: at most one word for each."""
+        """The newest pause state of each request since the last pass: at most one each."""
         self._stopping = False
         self._undelivered = threading.Semaphore(MAX_UNDELIVERED)
         self._last_status = core.status()

@@ -31,7 +31,8 @@ from engine.protocol import Usage
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 MAGIC = 0x7467_7573_6167_6531
 NUM_SLOTS = 16_384
-"""What finds no slot is counted when it is folded, and lost if the process is before."""
+"""The number of slots. A usage without one is only counted when it is folded, and is lost if the
+process dies before."""
 MAX_ID_BYTES = 64
 LOST = ".lost"
 
@@ -39,10 +40,11 @@ LOST = ".lost"
 _MAGIC, _NUM_SLOTS, _SINCE_US, _CLEAN, _VALID, _BOOT = 0, 1, 2, 3, 4, 8
 _TOTALS = (16, 24)
 _FOLDED_SLOT, _FOLDED_GENERATION = 4, 5
-"""Of totals, behind their four numbers: the slot that they took in last."""
+"""The fields of totals after their four numbers: the slot that they folded in last, and its
+generation."""
 _SLOTS, _SLOT_CELLS = 32, 16
 _GENERATION, _USED, _ID_LENGTH, _ID = 0, 1, 4, 5
-"""Of a slot. An odd generation is in use."""
+"""The fields of a slot. An odd generation is in use."""
 _CELL = 8
 
 
@@ -72,7 +74,7 @@ class UsageReading(msgspec.Struct, frozen=True, kw_only=True):
     """No gateway has acknowledged it."""
     acknowledged: Totals
     recent: dict[str, Usage]
-    """Of those acknowledged, whose slots nobody else took since."""
+    """The acknowledged usages whose slots were not reused since."""
 
 
 class UsageRecord:
@@ -96,7 +98,7 @@ class UsageRecord:
         self._free: deque[int] = deque()
         """Longest free first: what stands in a slot is read long after."""
         self.left: dict[str, Usage] = {}
-        """Of the process before, and on no gateway's disk as far as it knew."""
+        """The usages of the process before that are on no gateway's disk as far as it knew."""
         for slot in range(self._cells[_NUM_SLOTS]):
             if _is_taken(self._cells, slot):
                 request_id = _id_in(self._map, self._cells, slot)

@@ -22,7 +22,7 @@ from engine.weights.kv_scales import read_kv_scales
 from engine.weights.quantization import LayerShape, Tensors, quantization_method
 
 Quantization = Literal["none", "int8", "fp8"]
-"""What dense linear layers become when they are loaded."""
+"""The format that dense linear layers are converted to when they are loaded."""
 REQUANTISE: dict[Quantization, Callable[[Tensor], LinearWeight]] = {
     "none": DenseWeight,
     "int8": quantise_int8,

@@ -64,7 +64,8 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     cache_dtype: torch.dtype | None = None
-    """Of stored keys and values; None: `dtype`. float8_e4m3fn goes with scales in `KVLayer`."""
+    """The dtype of stored keys and values; None: `dtype`. float8_e4m3fn goes with scales in
+    `KVLayer`."""
     deterministic: bool = False
     """A query's bits depend neither on the batch nor on how its prompt was cut."""
 
@@ -241,7 +242,7 @@ class _Segment:
     row_start: int
     num_seqs: int
     num_queries: int
-    """Of each sequence; rows are [row_start, row_start + num_seqs * num_queries)."""
+    """The queries of each sequence; rows are [row_start, row_start + num_seqs * num_queries)."""
     gather: Tensor
     """[num_seqs * num_kv_heads * num_keys] rows of the cache viewed as [-1, head_dim]."""
     num_keys: int

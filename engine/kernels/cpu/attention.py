@@ -57,9 +57,9 @@ WINDOW 0 for none, SCALE the bits of a float32. SLOT counts the threads that too
 
 ITEM_WIDTH = 6
 SEQ, HEAD, TOKEN, NUM_ROWS, VALID, VALID_STEP = range(ITEM_WIDTH)
-"""Of an item: row of the tables, first query head and token, rows, the keys that row 0 sees (from
-the sequence's start on), and how many more each next row sees. With VALID_STEP 0 rows are heads of
-one token, with 1 tokens of one head."""
+"""The fields of an item: row of the tables, first query head and token, rows, the keys that row 0
+sees (from the sequence's start on), and how many more each next row sees. With VALID_STEP 0 rows
+are heads of one token, with 1 tokens of one head."""
 
 
 @njit(error_model="numpy")

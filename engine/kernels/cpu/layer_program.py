@@ -33,10 +33,11 @@ Layers = Callable[[Tensor, Callable[[], None]], Pair]
 Returns what the last layer has to add, and the stream."""
 
 MAX_TOKENS = 64
-"""Of a step that is played; larger ones are run, they spend their time in the kernels."""
+"""The largest step that is replayed; larger ones spend their time in the kernels and run as
+usual."""
 MAX_PROGRAMS = 256
 MAX_ALLOCATIONS = 32
-"""Of a layer."""
+"""The bound on allocations of one layer."""
 WIDTH = 24
 """Arguments of a kernel, at most."""
 VIEWS = frozenset(
@@ -50,7 +51,7 @@ VIEWS = frozenset(
         torch.ops.aten.detach.default,
     }
 )
-"""What makes another view of the same memory, and nothing to be played again."""
+"""Operations that only make another view of the same memory and need no replay."""
 ALIGNMENT = 64
 
 

@@ -22,7 +22,7 @@ COUNTER, ROWS, SIZE, DELTA, RESIDUAL, WEIGHT, OUT, EPS, HALF = range(9)
 """Arguments of `add_rms_norm`, all int64: rows are contiguous, SIZE numbers each, DELTA 0 for none,
 EPS the bits of a float32."""
 GATE_UP = 3
-"""Of `swiglu`: [ROWS, 2 * SIZE], in place of DELTA."""
+"""The input of `swiglu`: [ROWS, 2 * SIZE], in place of DELTA."""
 
 
 @njit(error_model="numpy")

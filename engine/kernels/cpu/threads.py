@@ -21,7 +21,7 @@ TRY_EVERY = 128
 KEPT_RUNS = 5
 """Their median counts: a single run may meet anything."""
 AGEING = 1.01
-"""What was the best time grows by so much with every run, as contexts do."""
+"""The factor by which the best time ages at every run, since contexts grow."""
 
 
 class Team:
@@ -30,7 +30,7 @@ class Team:
     def __init__(self, size: int) -> None:
         self.size = size
         self._best_s: dict[Hashable, float] = {}
-        """Of all threads, by kind of work."""
+        """The best time with all threads, by kind of work."""
         self._slowdowns: dict[int, deque[float]] = {}
         """Seconds over the best of the same work, of the latest runs by number of threads."""
         self._num_runs = 0

@@ -210,7 +210,8 @@ EXP_COEFFICIENTS = (
     1.6666665459e-1,
     5.0000001201e-1,
 )
-"""Of (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, highest power first (Cephes, expf)."""
+"""The coefficients of (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, highest power first (Cephes,
+expf)."""
 
 
 @intrinsic

@@ -24,7 +24,7 @@ MIN_CAPABILITY = (8, 9)
 CUBLAS_MULTIPLE = 16
 """`torch._scaled_mm` wants both sizes of the weight to be multiples of it."""
 MIN_SCALE = 1e-12
-"""Of a group of zeros."""
+"""The scale of a group of zeros."""
 
 
 def keeps(weight: Fp8Weight) -> bool:

@@ -46,7 +46,7 @@ class LoraStack:
     b: Tensor
     """[slots, N, rank]: the rows of a part are its columns of y"""
     part_ends: tuple[int, ...]
-    """Where in N each part ends."""
+    """The end of each part in N."""
     part_ends_on_device: Tensor
     """The same, int32."""
     products: tuple[SlotProducts, ...] | None = None

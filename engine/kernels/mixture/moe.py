@@ -64,9 +64,9 @@ class Stack:
     """int16 [E, groups, N]"""
     num_inputs: int
     rows: int = 1
-    """Of a block."""
+    """The rows of a block."""
     columns: int = 0
-    """Of a block, or inputs of a group."""
+    """The columns of a block, or the inputs of a group."""
     bits: int = 8
     span: int = 0
 

@@ -37,7 +37,7 @@ SORT_TILE = 256
 DENSE_TILE = 64
 """Inputs of one dot where the form of the weights does not say."""
 DETERMINISTIC_ROWS = 64
-"""Of an expert, as many as a launch is made for when it must not depend on how many there are."""
+"""The rows of an expert that a launch is made for when it must not depend on how many there are."""
 BLOCK = tl.constexpr(int(WeightKind.BLOCK))
 CHANNEL = tl.constexpr(int(WeightKind.CHANNEL))
 GROUPED = tl.constexpr(int(WeightKind.GROUPED))

@@ -14,7 +14,7 @@ from engine.kernels.cpu.backend import LANES, serves
 from engine.kernels.pointwise import cpu as cpu_rows
 
 UNSHARED = 32_767
-"""Of so many elements torch makes no shares for threads (its grain is one more)."""
+"""The most elements that torch computes on one thread (its grain is one more)."""
 
 
 def swiglu(gate_up: Tensor, *, deterministic: bool = False) -> Tensor:

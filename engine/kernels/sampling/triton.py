@@ -30,7 +30,7 @@ PIVOT_BITS = tl.constexpr(3)
 FIRST_LIST, SECOND_LIST = tl.constexpr(2), tl.constexpr(4)
 """Passes after which the keys still in range are put into a list, if it has room for them."""
 WEIGHT_UNITS = tl.constexpr(float(1 << 42))
-"""Of the most likely token; a sum over MAX_VOCAB of them is below 2**63."""
+"""The weight of the most likely token; a sum over MAX_VOCAB of them is below 2**63."""
 INFINITE = tl.constexpr(0x7F800000)
 """The key of a logit of -inf: the largest."""
 GREEDY = tl.constexpr(GREEDY_TEMPERATURE)

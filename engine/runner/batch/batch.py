@@ -27,7 +27,7 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):
 
     seq: Sequence
     num_output_tokens: int
-    """Of `seq`, before the token that is sampled here."""
+    """The output tokens of `seq` before the token that is sampled here."""
     drafts: list[int]
     """Taken for granted here: they come between the known tokens and the one sampled."""
 

@@ -23,7 +23,7 @@ from engine.kernels.step_inputs.dispatch import StepInputs
 from engine.runner.batch.transfers import Transfers
 
 ALIGNMENT = 16
-"""Of every input: kernels are compiled for addresses that are multiples of it."""
+"""The alignment of every input: kernels are compiled for addresses that are multiples of it."""
 NUM_STAGINGS = 2
 KINDS: dict[str, tuple[str, type[np.generic]]] = {
     # Name: what it is counted by, and its type here and on the device.
@@ -83,7 +83,7 @@ class StepLayout:
             length = counts[counted_by] * np.dtype(kind).itemsize
             at = -(-(at + length) // ALIGNMENT) * ALIGNMENT
         self.fixed_bytes = at
-        """Of all inputs but the changes, which begin there."""
+        """The bytes of all inputs but the changes, which begin there."""
 
     def on_host(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """The inputs in staging memory; the changes have all the room that is left."""
@@ -147,7 +147,7 @@ class DeviceBuffers:
         self.tables = torch.zeros(tables, dtype=torch.int32, device=device)
         """Those of the step, in the order of its sequences."""
         self.drawn = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
-        """What the last step sampled, a row each; negative where nothing could be drawn."""
+        """The tokens that the last step sampled, one per row; negative if none could be drawn."""
         transfers = Transfers(device)
         self._stagings = [StagingBuffer(transfers, num_bytes) for _ in range(NUM_STAGINGS)]
 

@@ -35,9 +35,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,  # they would quote the request
 )
 MAX_MESSAGE_CHARS = 200
-"""Of what the library says of a grammar."""
+"""The bound on the library's message about a grammar."""
 NOTHING_ALLOWED = "NoExtensionBias"
-"""What llguidance calls a grammar of which no text begins."""
+"""llguidance's name for a grammar that no text can begin."""
 UNSATISFIABLE = "no text is of it: what it begins with is itself, or excluded"
 END_OF_GRAMMAR = "<|end of grammar|>"
 """Stands in for EOS where a model has none. Never allowed."""

@@ -27,7 +27,8 @@ from engine.protocol import Grammar
 from engine.runner.grammar.constraint import MatcherTokenizer, Vocabulary, compile_grammar
 
 MAX_CPU_S = 1.0
-"""Of a compilation, on one processor; some hundred times what a large schema takes."""
+"""The processor time of a compilation, on one core; some hundred times what a large schema
+takes."""
 MAX_MEMORY_BYTES = 1024**3
 """Beside the tokenizer; virtual."""
 TOO_MUCH = f"grammar takes more than {MAX_CPU_S:g} s or too much memory to compile"

@@ -23,7 +23,7 @@ from engine.runner.sampling.sampling_tensors import to_device
 from engine.sequence import Key
 
 ROWS = 32
-"""Of logits at once: what a step of as many sequences has, too."""
+"""The rows of logits computed at once: as many as a step of that many sequences has."""
 
 
 class PromptScores:

@@ -25,7 +25,7 @@ from engine.sequence import Key, Sequence
 
 LONGEST_NGRAM, SHORTEST_NGRAM = 4, 2
 WEIGHT = 0.2
-"""Of the newest step in the running averages."""
+"""The weight of the newest step in the running averages."""
 PLAIN_EVERY = 64
 """At most so many verifying steps between two that only decode."""
 TRIAL_STEPS = 6

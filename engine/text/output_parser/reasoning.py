@@ -13,8 +13,8 @@ from engine.text.output_parser.reading.deltas import ReasoningDelta
 from engine.text.output_parser.reading.reader import Reader, Steps
 
 ReasoningState = Literal["open", "closed", "unsaid"]
-"""What a prompt says of the reasoning: that it has begun, that there is none, or nothing: the model
-opens it by itself, or does not."""
+"""The state of the reasoning at the end of a prompt: begun (open), none to come (closed), or left
+to the model (unsaid)."""
 
 
 class Reasoning(msgspec.Struct, frozen=True):

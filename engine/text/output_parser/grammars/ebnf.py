@@ -19,9 +19,9 @@ MAX_EBNF_BYTES = 32 * 1024
 MAX_EBNF_RULES = 500
 MAX_EBNF_NESTING = 64
 MAX_EBNF_REPEATS = 1_000
-"""Of `{n,m}`."""
+"""The bound on `{n,m}`."""
 MAX_SAID_CHARS = 40
-"""Of the text, in an error."""
+"""The bound on the text quoted in an error."""
 
 ROOT = "root"
 _HEAD = re.compile(r"(?:\s++|#[^\n]*+)*+[A-Za-z0-9_-]++[ \t]*+::=")
@@ -66,9 +66,9 @@ class _Translation:
     def __init__(self, text: str) -> None:
         self._text = text
         self._rules: dict[str, list[str]] = {}
-        """What stands for it, by a rule's name in the text."""
+        """The translation of each rule, by its name in the text."""
         self._used: dict[str, int] = {}
-        """Where a rule is named first."""
+        """The first place at which each rule is named."""
         self._names = {ROOT: "start"}
         """In Lark."""
         self._now: list[str] | None = None

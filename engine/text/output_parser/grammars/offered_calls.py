@@ -15,7 +15,7 @@ from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 
 NO_CALL = r"/([^ \t\r\n{\[`](.|\n)*)?/"
-"""Where a call is told by nothing but the first character of the output."""
+"""Text without a call, for formats that are recognized only by the output's first character."""
 
 
 def answer_or_calls(

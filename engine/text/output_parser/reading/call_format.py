@@ -11,7 +11,7 @@ class CallFormat(NamedTuple):
     """opens (before arguments after) between (before arguments after) ... closes"""
 
     before: Callable[[str], str]
-    """What stands before the arguments of a call, by the function's name."""
+    """A function that returns the text before a call's arguments, by the function's name."""
     after: str
     opens: str = ""
     between: str = ""

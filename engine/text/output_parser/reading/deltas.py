@@ -27,7 +27,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
     index: int
     """0, 1, 2 ... in the order of the output."""
     name: str
-    """Of a tool that was offered."""
+    """The name of an offered tool."""
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True):
     """
 
     index: int
-    """Of the call."""
+    """The index of the call."""
     text: str
 
 

@@ -9,7 +9,7 @@ import re
 from typing import Literal
 
 MAX_DEPTH = 100
-"""Of arrays and objects. What reads it next recurses."""
+"""The nesting bound of arrays and objects: later readers recurse."""
 MAX_NUMBER_CHARS = 1000
 """Python refuses integers of more than 4300 digits."""
 

@@ -26,12 +26,12 @@ from engine.text.output_parser.reading.deltas import (
 from engine.text.output_parser.reading.json_text import JsonText
 
 MAX_CALLS = 128
-"""Of one output; what follows them is text."""
+"""The bound on calls of one output; text follows them."""
 MAX_HELD_CHARS = 16 * 1024
 """From where a call may begin to where it does: markers, its name and, in some orders, its
 arguments."""
 MAX_WHITE_CHARS = 1024
-"""Of which it is not known yet whether they belong to the text or to the format."""
+"""The bound on whitespace that may belong to the text or to the format."""
 WHITE = " \t\n\r"
 
 T = TypeVar("T")
@@ -50,11 +50,11 @@ class Reader:
         self._tools = frozenset(tools)
         self._max_calls = min(max_calls, MAX_CALLS)
         self._text = ""
-        """What has come, from the first character on that is still needed."""
+        """The received text, from the first character that is still needed."""
         self._at = 0
         """The place up to which it is read."""
         self._tried_from: int | None = None
-        """Where what is tried as a call begins, while none has."""
+        """The start of a possible call that is not recognized yet."""
         self._ended = False
         self._white = ""
         """Read, and of the text or of the format."""
