@@ -43,7 +43,8 @@ class Conversation:
     """A conversation that is rendered into one training sequence."""
 
     topic: str
-    """Of the last answer: a topic of `talk.EXCHANGES`, `tool_call`, `tool_answer`, `no_tool`."""
+    """The topic of the last answer: one of `talk.EXCHANGES`, `tool_call`, `tool_answer`,
+    `no_tool`."""
     messages: list[Message]
     """The last one is the assistant's."""
     tools: list[Schema]

@@ -15,7 +15,7 @@ from typing import Any
 from models.penny.words import WORDS, Draw, with_article
 
 Exchange = tuple[str, str]
-"""What the user says and what penny answers."""
+"""A user's message and penny's answer."""
 
 
 @cache

@@ -33,7 +33,7 @@ class ToolUse:
     result: dict[str, Any]
     answer: str
     refusal: str
-    """What penny says to the request when this tool is not offered."""
+    """The answer to the request when this tool is not offered."""
     subject: str
     """Tools of one subject must not be offered together: a request could mean either."""
 
