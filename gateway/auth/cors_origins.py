@@ -1,9 +1,8 @@
-"""A copy, in this process, of which organizations list an origin.
+"""Caches, in each process, which organizations list an origin for CORS.
 
-All origins of the installation are one small table, read when a browser first asks and again, in
-the background, when one asks and the copy is older than `REFRESH_S`. Only where it is older than
-`MAX_AGE_S` does the question wait. With Postgres gone what was known stays: an origin is no
-credential.
+All origins of the installation are one small table. It is read again in the background when a
+request comes and the copy is older than `REFRESH_S`; the request waits for that only if the copy is
+older than `MAX_AGE_S`. While Postgres is away the copy stays in use: an origin is no credential.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ log = logging.getLogger(__name__)
 REFRESH_S = 1.0
 MAX_AGE_S = 10.0
 READ_TIMEOUT_S = 5.0
-NOBODY: frozenset[str] = frozenset()
 
 
 class CorsOrigins:
-    """One per process. `db` sees all organizations. `clock`: monotonic seconds."""
+    """The cache of one process. `db` sees all organizations. `clock`: monotonic seconds."""
 
     def __init__(self, db: AsyncEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._db = db
@@ -43,15 +41,15 @@ class CorsOrigins:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def orgs_of(self, origin: str) -> frozenset[str]:
-        """Return the ids of the organizations whose pages come from there; never raises."""
+        """Return the ids of the organizations that list the origin; never raises."""
         now = self._clock()
         if now - max(self._as_of, self._asked_at) > REFRESH_S and self._reading is None:
             self._asked_at = now
             self._reading = asyncio.create_task(self._read(), name="read cors origins")
         if now - self._as_of > MAX_AGE_S and self._reading is not None:
-            # Shielded: others wait for it too.
+            # Shielded: other requests wait for it too.
             await asyncio.shield(self._reading)
-        return self._known.get(origin, NOBODY)
+        return self._known.get(origin, frozenset())
 
     async def _read(self) -> None:
         try:
@@ -61,6 +59,6 @@ class CorsOrigins:
                     self._known = await all_origins(conn)
                 self._as_of = as_of
         except DATABASE_ERRORS as error:
-            log.warning("origins of web pages not read (%s)", type(error).__name__)
+            log.warning("CORS origins cannot be read (%s)", type(error).__name__)
         finally:
             self._reading = None

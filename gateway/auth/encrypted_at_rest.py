@@ -1,8 +1,7 @@
-"""AES-256-GCM under keys derived from the installation's secret, for what must come back out of
-Postgres.
+"""Encrypts values that are stored and must be read back: AES-256-GCM, under keys that are derived
+from the installation's secret.
 
-What is sealed is bound to its row by `context`, so that one row's content cannot be put in
-another's place.
+`context` binds a ciphertext to its row, so that it cannot be moved to another one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NONCE_BYTES = 12
 
 
 class UnknownSecret(Exception):
-    """Sealed under a secret that is no longer in the file."""
+    """The value was sealed under a secret that is no longer in the secret file."""
 
 
 class Ciphertext(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class Cipher:
         return secret_id in self._keys
 
     def open(self, data: bytes, context: bytes, secret_id: str) -> bytes:
-        """Raises: UnknownSecret; cryptography's InvalidTag where the content was tampered with."""
+        """Raises: UnknownSecret; cryptography's InvalidTag if the content was tampered with."""
         if secret_id not in self._keys:
             raise UnknownSecret(secret_id)
         nonce, sealed = data[:NONCE_BYTES], data[NONCE_BYTES:]

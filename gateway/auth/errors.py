@@ -1,18 +1,16 @@
-"""The errors between a credential and a principal.
+"""The errors of authentication. `gateway.http_errors` gives them their HTTP status and body.
 
-Knows no HTTP: `gateway.http_errors` gives them their status and body.
-
-    AuthError                one public face, so that nobody learns which keys once existed
-    ├── MissingCredential    no `Authorization: Bearer ...`
-    ├── InvalidKey           malformed or unknown
-    ├── ExpiredKey
-    ├── RevokedKey           revoked, or whose it is, its project or its org is gone
-    ├── InvalidToken         an access token that is not ours, or not for this
-    │   ├── ExpiredToken
-    │   └── RevokedToken     or its grant, its client, its user
-    └── WrongNetwork         a good key, shown from where it may not be used
-    MissingScope             a good credential that may not do this (names `scope`)
-    AuthUnavailable          the credential cannot be checked at the moment
+AuthError                one public message for all keys: it tells nobody which keys exist
+├── MissingCredential    no `Authorization: Bearer ...`
+├── InvalidKey           malformed or unknown
+├── ExpiredKey
+├── RevokedKey           revoked, or its owner, project or org is archived
+├── InvalidToken         an access token that is not ours, or not for this resource
+│   ├── ExpiredToken
+│   └── RevokedToken     revoked itself, or its grant, client or user is
+└── WrongNetwork         a valid key, used from an address outside its allowlist
+MissingScope             a valid credential without the scope that is needed (names `scope`)
+AuthUnavailable          the credential cannot be checked at the moment
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ from typing import ClassVar
 
 
 class AuthError(Exception):
-    """Its text is for the log; clients read `public_message`. Neither ever holds a key."""
+    """A refused credential. Its text is for the log; clients read `public_message`. Neither ever
+    holds a key."""
 
     public_message: ClassVar[str] = "Incorrect API key provided."
 

@@ -1,8 +1,7 @@
-"""How a random secret stands in the database: as its HMAC-SHA256 under a key Postgres never sees.
+"""Hashes random secrets for Postgres: HMAC-SHA256 under a key (pepper) that it never sees.
 
-Knows no table. For values with 256 random bits; a password, which can be guessed, needs
-`passwords`. Each hash names its pepper, so that what was made before the installation's secret was
-rotated stays good.
+It is for values with 256 random bits; a password, which can be guessed, needs `passwords`. Each
+hash names its pepper, so that hashes from before a rotation of the installation's secret stay good.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def random_secret(prefix: str = "") -> str:
 
 
 class Peppers:
-    """The keys for one purpose, the current one first."""
+    """The peppers for one purpose, the current one first."""
 
     def __init__(self, secret: Secret, purpose: str) -> None:
         self._keys = tuple((key.id, key.derive(purpose)) for key in secret.keys)
@@ -31,11 +30,11 @@ class Peppers:
         return self.hashes(value)[0]
 
     def hashes(self, value: str) -> list[str]:
-        """Return all that may be stored for `value`, for an index to look up."""
+        """Return the hash of `value` under each pepper, for a look-up by index."""
         data = value.encode()
         return [f"{key_id}:{hmac.digest(key, data, 'sha256').hex()}" for key_id, key in self._keys]
 
     def matches(self, value: str, stored: str) -> bool:
-        """Compare in a time that does not tell where two hashes differ."""
+        """Compare in constant time: it does not tell where two hashes differ."""
         found = [hmac.compare_digest(each, stored) for each in self.hashes(value)]
         return any(found)

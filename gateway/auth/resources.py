@@ -1,8 +1,7 @@
-"""The resources of this installation that a token can be good for (RFC 8707).
+"""The resources of this installation that a token can be issued for (RFC 8707).
 
 There are three kinds: the issuer itself, its API, and one MCP endpoint for each org. A resource has
-one spelling here, without a slash at its end, in which it is stored, compared and written into
-`aud`.
+one spelling, without a slash at its end: so it is stored, compared and written into `aud`.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import re
 import msgspec
 
 MAX_RESOURCES = 8
-"""In one request."""
+"""The maximum in one request."""
 MAX_RESOURCE_LENGTH = 512
 API_PATH = "/v1"
 MCP_PATH = re.compile(r"/mcp/(org_[0-9a-f]{32})", re.ASCII)
 
 
 class InvalidTarget(Exception):
-    """Not absolute, with a fragment, or none of ours: `invalid_target`."""
+    """The `resource` parameter names no resource of ours (RFC 8707: `invalid_target`)."""
 
 
 class Resource(msgspec.Struct, frozen=True):
     uri: str
     org_id: str | None
-    """Whose it is; None: everybody's."""
+    """The org whose users and clients alone may use it; None: everybody may."""
 
 
 def find_resource(value: str, public_url: str) -> Resource:
-    """The resource that a `resource` parameter names. Raises: InvalidTarget."""
+    """Return the resource that a `resource` parameter names. Raises: InvalidTarget."""
     if len(value) > MAX_RESOURCE_LENGTH:
         raise InvalidTarget("too long")
     base = public_url.rstrip("/")
@@ -45,9 +44,9 @@ def find_resource(value: str, public_url: str) -> Resource:
 
 
 def find_resources(values: list[str], public_url: str) -> list[Resource]:
-    """Return each resource once, sorted.
+    """Return each named resource once, sorted.
 
-    Raises: InvalidTarget; also for those of more than one org.
+    Raises: InvalidTarget; also if they belong to more than one org.
     """
     if len(values) > MAX_RESOURCES:
         raise InvalidTarget("too many")

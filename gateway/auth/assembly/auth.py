@@ -43,7 +43,7 @@ class Federation(msgspec.Struct, frozen=True, kw_only=True):
     external: ExternalIssuers
     login: ExternalLogin
     secrets: Cipher
-    """Of client secrets at issuers."""
+    """Encrypts the client secrets that issuers gave us."""
     allow_loopback: bool
 
 
@@ -178,7 +178,6 @@ async def open_authenticator(
     tokens: AccessTokens,
     external: ExternalIssuers,
 ) -> Authenticator:
-    """`db` sees all organizations."""
     last_used = LastUsed(db)
     last_used.start()
     stack.push_async_callback(last_used.close)
@@ -199,7 +198,7 @@ async def open_authenticator(
 
 
 def audiences(issuer: str) -> frozenset[str]:
-    """Return what a client's assertion may be addressed to (RFC 7523, section 3): the issuer, or
-    the endpoint that it is sent to."""
+    """Return the valid values of `aud` in a client assertion (RFC 7523, section 3): the issuer, or
+    the endpoint that the assertion is sent to."""
     paths = (TOKEN_PATH, REVOCATION_PATH, INTROSPECTION_PATH)
     return frozenset({issuer, *(issuer + path for path in paths)})

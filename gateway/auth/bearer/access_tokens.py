@@ -1,12 +1,9 @@
 """Resolves one of our access tokens to a principal: the JWT branch of the `Authenticator`.
 
-It knows no HTTP.
-
-A token that was verified is known by its digest until it expires, is revoked, or someone it speaks
-for changes; so a request costs a hash and a few comparisons. What is kept is trusted as an API
-key's answer is: as of the moment it was read or of the feed's last heartbeat, whichever is later,
-and only while the denylist is current. An answer that was on its way while something was announced
-or revoked is not kept, but made anew.
+A verified token is cached by its digest until it expires, is revoked, or a subject of it changes;
+so a request costs a hash and a few comparisons. A cache entry is trusted as one of an API key is:
+as of its read or of the feed's last heartbeat, whichever is later, and only while the denylist is
+current. If a change is announced while a token is read, the result is not cached but read again.
 """
 
 from __future__ import annotations
@@ -38,11 +35,11 @@ MAX_CACHED_TOKENS = 16_384
 MAX_CONCURRENT_READS = 16
 READ_TIMEOUT_S = 5.0
 MAX_READS = 3
-"""Per request: each is made void only by an announcement while it ran."""
+"""The maximum per request; a read is repeated only if a change was announced during it."""
 
 
 class CachedToken(msgspec.Struct, frozen=True):
-    """A good token, and whom it spoke for at `as_of` (monotonic seconds)."""
+    """A valid token and its principal, as read at `as_of` (monotonic seconds)."""
 
     claims: AccessClaims
     principal: Principal
@@ -50,8 +47,8 @@ class CachedToken(msgspec.Struct, frozen=True):
 
 
 class AccessTokens:
-    """One per process. `db`: the system pool. `clock`: monotonic seconds; `wall_clock`: Unix
-    seconds."""
+    """The access tokens that one process knows. `db`: the system pool. `clock`: monotonic seconds;
+    `wall_clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -83,18 +80,19 @@ class AccessTokens:
         await self._reads.close()
 
     async def authenticate(
-        self, token: str, *, heard_as_of: float, jkt: str | None = None
+        self, token: str, *, feed_as_of: float, jkt: str | None = None
     ) -> Principal:
-        """The principal of an access token of ours. heard_as_of: every announced change of identity
-        before it is known here. jkt: of the key that was proven with it (RFC 9449).
+        """Return the principal of an access token of ours.
 
+        `feed_as_of`: every change of identity that was announced before it is known here. `jkt`:
+        the thumbprint of the key that a DPoP proof came with (RFC 9449).
         Raises: InvalidToken, ExpiredToken, RevokedToken (all AuthError); AuthUnavailable.
         """
         if len(token) > MAX_TOKEN_BYTES:
             raise InvalidToken("too long")
         digest = blake2b(token.encode(), digest_size=32).digest()
         known = self._known.get(digest)
-        if known is None or not self._is_trusted(known, heard_as_of):
+        if known is None or not self._is_trusted(known, feed_as_of):
             known = await self._lookup(token, digest)
         claims = known.claims
         if claims.exp <= self._wall_clock():
@@ -102,13 +100,13 @@ class AccessTokens:
             raise ExpiredToken(claims.jti)
         bound_to = None if claims.cnf is None else claims.cnf.jkt
         if bound_to != jkt:
-            raise InvalidToken("shown without the key that it is bound to, or with another one")
+            raise InvalidToken("sent without a proof of the key that it is bound to")
         return known.principal
 
     async def verify(self, token: str) -> AccessClaims:
-        """The claims of a token that is good now, with the scopes that are conferred now, for the
-        endpoints of the authorization server.
+        """Return the claims of a valid token, with the scopes that its subject still has.
 
+        The endpoints of the authorization server call it.
         Raises: InvalidToken, ExpiredToken, RevokedToken, AuthUnavailable.
         """
         await self.denylist.current()
@@ -124,7 +122,7 @@ class AccessTokens:
             raise AuthUnavailable(type(error).__name__) from error
 
     def changed(self, subject: str) -> None:
-        """Drop what was announced to have changed: `subject` is an id or EVERYTHING."""
+        """Drop the tokens that a change concerns. `subject`: an id, or EVERYTHING."""
         self._changes += 1
         if subject == EVERYTHING:
             self._forget()
@@ -141,23 +139,24 @@ class AccessTokens:
         self._changes += 1
         self._known.clear()
 
-    def _is_trusted(self, known: CachedToken, heard_as_of: float) -> bool:
-        as_of = max(known.as_of, heard_as_of)
+    def _is_trusted(self, known: CachedToken, feed_as_of: float) -> bool:
+        as_of = max(known.as_of, feed_as_of)
         return self._clock() - as_of <= changes.MAX_STALENESS_S and self.denylist.is_current
 
     async def _lookup(self, token: str, digest: bytes) -> CachedToken:
         for _ in range(MAX_READS):
             await self.denylist.current()
-            asked_at = self._clock()
+            started = self._clock()
             await self._reads.run(digest, partial(self._read, token, digest))
             known = self._known.get(digest)
-            is_new = known is not None and known.as_of >= asked_at - changes.MAX_STALENESS_S
+            is_new = known is not None and known.as_of >= started - changes.MAX_STALENESS_S
             if known is not None and is_new and self.denylist.is_current:
                 return known
-        raise AuthUnavailable("no answer that is new enough")
+        raise AuthUnavailable("no read that is new enough")
 
     async def _read(self, token: str, digest: bytes) -> None:
-        """Verify, look up, and keep the answer if nothing was announced or revoked meanwhile."""
+        """Verify a token, look up its principal, and cache them unless a change was announced
+        meanwhile."""
         claims = await rfc9068_access_token.read(
             self._keys, token, issuer=self._issuer, now=self._wall_clock()
         )
@@ -175,7 +174,7 @@ class AccessTokens:
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:
-    """Return the ids whose announced change has this principal read anew."""
+    """Return the ids whose change makes this principal stale."""
     return (
         principal.org_id,
         principal.project_id,

@@ -1,20 +1,20 @@
-"""Resolves an API key to a principal, without asking Postgres each time or trusting a copy for
-long.
+"""Resolves an API key to a principal, without a query for each request and without trusting a
+cached one for long.
 
-It knows no HTTP. Nothing here keeps a key: cached answers stand under a keyed hash of it (BLAKE2b:
-a quarter of the time that HMAC-SHA256 takes, under which Postgres knows the key).
+No key is kept: the cache is indexed by a keyed hash (BLAKE2b, which takes a quarter of the time of
+HMAC-SHA256, under which Postgres stores the key).
 
 How a revocation reaches this process within a second, whatever is broken:
 
 - It is announced on Redis, and the announced key is dropped at once.
-- A cached answer is trusted as of the moment when it was read or, later, as of the listener's last
+- A cached key is trusted as of the moment when it was read or, later, as of the listener's last
   heartbeat: no announcement before that can be missing. What is older than MAX_STALENESS_S is read
   again. So with Redis gone or silent each key in use is read from Postgres about once a second.
-- When the listener has subscribed anew it may have missed something: everything is dropped.
-- An answer that was on its way while something was announced is not kept, but read again.
+- When the listener has subscribed again it may have missed something: everything is dropped.
+- If a change is announced while a key is read, the result is not cached but read again.
 
-With Postgres gone and Redis alive, known keys go on working for MAX_AGE_S after they were read;
-others get AuthUnavailable. With both gone nobody is let in.
+With Postgres gone and Redis alive, cached keys go on working for MAX_AGE_S after they were read;
+others get AuthUnavailable. With both gone every key gets it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from gateway.tenancy.keys.records import KeyRecord, find_key, read_key
 log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
-"""After so long a trusted answer is read again in the background: limits that changed without an
+"""A trusted key is read again in the background after it: limits may change without an
 announcement."""
 REFRESH_RETRY_S = 1.0
 MAX_AGE_S = 600.0
@@ -64,7 +64,8 @@ REFUSAL_TTL_S = 5.0
 MAX_CONCURRENT_READS = 16
 READ_TIMEOUT_S = 5.0
 MAX_READS = 3
-"""Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
+"""The maximum per request; a read is repeated only if a change was announced during it, or it was
+slow."""
 MAX_KEY_LENGTH = len(ADMIN_PREFIX) + RANDOM_LENGTH
 
 Hashes = tuple[tuple[str, str], ...]
@@ -72,14 +73,14 @@ Hashes = tuple[tuple[str, str], ...]
 
 
 class CachedKey(msgspec.Struct, frozen=True):
-    """A good key, as Postgres had it at `as_of` (monotonic seconds)."""
+    """A valid key, as read at `as_of` (monotonic seconds)."""
 
     principal: Principal
     as_of: float
 
 
 class CachedRefusal(msgspec.Struct, frozen=True):
-    """A bad one, which will not get better."""
+    """A key that was refused."""
 
     error: type[AuthError]
     detail: str
@@ -87,10 +88,13 @@ class CachedRefusal(msgspec.Struct, frozen=True):
 
 
 class Authenticator:
-    """One per process. `older`: (pepper id, pepper) of what was current before; keys made under
-    them stay good. `redis` must not decode responses. `tokens` knows what is no API key, `external`
-    what of it others have signed. `on_use` is told the id of each good key that was shown, each
-    time. `clock`: monotonic seconds; `wall_clock`: Unix seconds."""
+    """Resolves bearer credentials in one process.
+
+    `older`: (pepper id, pepper) of former peppers; keys that were hashed with them stay valid.
+    `redis` must not decode responses. A credential without the prefix of API keys goes to `tokens`,
+    or to `external` if another issuer signed it. `on_use` is called with a key's id at each use.
+    `clock`: monotonic seconds; `wall_clock`: Unix seconds.
+    """
 
     def __init__(
         self,
@@ -124,8 +128,7 @@ class Authenticator:
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def start(self) -> None:
-        """Start listening; works without Redis too, if slower: it does not fail, it goes on trying
-        to reach it."""
+        """Start to listen for changes. Without Redis it starts too, and goes on trying."""
         await self._listener.start()
 
     async def close(self) -> None:
@@ -133,8 +136,8 @@ class Authenticator:
         await self._reads.close()
 
     async def authenticate(self, bearer: str, *, jkt: str | None = None) -> Principal:
-        """The principal of the key, or access token, `bearer`. jkt: of the key that was proven with
-        it (RFC 9449).
+        """Return the principal of an API key or access token. `jkt`: the thumbprint of the key that
+        a DPoP proof came with (RFC 9449).
 
         Raises: InvalidKey, ExpiredKey, RevokedKey, InvalidToken (all AuthError); AuthUnavailable.
         """
@@ -142,9 +145,9 @@ class Authenticator:
             if self._external is not None and self._external.is_foreign(bearer):
                 return await self._external.authenticate(bearer, jkt=jkt)
             as_of = self._listener.as_of
-            return await self._tokens.authenticate(bearer, heard_as_of=as_of, jkt=jkt)
+            return await self._tokens.authenticate(bearer, feed_as_of=as_of, jkt=jkt)
         if jkt is not None:
-            raise InvalidKey("an API key is bound to no other")
+            raise InvalidKey("an API key cannot be used with DPoP")
         if len(bearer) > MAX_KEY_LENGTH:
             raise InvalidKey("malformed")
         handle = self._handle(bearer)
@@ -167,7 +170,7 @@ class Authenticator:
         return self._peppers[0]
 
     def hashes(self, key: str) -> Hashes:
-        """Return all hashes under which Postgres may know the key."""
+        """Return the key's hash under each pepper."""
         return tuple((each, hash_key(pepper, key)) for each, pepper in self._peppers)
 
     def _handle(self, key: str) -> bytes:
@@ -182,7 +185,7 @@ class Authenticator:
             if known is not None and self._is_trusted(known):
                 return known
             await self._reads.run(handle, partial(self._read, key, handle))
-        raise AuthUnavailable("no answer that is new enough")
+        raise AuthUnavailable("no read that is new enough")
 
     def _is_trusted(self, known: CachedKey) -> bool:
         now = self._clock()
@@ -200,7 +203,7 @@ class Authenticator:
             self._known.drop_where(lambda known: subject in concerned(known.principal))
 
     async def _read(self, key: str, handle: bytes) -> None:
-        """Ask Postgres, and keep the answer if nothing was announced meanwhile.
+        """Read a key from Postgres, and cache it unless a change was announced meanwhile.
 
         Raises: AuthUnavailable.
         """
@@ -208,7 +211,7 @@ class Authenticator:
             async with asyncio.timeout(READ_TIMEOUT_S), self._read_slots:
                 as_of, changes = self._clock(), self._changes
                 async with self._db.connect() as conn:
-                    answer = await _ask(conn, self.hashes(key), as_of)
+                    found = await _find(conn, self.hashes(key), as_of)
         except Exception as error:
             self._refresh_at = self._clock() + REFRESH_RETRY_S
             if not self._failing:
@@ -221,47 +224,48 @@ class Authenticator:
         self._failing = False
         if changes != self._changes:
             return
-        if isinstance(answer, CachedRefusal):
+        if isinstance(found, CachedRefusal):
             self._known.drop(handle)
-            self._refused.put(handle, answer)
+            self._refused.put(handle, found)
         else:
-            self._known.put(handle, answer)
+            self._known.put(handle, found)
 
 
-async def _ask(conn: AsyncConnection, hashes: Hashes, as_of: float) -> CachedKey | CachedRefusal:
-    """One query for a key of the current pepper, one more for each older pepper."""
+async def _find(conn: AsyncConnection, hashes: Hashes, as_of: float) -> CachedKey | CachedRefusal:
+    """Look the key up under each pepper, the current one first."""
     for pepper_id, key_hash in hashes:
         record = await find_key(conn, key_hash=key_hash, pepper_id=pepper_id)
-        # Postgres found it by index; this comparison takes the same time wherever hashes differ.
+        # The look-up by index is not constant-time; this comparison is.
         if record is not None and hmac.compare_digest(record.key_hash, key_hash):
-            return _answer(record, as_of)
+            return _to_cached(record, as_of)
     return CachedRefusal(InvalidKey, "unknown", as_of)
 
 
-def _answer(record: KeyRecord, as_of: float) -> CachedKey | CachedRefusal:
+def _to_cached(record: KeyRecord, as_of: float) -> CachedKey | CachedRefusal:
     if record.archived or record.row.revoked_at is not None or not record.owner_active:
         return CachedRefusal(RevokedKey, record.row.id, as_of)
     return CachedKey(to_principal(record), as_of)
 
 
 async def principal_of(conn: AsyncConnection, *, org_id: str, key_id: str) -> Principal:
-    """Return the principal of a key that asked earlier for what is done now. Raises: InvalidKey,
-    RevokedKey, ExpiredKey."""
+    """Return the principal of a key by its id, for work that the key requested earlier.
+
+    Raises: InvalidKey, RevokedKey, ExpiredKey.
+    """
     record = await read_key(conn, org_id=org_id, key_id=key_id)
     if record is None:
         raise InvalidKey("unknown")
-    answer = _answer(record, 0.0)
-    if isinstance(answer, CachedRefusal):
-        raise answer.error(answer.detail)
-    expires_at = answer.principal.expires_at
+    found = _to_cached(record, 0.0)
+    if isinstance(found, CachedRefusal):
+        raise found.error(found.detail)
+    expires_at = found.principal.expires_at
     if expires_at is not None and expires_at <= time.time():
         raise ExpiredKey(key_id)
-    return answer.principal
+    return found.principal
 
 
 def concerned(principal: Principal) -> tuple[str | None, ...]:
-    """Return the ids whose announced change has this principal read anew: the key, its owner, its
-    project."""
+    """Return the ids whose change makes this principal stale: the key, its owner, its project."""
     return principal.key_id, principal.user_id, principal.service_account_id, principal.project_id
 
 

@@ -1,7 +1,7 @@
-"""When each API key was last used: noted in the process, written now and then by one statement.
+"""Records when each API key was last used: in memory at each use, and in Postgres by one statement
+every `FLUSH_INTERVAL_S`.
 
-Nothing is written while a request waits: noting is one entry in a bounded dict. What is noted and
-not yet written is lost by a kill -9; then a key seems unused since up to `FLUSH_INTERVAL_S` before.
+A kill -9 loses what was not yet written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 FLUSH_INTERVAL_S = 15.0
 FLUSH_TIMEOUT_S = 5.0
 MAX_NOTED = 16_384
-"""Keys between two flushes; of more, the ones that came last are not noted."""
+"""The maximum of keys between two flushes; uses of further keys are dropped."""
 FLUSH = sa.text(
-    # Locked in the order of their ids: processes that flush at once never wait in a circle.
+    # Rows are locked in the order of their ids: processes that flush at once do not deadlock.
     """
     WITH later AS (
         SELECT api_keys.id, noted.at
@@ -43,7 +43,7 @@ FLUSH = sa.text(
 
 
 class LastUsed(Flusher):
-    """One per process. `wall_clock`: Unix seconds."""
+    """The last uses that one process noted. `wall_clock`: Unix seconds."""
 
     def __init__(
         self,

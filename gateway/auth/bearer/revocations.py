@@ -1,24 +1,23 @@
-"""Access tokens that are refused before they expire: a denylist in every process.
+"""Revokes access tokens before they expire: a denylist in every process.
 
-Knows no JWT.
+Revocations are rows with sequence numbers. The numbers are drawn under a lock that lasts until the
+commit, so they become visible in order: a reader of one has missed none before it. How a revocation
+reaches a process within a second, whatever is broken:
 
-Revocations are rows with a sequence: numbers are drawn under a lock that lasts until the commit, so
-they become visible in order, and who has read up to one has missed none before it. How one reaches
-a process within a second, whatever is broken:
-
-- It is announced on Redis after the commit, with its content: what follows the last number known is
-  taken as it is, anything else makes the process read Postgres.
-- Before the commit it is announced that one is coming. So a gateway that dies between its commit
-  and its announcement has told the others to poll.
+- It is announced on Redis after the commit, with its content. A process takes it if its number
+  follows the last one known, and else reads Postgres.
+- Before the commit an announcement says that one is coming: if the gateway dies between its commit
+  and its announcement, the others poll already.
 - Without the feed (`ChangeListener.as_of` says as of when nothing was missed) Postgres is polled
-  every POLL_S, from the last number on; and once when it is back.
-- With the feed it is polled too, every HEALTHY_POLL_S: who revokes may be cut off from Redis alone,
-  and then nobody else's feed shows that something is missing.
-- A process that knows for no moment within MAX_STALENESS_S that it has all of them lets no token
-  in: so it is where Redis and Postgres are both gone.
+  every POLL_S, from the last number on; and once when the feed is back.
+- With the feed it is polled too, every HEALTHY_POLL_S: if only the revoking gateway is cut off from
+  Redis, no other feed shows that something is missing.
+- A process that cannot prove to have all revocations as of MAX_STALENESS_S ago accepts no token:
+  for example while both Redis and Postgres are gone.
 
-A revocation is kept for as long as a token that it refuses may live. A grant's refuses exchanged
-tokens too, which carry the grant's id; a token's, and a client's, all that were derived from it.
+A revocation is kept for as long as a token that it refuses may live. Revoking a grant refuses the
+exchanged tokens too, which carry the grant's id; revoking a token or a client refuses all tokens
+that were derived from it.
 """
 
 from __future__ import annotations
@@ -52,27 +51,27 @@ log = logging.getLogger(__name__)
 
 CHANNEL = "tollgate:revocations"
 POLL_S = 0.4
-"""Twice a second and a little more: with the read itself, never more than MAX_STALENESS_S apart."""
+"""Two polls, with the reads themselves, are never more than MAX_STALENESS_S apart."""
 HEALTHY_POLL_S = 0.8
-"""One look at an index, in each process. What was committed is known after so long, the read, and
-what the event loop is late."""
+"""A poll is one index look-up per process. A revocation is known at most this long after its
+commit, plus the read and the delay of the event loop."""
 MAX_STALENESS_S = 0.9
 INTENT_S = 5.0
-"""How long a process polls that has heard that a revocation is coming."""
+"""A process polls for so long after the announcement that a revocation is coming."""
 ANNOUNCE_TIMEOUT_S = 0.5
 READ_TIMEOUT_S = 5.0
 KEPT_S = MAX_LIFETIME_S + 120
-"""A token's life, clocks that differ, and a transaction that issues one while its grant ends."""
+"""A token's lifetime, clock skew, and a transaction that issues one while its grant ends."""
 LOCK = 0x7265766F_6B696E67
 """Postgres advisory lock: "revoking" in ASCII."""
 SWEEP_S = 60.0
 MAX_READ = 10_000
-"""Rows at a time."""
+"""The rows of one read."""
 MAX_PURGED = 1000
 INTENT = b"?"
 
 Kind = Literal["grant", "token", "client", "user", "key"]
-"""A key signed many tokens, which do not say so in their claims: it is `on_revoked` that acts."""
+"""A "key" signed many tokens, whose claims do not name it: `on_revoked` withdraws it."""
 
 
 class Revocation(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +79,7 @@ class Revocation(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     subject: str
     issued_until: int | None
-    """Unix seconds: tokens with a later `iat` are good. None: no token is."""
+    """Unix seconds: tokens with a later `iat` stay valid. None: no token does."""
     expires_at: float
     """Unix seconds: by then every token that it refuses has expired."""
 
@@ -97,14 +96,14 @@ class Announcement:
         self._clock = clock
         self.revoked: list[Revocation] = []
         self.warned = False
-        """That something comes is known: whoever misses the announcement polls."""
+        """True if it was announced that a revocation is coming, so that other processes poll."""
 
     async def revoke(self, conn: AsyncConnection, *, org_id: str, kind: Kind, subject: str) -> None:
-        """Revoke in the caller's transaction, as the last thing that it locks, behind the audit
-        log.
+        """Revoke in the caller's transaction. Its lock is the last one to take, after that of the
+        audit log.
 
-        A grant, a token, a client and a key never come back; of a user, what was issued until now
-        is refused (hold the lock of their row, so that nobody issues meanwhile).
+        A grant, token, client or key is revoked for good; for a user, the tokens that were issued
+        until now are refused (hold the lock of the user's row, so that none is issued meanwhile).
         """
         if not self.revoked:
             self.warned = await publish(self._redis, INTENT)
@@ -132,29 +131,33 @@ async def end_grant(
     because: str,
     actor: Actor,
 ) -> bool:
-    """The grant gives nothing any more, and what it gave is refused; whether that was news. Raises:
-    NotFound."""
-    news = await revoke_grant(conn, org_id=org_id, grant_id=grant_id, because=because, actor=actor)
+    """Revoke a grant and the tokens that it gave. False if it was revoked before.
+
+    Raises: NotFound.
+    """
+    is_new = await revoke_grant(
+        conn, org_id=org_id, grant_id=grant_id, because=because, actor=actor
+    )
     await announcement.revoke(conn, org_id=org_id, kind="grant", subject=grant_id)
-    return news
+    return is_new
 
 
 @asynccontextmanager
 async def announcing(
     redis: Redis, *, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Announcement]:
-    """Announce, behind the transaction that revokes, what it committed.
+    """Announce the revocations of a transaction after its commit.
 
-    Raises: ChangeNotAnnounced when the change is committed and nobody could be told. All processes
-    see it in Postgres within HEALTHY_POLL_S; one that cannot reach that either, but Redis, does
+    Raises: ChangeNotAnnounced if Redis could not be reached. The change is committed and all
+    processes see it in Postgres within HEALTHY_POLL_S; one that reaches Redis but not Postgres does
     not, and for its sake the call must be repeated.
     """
     announcement = Announcement(redis, clock)
     yield announcement
     if not announcement.revoked:
         return
-    told = await publish(redis, ENCODER.encode(announcement.revoked))
-    if not told and not announcement.warned:
+    was_announced = await publish(redis, ENCODER.encode(announcement.revoked))
+    if not was_announced and not announcement.warned:
         raise ChangeNotAnnounced("redis", "the revocation is saved but was not announced")
 
 
@@ -166,6 +169,12 @@ async def publish(redis: Redis, message: bytes) -> bool:
         log.warning("a revocation could not be announced (%s)", type(error).__name__)
         return False
     return True
+
+
+async def purge(conn: AsyncConnection, now: datetime) -> None:
+    """Delete some of the revocations that expired more than an hour ago."""
+    expired = revocations.c.expires_at < now - timedelta(hours=1)
+    await delete_some(conn, revocations.c.seq, expired, limit=MAX_PURGED)
 
 
 class Denylist:
@@ -185,13 +194,13 @@ class Denylist:
         self._on_revoked = on_revoked
         self._clock = clock
         self._wall_clock = wall_clock
-        self._listener = ChangeListener(redis, self._heard, channel=CHANNEL, clock=clock)
+        self._listener = ChangeListener(redis, self._receive, channel=CHANNEL, clock=clock)
         self._denied: dict[tuple[Kind, str], Revocation] = {}
         self._last_seq = 0
         self._read_as_of = -math.inf
         self._behind = self._missed_again = True
-        """Something was missed, or is coming: the feed alone proves nothing until a read that began
-        after that; what is missed during a read asks for another one."""
+        """`_behind`: something was missed or is coming, so the feed proves nothing until the end of
+        a read that began later. `_missed_again`: so it is since the last read began."""
         self._polled_at = -math.inf
         self._poll_until = -math.inf
         self._wake = asyncio.Event()
@@ -201,8 +210,8 @@ class Denylist:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start following revocations; works without Redis or Postgres too, as far as it can: it
-        does not fail."""
+        """Start to follow revocations. Without Redis or Postgres it starts too, and goes on
+        trying."""
         await self._listener.start()
         self._task = asyncio.create_task(self._run(), name="revocations")
 
@@ -214,8 +223,8 @@ class Denylist:
 
     @property
     def as_of(self) -> float:
-        """Every revocation that was announced before this moment is known; so is, if it is the
-        moment of a read, every one that was committed."""
+        """The moment before which every announced revocation is known; if it is the moment of a
+        read, every committed one too."""
         return self._read_as_of if self._behind else max(self._read_as_of, self._listener.as_of)
 
     @property
@@ -223,8 +232,10 @@ class Denylist:
         return self._clock() - self.as_of <= MAX_STALENESS_S
 
     async def current(self) -> None:
-        """Returns once nothing older than MAX_STALENESS_S can be missing. Raises:
-        AuthUnavailable."""
+        """Wait until no revocation older than MAX_STALENESS_S can be missing.
+
+        Raises: AuthUnavailable.
+        """
         if self.is_current:
             return
         self._wake.set()
@@ -247,8 +258,8 @@ class Denylist:
             for found in map(self._denied.get, subjects)
         )
 
-    def _heard(self, message: str) -> None:
-        """Apply a message of the feed, in the order in which they come."""
+    def _receive(self, message: str) -> None:
+        """Apply a message of the feed."""
         if message == EVERYTHING:
             self._fall_behind()
         elif message.encode() == INTENT:
@@ -256,17 +267,17 @@ class Denylist:
             self._wake.set()
         else:
             try:
-                told = DECODER.decode(message)
+                announced = DECODER.decode(message)
             except msgspec.DecodeError:
-                log.error("an announcement of revocations that cannot be read")
+                log.error("an announcement of revocations cannot be decoded")
                 self._fall_behind()
                 return
-            told = [each for each in told if each.seq > self._last_seq]  # not yet read
-            follows = all(
-                each.seq == self._last_seq + number for number, each in enumerate(told, 1)
+            new = [each for each in announced if each.seq > self._last_seq]
+            has_no_gap = all(
+                each.seq == self._last_seq + number for number, each in enumerate(new, 1)
             )
-            self._learn(told, advance=follows)
-            if not follows:
+            self._learn(new, advance=has_no_gap)
+            if not has_no_gap:
                 self._fall_behind()
 
     def _fall_behind(self) -> None:
@@ -341,7 +352,7 @@ class Denylist:
             ]
 
     def _sweep(self) -> bool:
-        """Forget what refuses no token any more; now and then, and True then."""
+        """Forget expired revocations every SWEEP_S; True if it did."""
         if self._clock() - self._swept_at < SWEEP_S:
             return False
         self._swept_at, now = self._clock(), self._wall_clock()
@@ -352,8 +363,6 @@ class Denylist:
     async def _purge(self) -> None:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._db.begin() as conn:
-                now = datetime.fromtimestamp(self._wall_clock(), UTC)
-                expired = revocations.c.expires_at < now - timedelta(hours=1)
-                await delete_some(conn, revocations.c.seq, expired, limit=MAX_PURGED)
+                await purge(conn, datetime.fromtimestamp(self._wall_clock(), UTC))
         except DATABASE_ERRORS as error:
             log.warning("old revocations stay in Postgres (%s)", type(error).__name__)

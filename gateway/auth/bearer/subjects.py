@@ -1,7 +1,7 @@
-"""Whom an access token speaks for, as Postgres has it now: one query from claims to a `Principal`.
+"""Looks up the principal of an access token: one query from its claims to a `Principal`.
 
-A token says who; what they may and what they may spend is looked up, so that a demotion, an
-archived project or a new plan counts for tokens that are out.
+A token names its subject. The subject's rights and limits are looked up, so that a demotion, an
+archived project or a new plan counts for tokens that were issued before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWNERS = {"client": oauth_clients, "project": projects, "org": orgs}
 
 
 async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Principal:
-    """Raises: RevokedToken where someone it names is gone."""
+    """Raises: RevokedToken if a user, client, grant, ... that the claims name is gone."""
     limits = {owner: plans.alias(f"{owner}_plan") for owner in OWNERS}
     of_org = sa.and_(projects.c.id == claims.project_id, projects.c.org_id == orgs.c.id)
     joined = orgs.outerjoin(projects, of_org)
@@ -94,7 +94,7 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
 
 
 def within_role(claims: AccessClaims, principal: Principal) -> AccessClaims:
-    """The claims with no more scopes than whom they speak for confers now."""
+    """Return the claims with the scopes that the principal's role allows now."""
     if principal.role is None:
         return claims
     held = policy.within(
@@ -107,21 +107,21 @@ def within_role(claims: AccessClaims, principal: Principal) -> AccessClaims:
 
 
 def _agents(claims: AccessClaims) -> sa.Subquery:
-    """One row: the service accounts of the clients that act, one for the other, in a token that was
-    exchanged; and whether one of them is gone. The client that had the first token is no actor."""
-    clients = [] if claims.act is None else [*claims.passed_through[1:], claims.client_id]
-    accounts, theirs = service_accounts.alias("agents"), oauth_clients.alias("acting")
-    over = sa.or_(accounts.c.archived_at.is_not(None), accounts.c.project_role == "none")
+    """Select one row: the service accounts of the clients that act in an exchanged token, and
+    whether one of them is gone. The client that the first token was issued to is no actor."""
+    client_ids = [] if claims.act is None else [*claims.passed_through[1:], claims.client_id]
+    accounts, clients = service_accounts.alias("agents"), oauth_clients.alias("acting")
+    gone = sa.or_(accounts.c.archived_at.is_not(None), accounts.c.project_role == "none")
     found = sa.select(
-        sa.func.array_agg(accounts.c.id).label("agent_ids"), sa.func.bool_or(over).label("gone")
-    ).select_from(theirs.join(accounts, theirs.c.service_account_id == accounts.c.id))
-    found = found.where(theirs.c.id.in_(clients), accounts.c.org_id == claims.org_id)
+        sa.func.array_agg(accounts.c.id).label("agent_ids"), sa.func.bool_or(gone).label("gone")
+    ).select_from(clients.join(accounts, clients.c.service_account_id == accounts.c.id))
+    found = found.where(clients.c.id.in_(client_ids), accounts.c.org_id == claims.org_id)
     return found.subquery("actors")
 
 
 def _left_the_project() -> sa.ColumnElement[bool]:
-    """A user who may use the project no more; that of the client itself is open to whoever may use
-    the client."""
+    """True for a user who is no longer a member of the project. The client's own project is open to
+    every user of the client."""
     everywhere = users.c.role.in_(EVERYWHERE)
     of_client = oauth_clients.c.project_id.is_not_distinct_from(projects.c.id)
     at_home = sa.or_(everywhere, of_client, project_members.c.user_id.is_not(None))

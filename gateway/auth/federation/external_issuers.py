@@ -1,7 +1,7 @@
-"""Access tokens of external issuers: a bearer token that somebody else signed to a `Principal`.
+"""Resolves an access token that an external issuer signed to a `Principal`.
 
-Knows no HTTP. No query, and no request to the issuer, on the hot path: what was verified is
-remembered for a minute, for as long as the tenant's rules stay what they were.
+The hot path makes no query and no request to the issuer: a verified token is cached for a minute,
+unless the tenant's rules change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gateway.tenancy.keys.restrictions import ModelPermissions
 
 MAX_VERIFIED = 16_384
 VERIFIED_S = 60.0
-"""After so long a signature is checked again: its key may have been withdrawn."""
+"""A signature is verified again after it: its key may have been withdrawn."""
 STRENGTH: tuple[Role, ...] = ("owner", "admin", "developer", "billing", "reader")
 HINT_LENGTH = 64
 
@@ -42,13 +42,14 @@ HINT_LENGTH = 64
 class VerifiedToken(msgspec.Struct, frozen=True):
     principal: Principal
     listed: ListedIssuer
-    """Whose rules it was checked by."""
+    """The issuer as listed when the token was verified."""
     until: float
     """Unix seconds."""
 
 
 class ExternalIssuers:
-    """One per process. `public_url`: our own issuer. `wall_clock`: Unix seconds."""
+    """The external tokens that one process knows. `public_url`: our own issuer. `wall_clock`: Unix
+    seconds."""
 
     def __init__(
         self,
@@ -65,20 +66,21 @@ class ExternalIssuers:
         self._verified: Lru[bytes, VerifiedToken] = Lru(MAX_VERIFIED)
 
     def is_foreign(self, token: str) -> bool:
-        """True if the token says that somebody else has issued it. Proves nothing."""
+        """True if the token names another issuer than ours; nothing of it is verified."""
         return issuer_of(token) not in (None, self._public_url)
 
     async def authenticate(self, token: str, *, jkt: str | None = None) -> Principal:
-        """jkt: of a key that was proven with it; none of these is bound to one.
+        """Return the principal of a token. `jkt`: the thumbprint of the key that a DPoP proof came
+        with; a token of another issuer cannot be bound to one.
 
         Raises: InvalidToken (an AuthError); AuthUnavailable.
         """
         if jkt is not None:
-            raise InvalidToken("bound to no key")
+            raise InvalidToken("a token of another issuer cannot be used with DPoP")
         snapshot = await self._directory.snapshot()
         digest = hashlib.sha256(token.encode()).digest()
         known = self._verified.get(digest)
-        if known is not None and self._wall_clock() < known.until and holds(known, snapshot):
+        if known is not None and self._wall_clock() < known.until and is_unchanged(known, snapshot):
             return known.principal
         unverified = read(token)
         listed = choose(snapshot, unverified)
@@ -98,7 +100,7 @@ class ExternalIssuers:
 
     async def _verify(self, listed: ListedIssuer, unverified: UnverifiedToken) -> dict[str, Any]:
         if unverified.alg not in listed.issuer.algorithms:
-            raise InvalidToken("an algorithm that the tenant does not list")
+            raise InvalidToken("the tenant does not list its algorithm")
         try:
             key = await self._keys.find(listed.issuer.issuer, unverified.kid, unverified.alg)
         except LoginIssuerUnavailable as error:
@@ -111,15 +113,15 @@ class ExternalIssuers:
         self, listed: ListedIssuer, claims: Mapping[str, Any], ends: float
     ) -> Principal:
         if "cnf" in claims:
-            raise InvalidToken("bound to a key whose possession cannot be proved here")
+            raise InvalidToken("bound to a key (cnf), which cannot be proved here")
         rules = listed.issuer
         role = role_of(rules, claims)
         if role is None:
-            raise InvalidToken("no claim of it gives a role")
+            raise InvalidToken("no claim maps to a role")
         scopes = set(rules.scopes)
         if rules.scope_claim is not None:
-            said = {scope for text in texts_at(claims, rules.scope_claim) for scope in text.split()}
-            scopes &= said
+            texts = texts_at(claims, rules.scope_claim)
+            scopes &= {scope for text in texts for scope in text.split()}
         project = listed.project
         permitted = ModelPermissions(mode=project["models_mode"], models=project["models"] or [])
         return Principal(
@@ -144,32 +146,31 @@ class ExternalIssuers:
         )
 
     def _resources(self, org_id: str) -> frozenset[str]:
-        """Return the resources that one of our tokens with the same powers would name (RFC 9068
-        `aud`)."""
+        """Return the `aud` that a token of ours with the same rights would have (RFC 9068)."""
         base = self._public_url
         return frozenset({base, base + API_PATH, f"{base}/mcp/{org_id}"})
 
 
-def holds(known: VerifiedToken, snapshot: Snapshot) -> bool:
-    """True if the tenant's rules still are what they were; read anew they are equal, not the same
-    object."""
+def is_unchanged(known: VerifiedToken, snapshot: Snapshot) -> bool:
+    """True if the tenant's rules are as they were when the token was verified."""
     current = snapshot.by_id.get(known.listed.issuer.id)
     return current is known.listed or current == known.listed
 
 
 def choose(snapshot: Snapshot, unverified: UnverifiedToken) -> ListedIssuer:
-    """The one tenant that such a token can be for. Raises: InvalidToken."""
+    """Return the listed issuer, and so the tenant, that a token is for. Raises: InvalidToken."""
     claims = unverified.claims
     issuer = claims.get("iss")
     listed = snapshot.by_issuer.get(issuer, ()) if isinstance(issuer, str) else ()
-    for_us = set(audiences(claims))
-    fit = [each for each in listed if each.issuer.audience in for_us and fits(each.issuer, claims)]
+    named = set(audiences(claims))
+    fit = [each for each in listed if each.issuer.audience in named and fits(each.issuer, claims)]
     if len(fit) != 1:
-        raise InvalidToken("an issuer or an audience that nobody lists, or two tenants'")
+        raise InvalidToken("no tenant, or more than one, lists its issuer and audience")
     return fit[0]
 
 
 def fits(rules: Rules, claims: Mapping[str, Any]) -> bool:
+    """True if the token has the claims that the tenant requires."""
     return all(
         claim in claims and type(claims[claim]) is type(value) and claims[claim] == value
         for claim, value in rules.required_claims.items()
@@ -177,7 +178,7 @@ def fits(rules: Rules, claims: Mapping[str, Any]) -> bool:
 
 
 def role_of(rules: Rules, claims: Mapping[str, Any]) -> Role | None:
-    """The strongest that its claims give, or else the one for everybody."""
-    said = [] if rules.role_claim is None else texts_at(claims, rules.role_claim)
-    given = {rules.roles[each] for each in said if each in rules.roles}
-    return next((role for role in STRENGTH if role in given), rules.default_role)
+    """Return the strongest role that the claims map to, or else the default."""
+    texts = [] if rules.role_claim is None else texts_at(claims, rules.role_claim)
+    roles = {rules.roles[each] for each in texts if each in rules.roles}
+    return next((role for role in STRENGTH if role in roles), rules.default_role)

@@ -1,15 +1,14 @@
-"""Login through an external OpenID provider: authorization code with PKCE, nonce, and a state that
-only the browser that began can bring back.
+"""Login through an external OpenID provider: authorization code with PKCE, a nonce, and a state
+that is bound to the browser.
 
-Nothing is stored when a login begins: the state is sealed and carries what the end needs to know.
-What is stored is that it was used. Whoever comes back is known by issuer and `sub`; the first time
-by an address that the issuer has verified.
+Nothing is stored when a login begins: the state is encrypted and carries all that the callback
+needs. Used states are stored, so that each is good once. A user is found by issuer and `sub`; at
+the first login by an e-mail address that the issuer has verified.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -50,27 +49,27 @@ from gateway.tenancy.tables import MAX_NAME_LENGTH
 
 STATE_PURPOSE = "external-login-state"
 LOGIN_S = 600
-"""From the first redirect to the last."""
+"""The time from the redirect to the issuer to the callback."""
 MAX_ID_TOKEN_LIFETIME_S = 24 * 3600
 MAX_STATE_LENGTH = 6_144
 MAX_CODE_LENGTH = 2_048
 MAX_PURGED = 100
 REQUEST = re.compile(r"[!$%&'()*+,\-./0-9:;=?@A-Z_a-z~]{0,3000}", re.ASCII)
-"""The query of an authorization request, with which our own endpoint goes on; or nothing."""
+"""The query of an authorization request, with which our own endpoint continues; may be empty."""
 USERINFO = ("email", "email_verified", "name")
 TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]{1,8192}=*", re.ASCII)
-"""RFC 6750, 2.1."""
-ONCE = ("code", "state", "iss", "error")
+"""An access token's characters (RFC 6750, 2.1)."""
+UNREPEATABLE = ("code", "state", "iss", "error")
 
 T = TypeVar("T")
 
 
 class LoginRefused(Exception):
-    """The text is for the log; people read that it did not work."""
+    """The login failed. The text is for the log; its user reads no reason."""
 
 
 class LoginState(msgspec.Struct, frozen=True, kw_only=True):
-    """A login that was begun, as its state holds it."""
+    """The content of the `state` of a login that was begun."""
 
     issuer_id: str
     nonce: str
@@ -82,16 +81,15 @@ class LoginState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuerTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that a code was redeemed for. `access_token` is good for one question: who is
-    it?"""
+    """The tokens of an issuer's token response. `access_token` is used for userinfo alone."""
 
     id_token: str
     access_token: str | None = None
 
 
 class CompletedLogin(msgspec.Struct, frozen=True, kw_only=True):
-    """A login that came back: the user, the authorization request it was for, and what `sign_in`
-    made."""
+    """A finished login: the user, the authorization request it was for, and the result of
+    `sign_in`."""
 
     org_id: str
     user_id: str
@@ -100,8 +98,11 @@ class CompletedLogin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExternalLogin:
-    """One per process. `db`: the tenants' pool. `secrets`: of `issuers`; `states`: for states
-    alone. `wall_clock`: Unix seconds."""
+    """The external logins of one process.
+
+    `db`: the tenants' pool. `secrets` decrypts our client secrets at issuers, `states` encrypts
+    states. `wall_clock`: Unix seconds.
+    """
 
     def __init__(
         self,
@@ -125,17 +126,22 @@ class ExternalLogin:
         self._wall_clock = wall_clock
 
     async def logins_of(self, org_id: str) -> list[Issuer]:
-        """Return the issuers through which a user of the org can sign in, oldest first.
+        """Return the issuers through which users of the org can sign in, oldest first.
 
         Raises: AuthUnavailable.
         """
         listed = (await self._directory.snapshot()).by_id.values()
-        mine = (each.issuer for each in listed if each.issuer.org_id == org_id)
-        return [issuer for issuer in mine if issuer.client_id is not None]
+        return [
+            each.issuer
+            for each in listed
+            if each.issuer.org_id == org_id and each.issuer.client_id is not None
+        ]
 
     async def start(self, issuer_id: str, *, request: str, browser: str) -> str:
-        """Return where to send the browser that holds the cookie `browser`. request: what comes
-        back with it; our own endpoint reads it anew.
+        """Return the URL at the issuer to redirect the browser to.
+
+        `browser`: its cookie. `request`: the query of our own authorization request, which comes
+        back with the callback; our endpoint reads it again.
 
         Raises: LoginRefused, AuthUnavailable.
         """
@@ -151,7 +157,7 @@ class ExternalLogin:
             browser=digest(browser),
             expires_at=self._wall_clock() + LOGIN_S,
         )
-        asked = {
+        parameters = {
             "response_type": "code",
             "client_id": issuer.client_id,
             "redirect_uri": redirect_uri_of(self._public_url, issuer_id),
@@ -161,50 +167,51 @@ class ExternalLogin:
             "code_challenge": create_s256_code_challenge(begun.code_verifier),
             "code_challenge_method": "S256",
         }
-        url: str = add_params_to_uri(discovered.authorization_endpoint, list(asked.items()))
+        url: str = add_params_to_uri(discovered.authorization_endpoint, list(parameters.items()))
         return url
 
     async def finish(
         self,
         issuer_id: str,
         *,
-        answer: Sequence[tuple[str, str]],
+        callback: Sequence[tuple[str, str]],
         browser: str,
         sign_in: Callable[[AsyncConnection, str, str], Awaitable[T]],
         actor: Callable[[str], Actor],
     ) -> CompletedLogin:
-        """Check what came back with the browser. sign_in: given org and user, in the transaction
-        that uses the state up. actor: of a user's id.
+        """Check the issuer's redirect back to us, and sign the user in.
 
+        `callback`: its query. `sign_in` is called with org and user, in the transaction that uses
+        the state up. `actor` makes the audit log's actor of a user's id.
         Raises: LoginRefused, AuthUnavailable.
         """
-        if any(sum(name == each for name, _ in answer) > 1 for each in ONCE):
-            raise LoginRefused("a parameter stands there twice")
-        said = dict(answer)
-        state = said.get("state", "")
+        if any(sum(name == each for name, _ in callback) > 1 for each in UNREPEATABLE):
+            raise LoginRefused("a parameter is repeated")
+        parameters = dict(callback)
+        state = parameters.get("state", "")
         begun = self._open(state)
         if begun.issuer_id != issuer_id or not hmac.compare_digest(begun.browser, digest(browser)):
-            raise LoginRefused("begun elsewhere")
+            raise LoginRefused("begun at another issuer or browser")
         if self._wall_clock() >= begun.expires_at:
             raise LoginRefused("begun too long ago")
         issuer = await self._issuer(issuer_id)
         discovered = await self._discover(issuer)
         needs_iss = discovered.authorization_response_iss_parameter_supported
-        if said.get("iss", None if needs_iss else issuer.issuer) != issuer.issuer:
-            raise LoginRefused("an answer of another issuer")  # RFC 9207
-        code = said.get("code", "")
-        if "error" in said or not 1 <= len(code) <= MAX_CODE_LENGTH:
-            raise LoginRefused("the issuer did not say yes")
+        if parameters.get("iss", None if needs_iss else issuer.issuer) != issuer.issuer:
+            raise LoginRefused("a response of another issuer")  # RFC 9207
+        code = parameters.get("code", "")
+        if "error" in parameters or not 1 <= len(code) <= MAX_CODE_LENGTH:
+            raise LoginRefused("the issuer sent an error or no code")
         tokens = await self._redeem(issuer, discovered, code, begun)
         claims = await self._verify(issuer, tokens.id_token, begun)
         if "email" not in claims:
-            claims |= await self._ask_who(discovered, tokens, claims["sub"])
+            claims |= await self._read_userinfo(discovered, tokens, claims["sub"])
         return await self._sign_in(issuer, claims, begun, state, sign_in, actor)
 
     async def _issuer(self, issuer_id: str) -> Issuer:
         listed = (await self._directory.snapshot()).by_id.get(issuer_id)
         if listed is None or listed.issuer.client_id is None:
-            raise LoginRefused("nobody lists it for logins")
+            raise LoginRefused("the issuer is not listed for logins")
         return listed.issuer
 
     async def _discover(self, issuer: Issuer) -> IssuerMetadata:
@@ -213,7 +220,7 @@ class ExternalLogin:
         except LoginIssuerUnavailable as error:
             raise LoginRefused(str(error)) from error
         if found.authorization_endpoint is None or found.token_endpoint is None:
-            raise LoginRefused("it offers no logins")
+            raise LoginRefused("the issuer has no authorization or token endpoint")
         return found
 
     def _seal(self, begun: LoginState) -> str:
@@ -227,8 +234,8 @@ class ExternalLogin:
                 raise ValueError("too long")
             sealed = base64.b64decode(data, altchars=b"-_", validate=True)
             plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
-        except (ValueError, binascii.Error, InvalidTag, UnknownSecret):
-            raise LoginRefused("a state that is not ours") from None
+        except (ValueError, InvalidTag, UnknownSecret):
+            raise LoginRefused("the state is not ours") from None
         return msgspec.json.decode(plain, type=LoginState)
 
     async def _redeem(
@@ -259,11 +266,11 @@ class ExternalLogin:
         except msgspec.ValidationError as error:
             raise LoginRefused(f"no tokens: {error}") from None
 
-    async def _ask_who(
+    async def _read_userinfo(
         self, discovered: IssuerMetadata, tokens: IssuerTokens, subject: str
     ) -> dict[str, Any]:
-        """Read the claims that an ID token leaves out where an access token comes with it (OpenID
-        Connect Core, 5.4): those that USERINFO names, of the very same subject."""
+        """Return the claims of USERINFO, which an ID token may leave out if an access token comes
+        with it (OpenID Connect Core, 5.4). They must be of the same subject."""
         url, token = discovered.userinfo_endpoint, tokens.access_token
         if url is None or token is None or TOKEN.fullmatch(token) is None:
             return {}
@@ -271,12 +278,12 @@ class ExternalLogin:
             found = await self._egress.get(url, bearer=token)
             if found.status != 200:
                 raise LoginRefused(f"userinfo: status {found.status}")
-            told = found.json_object()
+            claims = found.json_object()
         except EgressError as error:
             raise LoginRefused(f"userinfo: {type(error).__name__}: {error}") from error
-        if told.get("sub") != subject:  # 5.3.2
-            raise LoginRefused("userinfo: of somebody else")
-        return {name: told.get(name) for name in USERINFO}
+        if claims.get("sub") != subject:  # 5.3.2
+            raise LoginRefused("userinfo: another subject")
+        return {name: claims.get(name) for name in USERINFO}
 
     async def _client_secret(self, issuer: Issuer) -> str | None:
         columns = (issuers.c.client_secret_sealed, issuers.c.client_secret_id)
@@ -290,7 +297,9 @@ class ExternalLogin:
                 row.client_secret_sealed, issuer.id.encode(), row.client_secret_id
             )
         except (UnknownSecret, InvalidTag):
-            raise LoginRefused("its client secret must be set again") from None
+            raise LoginRefused(
+                "the client secret cannot be decrypted and must be set again"
+            ) from None
         return plain.decode()
 
     async def _verify(self, issuer: Issuer, id_token: str, begun: LoginState) -> dict[str, Any]:
@@ -299,7 +308,7 @@ class ExternalLogin:
         try:
             unverified = read(id_token)
             if unverified.alg not in issuer.algorithms:
-                raise InvalidToken("an algorithm that the tenant does not list")
+                raise InvalidToken("the tenant does not list its algorithm")
             key = await self._keys.find(issuer.issuer, unverified.kid, unverified.alg)
             if key is None:
                 raise InvalidToken("no such key")
@@ -318,7 +327,7 @@ class ExternalLogin:
         if not isinstance(nonce, str) or not hmac.compare_digest(
             nonce.encode(), begun.nonce.encode()
         ):
-            raise LoginRefused("ID token: of another login")
+            raise LoginRefused("ID token: another nonce")
         alone = len(audiences(claims)) == 1
         if claims.get("azp", issuer.client_id if alone else None) != issuer.client_id:
             raise LoginRefused("ID token: for another client")
@@ -352,25 +361,22 @@ class ExternalLogin:
 
 
 def redirect_uri_of(public_url: str, issuer_id: str) -> str:
-    """One for each issuer, so that none can pass for another (RFC 9700, 4.4.2)."""
+    """Return the redirect URI of an issuer. Each has its own, so that none can pass for another
+    (RFC 9700, 4.4.2)."""
     return f"{public_url}/oauth/external/{issuer_id}/callback"
 
 
 async def use_up(
     conn: AsyncConnection, org_id: str, state: str, begun: LoginState, now: datetime
 ) -> None:
-    """Use up the state: it is good once.
-
-    Sweeps away some of the org's that nobody could bring back.
-    Raises: LoginRefused.
-    """
+    """Mark a state as used, and delete some expired ones of the org. Raises: LoginRefused."""
     c = external_login_states.c
     expires_at = datetime.fromtimestamp(begun.expires_at, tz=UTC)
     used = insert(external_login_states).values(
         state_hash=digest(state), org_id=org_id, expires_at=expires_at
     )
     if (await conn.execute(used.on_conflict_do_nothing())).rowcount == 0:
-        raise LoginRefused("used before")
+        raise LoginRefused("the state was used before")
     await delete_some(conn, c.state_hash, c.org_id == org_id, c.expires_at < now, limit=MAX_PURGED)
 
 
@@ -380,7 +386,10 @@ async def find_or_add(
     claims: Mapping[str, Any],
     actor: Callable[[str], Actor],
 ) -> str:
-    """The live user that these claims are of. Raises: LoginRefused, TenancyError."""
+    """Return the live user of the claims; create them if the issuer provisions users.
+
+    Raises: LoginRefused, TenancyError.
+    """
     org_id, subject = issuer.org_id, claims["sub"]
     c = external_identities.c
     known = sa.select(c.user_id, users.c.archived_at).select_from(
@@ -392,12 +401,12 @@ async def find_or_add(
         return str(row.user_id)
     email = claims.get("email")
     if not isinstance(email, str) or claims.get("email_verified") is not True:
-        raise LoginRefused("nobody known, and no verified address")
+        raise LoginRefused("an unknown subject without a verified e-mail address")
     try:
         user = await find_user(conn, org_id=org_id, email=email)
     except NotFound:
         role = role_of(issuer, claims)
-        # Who was archived comes back by an admin's hand alone.
+        # Only an admin can bring an archived user back.
         if row is not None or not issuer.provisions_users or role is None:
             raise
         name = claims.get("name")

@@ -1,13 +1,12 @@
-"""A JWT that somebody else signed: read strictly, verified, and what its claims say. Pure.
+"""Parses and verifies JWTs of other issuers, and reads their claims. Pure.
 
-Knows no tenant and no table. What is believed before the signature is checked is only where to look
-for the key; the algorithm is one of a list, and fits one kind of key.
+Before the signature is verified, the token is used only to find the key. The algorithm is one of a
+list, and goes with one kind of key.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import warnings
 from collections.abc import Mapping
@@ -23,22 +22,22 @@ from gateway.auth.federation.issuer_keys import ALGORITHMS, PublicKey
 
 MAX_TOKEN_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 4 * 1024
-"""Some put their certificates there."""
+"""Large, for issuers that put their certificates there."""
 MAX_LIFETIME_S = 24 * 3600
-"""Nobody tells us of a revocation at another's: what lives longer is not believed."""
+"""Tokens that live longer are refused: nobody tells us when another issuer revokes one."""
 TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt", "application/jwt"})
-"""Other kinds (a logout token, a DPoP proof) are for other doors."""
+"""No logout tokens, DPoP proofs or other types that are no credentials here."""
 
 
 class ExternalJwsRegistry(JWSRegistry):
-    """Parameters that are not known are ignored (RFC 7515, section 4)."""
+    """Ignores unknown header parameters (RFC 7515, section 4)."""
 
     max_header_length = MAX_HEADER_BYTES
     max_payload_length = MAX_TOKEN_BYTES
 
 
 class UnverifiedToken(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims of a token with nothing proved: for finding the key and nothing else."""
+    """A parsed token. Nothing of it is verified: use it to find the key and nothing else."""
 
     token: str
     alg: str
@@ -54,8 +53,8 @@ PEEK = msgspec.json.Decoder(IssuerClaim)
 
 
 def issuer_of(token: str) -> str | None:
-    """Return the issuer that the token names, unverified; None where it names none. Cheap: it runs
-    for each token, ours too."""
+    """Return the unverified `iss` of a token; None if it has none. It is cheap: it runs for each
+    token, ours too."""
     payload = token[:MAX_TOKEN_BYTES].partition(".")[2].partition(".")[0]
     try:
         found = PEEK.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))).iss
@@ -65,16 +64,15 @@ def issuer_of(token: str) -> str | None:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON, and refuse a name that stands there twice: which one counts differs
-    between parsers."""
+    """Build a JSON object, and refuse duplicate names: parsers differ in which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a duplicate name")
     return found
 
 
 def refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_part(part: str) -> dict[str, Any]:
@@ -82,8 +80,8 @@ def read_part(part: str) -> dict[str, Any]:
     try:
         data = base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True)
         found = json.loads(data, object_pairs_hook=once_each, parse_constant=refuse_constant)
-    except (ValueError, binascii.Error, RecursionError):
-        raise InvalidToken("not the JSON of a JWT") from None
+    except (ValueError, RecursionError):
+        raise InvalidToken("a part that is not base64url of JSON") from None
     if not isinstance(found, dict):
         raise InvalidToken("not a JSON object")
     return found
@@ -99,23 +97,24 @@ def read(token: str) -> UnverifiedToken:
     header, claims = read_part(parts[0]), read_part(parts[1])
     alg, kid, kind = header.get("alg"), header.get("kid"), header.get("typ", "JWT")
     if not isinstance(alg, str) or alg not in ALGORITHMS:
-        raise InvalidToken("an algorithm that is never believed")
+        raise InvalidToken("an unsupported algorithm")
     if not isinstance(kid, str | None):
-        raise InvalidToken("kid is no text")
+        raise InvalidToken("kid is not a string")
     if not isinstance(kind, str) or kind.lower() not in TYPES:
         raise InvalidToken("another type of token")
     if "crit" in header or "b64" in header:
-        raise InvalidToken("an extension that is not understood")
+        raise InvalidToken("an unsupported extension (crit or b64)")
     return UnverifiedToken(token=token, alg=alg, kid=kid, claims=claims)
 
 
 def verify(unverified: UnverifiedToken, key: PublicKey) -> dict[str, Any]:
-    """The claims, signed with this key. Raises: InvalidToken."""
+    """Verify the signature, and return the claims. Raises: InvalidToken."""
     algorithms = [unverified.alg]
     registry = ExternalJwsRegistry(algorithms=algorithms, strict_check_header=False)
     try:
         with warnings.catch_warnings():
-            # RFC 9864 renames EdDSA, for which curve it is; the key says that here.
+            # joserfc warns of EdDSA, which RFC 9864 deprecates for not naming its curve; the key
+            # names it here.
             warnings.simplefilter("ignore", SecurityWarning)
             found = jwt.decode(unverified.token, key, algorithms=algorithms, registry=registry)
     except (JoseError, ValueError):
@@ -132,10 +131,9 @@ def check_claims(
     now: float,
     max_lifetime_s: float = MAX_LIFETIME_S,
 ) -> float:
-    """Check issuer, audience and times (RFC 7519, section 4.1). The moment (Unix seconds) at which
-    the token ends, leeway included.
+    """Check issuer, audience, subject and times (RFC 7519, section 4.1).
 
-    Raises: InvalidToken.
+    Return when the token expires (Unix seconds), leeway included. Raises: InvalidToken.
     """
     if claims.get("iss") != issuer:
         raise InvalidToken("another issuer")
@@ -163,20 +161,20 @@ def check_claims(
 
 
 def is_moment(value: Any) -> TypeGuard[float]:
-    """True for a number that is no infinity, no NaN, and not too large for a float."""
+    """True for a number that a float holds exactly: no infinity, no NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def audiences(claims: Mapping[str, Any]) -> list[str]:
-    """Return `aud`, which is a text or a list of them, as a list."""
+    """Return `aud`, which is a string or a list of them, as a list."""
     found = claims.get("aud")
     listed = found if isinstance(found, list) else [found]
     return [each for each in listed if isinstance(each, str)]
 
 
 def texts_at(claims: Mapping[str, Any], path: str) -> list[str]:
-    """Return the texts of the claim `path`: one of that very name, dots and all, or else along its
-    names."""
+    """Return the strings in the claim `path`: a claim of exactly that name, or else the one that
+    its parts between dots lead to."""
     found: Any = claims
     if path in claims:
         found = claims[path]

@@ -1,8 +1,8 @@
-"""All external issuers that any tenant lists, in the memory of each worker.
+"""Caches, in each worker, the external issuers that all tenants list.
 
-One snapshot of them all, so that a token of an issuer that nobody lists costs no query, however
-many come. A change reaches it within a second, as it does the API keys (`api_keys`): it is
-announced, and what is older than the listener's last heartbeat is read again.
+It is one snapshot, so that tokens of unlisted issuers cost no query, however many come. A change
+reaches it within a second, as with API keys (`api_keys`): it is announced, and a snapshot that is
+older than the listener's last heartbeat is read again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from gateway.tenancy.money.plans import plan_columns, plan_of
 from gateway.tenancy.tables import orgs, plans, projects
 
 MAX_LISTED = 10_000
-"""In the whole installation; the oldest are believed."""
+"""The maximum in the whole installation: of more, the newest are ignored."""
 REFRESH_S = 30.0
-"""A snapshot is read anew after it: plans change without an announcement."""
+"""A snapshot is read again after it: plans change without an announcement."""
 READ_TIMEOUT_S = 5.0
 MAX_READS = 3
-"""Per request: each is made void only by an announcement, or a slow Postgres, while it ran."""
+"""The maximum per request; a read is repeated only if a change was announced during it, or it was
+slow."""
 SUBJECT_PREFIXES = ("issuer_", "proj_")
 
 
 class ListedIssuer(msgspec.Struct, frozen=True, kw_only=True):
-    """A live issuer of a live project, with what a principal needs to know of its tenant."""
+    """A live issuer of a live project, with the tenant's data for a principal."""
 
     issuer: Issuer
     project_plan: Plan
@@ -60,8 +61,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuerDirectory:
-    """One per process. `db`: sees all orgs. `redis` must not decode responses. `clock`: monotonic
-    seconds."""
+    """The issuers that one process knows. `db` sees all orgs. `redis` must not decode responses.
+    `clock`: monotonic seconds."""
 
     def __init__(
         self, *, db: AsyncEngine, redis: Redis, clock: Callable[[], float] = time.monotonic
@@ -88,7 +89,7 @@ class IssuerDirectory:
             if found is not None and self._is_trusted(found):
                 return found
             await self._reads.run(None, self._read)
-        raise AuthUnavailable("no answer that is new enough")
+        raise AuthUnavailable("no read that is new enough")
 
     def _is_trusted(self, snapshot: Snapshot) -> bool:
         now = self._clock()
@@ -101,7 +102,10 @@ class IssuerDirectory:
             self._snapshot = None
 
     async def _read(self) -> None:
-        """Keep the answer if nothing was announced meanwhile. Raises: AuthUnavailable."""
+        """Read a snapshot, and keep it unless a change was announced meanwhile.
+
+        Raises: AuthUnavailable.
+        """
         try:
             async with asyncio.timeout(READ_TIMEOUT_S), self._db.connect() as conn:
                 as_of, changes = self._clock(), self._changes
@@ -126,8 +130,8 @@ async def read_listed(conn: AsyncConnection) -> list[ListedIssuer]:
     joined = joined.outerjoin(limits["org"], orgs.c.plan == limits["org"].c.name)
     columns = [*COLUMNS, orgs.c.is_operator.label("is_operator")]
     columns.append(limits_by_model(projects.c.id).label("model_limits"))
-    why = suspended_by(orgs.c.id, orgs.c.suspension_lifted_at)
-    columns.append(why.label("suspended_by"))
+    suspension = suspended_by(orgs.c.id, orgs.c.suspension_lifted_at)
+    columns.append(suspension.label("suspended_by"))
     columns += [column.label(f"of_project_{column.name}") for column in projects.c]
     for owner, plan in limits.items():
         columns += plan_columns(owner, plan)

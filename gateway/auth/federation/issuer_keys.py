@@ -1,7 +1,7 @@
-"""The public keys of an external issuer: its discovery document and its JWK Set, fetched and kept.
+"""Fetches and caches the public keys of external issuers: discovery document and JWK Set.
 
-Knows no tenant. An issuer is asked a bounded number of times however many unknown `kid`s come by;
-one that does not answer goes on being believed with the keys that it had, for a bounded time.
+The rate of fetches is bounded per issuer, however many unknown `kid`s come. While an issuer does
+not answer, its cached keys stay in use for a bounded time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 MAX_ISSUERS = 1_024
 MAX_KEYS = 64
 REFRESH_S = 600.0
-"""After so long keys are read again, so that one that was withdrawn is forgotten."""
+"""Keys are fetched again after it, so that withdrawn ones are forgotten."""
 MAX_AGE_S = 3_600.0
-"""Keys are believed for so long after they were read, whatever has happened to their issuer."""
+"""Keys are used for at most so long after their fetch, even while the issuer does not answer."""
 MIN_REFETCH_S = 30.0
-"""Between two fetches for one issuer: what an unknown `kid` can cause."""
+"""The least time between two fetches for one issuer, however many unknown `kid`s come."""
 ALGORITHMS: Mapping[str, str] = {
     "RS256": "RSA",
     "RS384": "RSA",
@@ -44,8 +44,8 @@ ALGORITHMS: Mapping[str, str] = {
     "Ed25519": "Ed25519",
     "EdDSA": "Ed25519",
 }
-"""All that are ever believed, with the only kind of key that each goes with: signatures of key
-pairs. A MAC under a public key is what algorithm confusion is about."""
+"""The algorithms that are accepted, each with its only kind of key. All are signatures of key
+pairs: a MAC would allow algorithm confusion, with the public key as its secret."""
 
 PublicKey = RSAKey | ECKey | OKPKey
 FAMILIES: Mapping[str, type[RSAKey] | type[ECKey] | type[OKPKey]] = {
@@ -53,11 +53,11 @@ FAMILIES: Mapping[str, type[RSAKey] | type[ECKey] | type[OKPKey]] = {
     "EC": ECKey,
     "OKP": OKPKey,
 }
-"""By `kty`; a symmetric one is nobody's public key."""
+"""By `kty`. Symmetric keys are no public keys."""
 
 
 class LoginIssuerUnavailable(Exception):
-    """Its documents cannot be had, or used; the text is for the log."""
+    """The issuer's documents cannot be fetched or used; the text is for the log."""
 
 
 class IssuerMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     as_of: float
 
     def find(self, kid: str | None, alg: str) -> PublicKey | None:
-        """The one key that a signature with these can have been made with."""
+        """Return the only key that fits a token's header; None if none or several do."""
         fit = [
             each
             for each in self.keys
@@ -99,21 +99,21 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IssuerKeys:
-    """One per process. `clock`: monotonic seconds."""
+    """The keys that one process knows. `clock`: monotonic seconds."""
 
     def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._egress = egress
         self._clock = clock
         self._kept: Lru[str, Keys] = Lru(MAX_ISSUERS)
         self._tried: Lru[str, float] = Lru(MAX_ISSUERS)
-        """When each was last asked, with success or without."""
+        """By issuer: when the last fetch began, successful or not."""
         self._fetches: SharedTasks[str, None] = SharedTasks("fetch issuer keys")
 
     async def close(self) -> None:
         await self._fetches.close()
 
     async def find(self, issuer: str, kid: str | None, alg: str) -> PublicKey | None:
-        """Return the issuer's key; None: it has no such key. Raises: IssuerUnavailable."""
+        """Return the issuer's key; None: it has no such key. Raises: LoginIssuerUnavailable."""
         found = (await self._current(issuer)).find(kid, alg)
         if found is None and self._may_ask(issuer):
             await self._fetch(issuer)
@@ -121,7 +121,7 @@ class IssuerKeys:
         return found
 
     async def discover(self, issuer: str) -> IssuerMetadata:
-        """Raises: IssuerUnavailable."""
+        """Return the issuer's metadata. Raises: LoginIssuerUnavailable."""
         return (await self._current(issuer)).discovered
 
     async def _current(self, issuer: str) -> Keys:
@@ -134,7 +134,7 @@ class IssuerKeys:
         return kept
 
     def _may_ask(self, issuer: str) -> bool:
-        """True also while it is being asked: to wait for that costs nothing."""
+        """True if a fetch may begin now, or is under way and can be waited for."""
         if issuer in self._fetches:
             return True
         tried = self._tried.get(issuer)
@@ -146,7 +146,7 @@ class IssuerKeys:
         await self._fetches.run(issuer, partial(self._fetch_once, issuer))
 
     async def _fetch_once(self, issuer: str) -> None:
-        """A failure leaves what was known, and says so."""
+        """Fetch metadata and keys; a failure is logged and keeps the cached ones."""
         try:
             url = issuer.removesuffix("/") + "/.well-known/openid-configuration"
             discovered = to_discovered(issuer, await self._get(url))
@@ -164,43 +164,42 @@ class IssuerKeys:
 
 
 def to_discovered(issuer: str, content: dict[str, Any]) -> IssuerMetadata:
-    """Raises: IssuerUnavailable."""
+    """Raises: LoginIssuerUnavailable."""
     try:
         found = msgspec.convert(content, IssuerMetadata)
     except msgspec.ValidationError as error:
         raise LoginIssuerUnavailable(f"discovery: {error}") from None
-    if found.issuer != issuer:  # to the letter (OpenID Connect Discovery, 4.3)
+    if found.issuer != issuer:  # exactly (OpenID Connect Discovery, 4.3)
         raise LoginIssuerUnavailable("discovery: the document is another issuer's")
     return found
 
 
 def to_keys(content: dict[str, Any]) -> tuple[IssuerKey, ...]:
-    """Return the keys that can be used; others do not spoil the set (RFC 7517, section 5).
+    """Return the keys that can be used; others are ignored (RFC 7517, section 5).
 
-    Raises: IssuerUnavailable.
+    Raises: LoginIssuerUnavailable.
     """
-    written = content.get("keys")
-    if not isinstance(written, list) or len(written) > MAX_KEYS:
+    jwks = content.get("keys")
+    if not isinstance(jwks, list) or len(jwks) > MAX_KEYS:
         raise LoginIssuerUnavailable(f"jwks: no list of up to {MAX_KEYS} keys")
-    found = [key for each in written if (key := to_key(each)) is not None]
-    return tuple(found)
+    return tuple(key for jwk in jwks if (key := to_key(jwk)) is not None)
 
 
-def to_key(written: Any) -> IssuerKey | None:
-    """Return the key; None for what is no public key for signatures, or a weak one."""
-    if not isinstance(written, dict) or written.get("use", "sig") != "sig":
+def to_key(jwk: Any) -> IssuerKey | None:
+    """Return the key; None if it is no public key for signatures, or a weak one."""
+    if not isinstance(jwk, dict) or jwk.get("use", "sig") != "sig":
         return None
-    family = FAMILIES.get(str(written.get("kty")))
+    family = FAMILIES.get(str(jwk.get("kty")))
     if family is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", SecurityWarning)  # RSA of less than 2048 bits
-            key = family.import_key(written)
+            key = family.import_key(jwk)
     except (JoseError, SecurityWarning, ValueError, TypeError, KeyError, AttributeError):
         return None
-    kind = "RSA" if isinstance(key, RSAKey) else str(written.get("crv"))
-    kid, alg = written.get("kid"), written.get("alg")
+    kind = "RSA" if isinstance(key, RSAKey) else str(jwk.get("crv"))
+    kid, alg = jwk.get("kid"), jwk.get("alg")
     if kind not in ALGORITHMS.values() or not isinstance(kid, str | None):
         return None
     if alg is not None and (not isinstance(alg, str) or alg not in ALGORITHMS):

@@ -1,7 +1,7 @@
-"""The external issuers that a tenant lists: exact, each for one audience, and what claims mean.
+"""The external issuers that a tenant lists: each for one audience, with the meaning of its claims.
 
-An audience of an issuer belongs to one tenant, so that no token has to choose between two. The
-client secret, which must come back to be sent, stands encrypted. Knows no HTTP and no token.
+An audience of an issuer belongs to one tenant, so that each token is for one tenant alone. Our
+client secret at the issuer is stored encrypted, because it must be sent.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ MAX_ROLES = 64
 MAX_TEXT_LENGTH = 512
 MAX_LEEWAY_S = 120
 SCOPES = SERVICE_SCOPES | ADMIN_SCOPES | {SCOPE_USAGE_READ}
-"""What the tokens of an issuer can be allowed; the role of who shows one bounds it further."""
+"""The scopes that an issuer's tokens can be allowed; the role of a token's subject limits it
+further."""
 
 USAGE_SCOPES = SERVICE_SCOPES | {SCOPE_USAGE_READ}
-"""Unless an admin says otherwise."""
+"""The default of `scopes`."""
 
 ClaimValue = str | bool | int
 
@@ -48,28 +49,28 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     issuer: str
-    """The `iss` of its tokens, to the letter."""
+    """The exact `iss` of its tokens."""
     audience: str
-    """What must stand in `aud` of a token that is shown to us."""
+    """The value that `aud` of a token must contain."""
     project_id: str
-    """Who is billed."""
+    """The project that is billed."""
     algorithms: list[str] = msgspec.field(default_factory=lambda: ["RS256", "ES256"])
     required_claims: dict[str, ClaimValue] = {}
-    """Each must be in the token with exactly this value: which tenant of the issuer is ours."""
+    """Claims that a token must have with exactly these values, such as the issuer's tenant id."""
     role_claim: str | None = None
-    """A claim, or a path of names with dots between them; a text or a list of them."""
+    """A claim, or a path of names with dots between them: a string or a list of them."""
     roles: dict[str, Role] = {}
-    """From what stands in `role_claim`. Of several the strongest counts."""
+    """Maps values of `role_claim` to roles. Of several the strongest counts."""
     default_role: Role | None = None
-    """For who has none by `roles`; None: they are refused."""
+    """The role if `roles` gives none; None: such a token is refused."""
     scopes: list[str] = msgspec.field(default_factory=lambda: sorted(USAGE_SCOPES))
     scope_claim: str | None = None
-    """Where the token says what it is for; None: for all of `scopes`."""
+    """The claim that lists a token's scopes; None: a token has all of `scopes`."""
     leeway_s: int = 30
     client_id: str | None = None
-    """Ours at the issuer, for logins by a browser; None: there are none."""
+    """Our client id at the issuer, for logins by a browser; None: there are no logins."""
     provisions_users: bool = False
-    """Whoever logs in for the first time, and is known to be mapped to a role, becomes a user."""
+    """True: a subject that logs in for the first time and maps to a role becomes a user."""
 
 
 class Issuer(Rules, frozen=True, kw_only=True):
@@ -77,7 +78,7 @@ class Issuer(Rules, frozen=True, kw_only=True):
     org_id: str
     has_client_secret: bool
     client_secret_digest: str | None
-    """Of the secret as it stands encrypted: with another one this changes."""
+    """SHA-256 of the encrypted secret: it changes when the secret does."""
     created_at: datetime
     archived_at: datetime | None
 
@@ -99,10 +100,10 @@ def check_rules(rules: Rules, *, allow_loopback: bool = False) -> None:
     try:
         parse_target(rules.issuer, allow_loopback=allow_loopback)
     except Forbidden as error:
-        message = f"cannot be asked: {error}"
-        raise InvalidField("issuer", message, detail="cannot be asked") from None
+        message = f"is not allowed: {error}"
+        raise InvalidField("issuer", message, detail="is not allowed") from None
     if "?" in rules.issuer:
-        raise InvalidField("issuer", "has no query")
+        raise InvalidField("issuer", "must have no query")
     _check_text("audience", rules.audience)
     if not rules.algorithms or not ALGORITHMS.keys() >= set(rules.algorithms):
         raise InvalidField("algorithms", f"must be some of {', '.join(ALGORITHMS)}")
@@ -111,7 +112,7 @@ def check_rules(rules: Rules, *, allow_loopback: bool = False) -> None:
     if not 0 <= rules.leeway_s <= MAX_LEEWAY_S:
         raise InvalidField("leeway_s", f"must be 0 to {MAX_LEEWAY_S}")
     if len(rules.required_claims) > MAX_CLAIMS:
-        raise InvalidField("required_claims", f"must be at most {MAX_CLAIMS}")
+        raise InvalidField("required_claims", f"must have at most {MAX_CLAIMS} claims")
     for claim, value in rules.required_claims.items():
         _check_text("required_claims", claim)
         _check_text("required_claims", str(value))
@@ -124,13 +125,13 @@ def check_rules(rules: Rules, *, allow_loopback: bool = False) -> None:
 
 def _check_roles(rules: Rules) -> None:
     if len(rules.roles) > MAX_ROLES:
-        raise InvalidField("roles", f"must be at most {MAX_ROLES}")
+        raise InvalidField("roles", f"must have at most {MAX_ROLES} values")
     for value in rules.roles:
         _check_text("roles", value)
     if (rules.role_claim is None) != (not rules.roles):
-        raise InvalidField("roles", "and role_claim need each other")
+        raise InvalidField("roles", "must be given together with role_claim")
     if not rules.roles and rules.default_role is None:
-        raise InvalidField("default_role", "is needed where no claim gives a role")
+        raise InvalidField("default_role", "is required without roles")
 
 
 def _check_text(field: str, value: str) -> None:
@@ -150,7 +151,7 @@ async def create_issuer(
     client_secret: str | None = None,
     allow_loopback: bool = False,
 ) -> Issuer:
-    """Create an issuer; to be announced.
+    """Create an issuer; the caller announces it.
 
     Raises: InvalidField, NameTaken (audience), NotFound (project_id).
     """
@@ -186,17 +187,17 @@ async def update_issuer(
     allow_loopback: bool = False,
     check: Callable[[Issuer], None] = lambda _current: None,
 ) -> Issuer:
-    """Update an issuer; to be announced. client_secret: None keeps the one that is there. `issuer`
-    stays: who logged in from there is known by it. check: sees the row under its lock, and may
-    raise.
+    """Update an issuer; the caller announces it.
 
+    `client_secret` None keeps the present one. The field `issuer` cannot change: the users who
+    logged in from there are known by it. `check` gets the locked row, and may raise.
     Raises: InvalidField, NameTaken (audience), NotFound.
     """
     before = await find_issuer(conn, org_id=org_id, issuer_id=issuer_id, lock=True)
     check(before)
     check_rules(rules, allow_loopback=allow_loopback)
     if rules.issuer != before.issuer:
-        raise InvalidField("issuer", "cannot be changed; list the other one")
+        raise InvalidField("issuer", "cannot be changed; list another issuer instead")
     await _check_project(conn, org_id=org_id, project_id=rules.project_id)
     row = msgspec.structs.asdict(rules)
     if client_secret is not None or rules.client_id is None:
@@ -204,7 +205,7 @@ async def update_issuer(
     changed = sa.update(issuers).where(issuers.c.id == issuer_id, issuers.c.org_id == org_id)
     changed = changed.values(**row).returning(*COLUMNS)
     try:
-        # A savepoint, and no question before it: row security hides whose the audience is.
+        # A savepoint instead of a look-up: row-level security hides other tenants' audiences.
         async with conn.begin_nested():
             made = (await conn.execute(changed)).one()
     except sa.exc.IntegrityError:
@@ -230,8 +231,8 @@ async def archive_issuer(
     actor: Actor,
     check: Callable[[Issuer], None] = lambda _current: None,
 ) -> Issuer:
-    """Archive an issuer: nobody gets in from there any more, and its client secret is forgotten. To
-    be announced.
+    """Archive an issuer: its tokens and logins are refused, and its client secret is deleted. The
+    caller announces it.
 
     Raises: NotFound.
     """
@@ -254,7 +255,7 @@ async def archive_issuer(
 async def find_issuer(
     conn: AsyncConnection, *, org_id: str, issuer_id: str, lock: bool = False
 ) -> Issuer:
-    """A live one. Raises: NotFound."""
+    """Return a live issuer. Raises: NotFound."""
     found = _live(org_id).where(issuers.c.id == issuer_id)
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
     if row is None:
@@ -285,11 +286,11 @@ async def _check_project(conn: AsyncConnection, *, org_id: str, project_id: str)
 def seal(
     cipher: Cipher, issuer_id: str, client_id: str | None, client_secret: str | None
 ) -> dict[str, Any]:
-    """The columns of the secret. Raises: InvalidField."""
+    """Return the values of the secret's columns. Raises: InvalidField."""
     if client_secret is None:
         return {"client_secret_sealed": None, "client_secret_id": None}
     if client_id is None:
-        raise InvalidField("client_secret", "is of no use without client_id")
+        raise InvalidField("client_secret", "cannot be given without client_id")
     _check_text("client_secret", client_secret)
     sealed = cipher.seal(client_secret.encode(), issuer_id.encode())
     return {"client_secret_sealed": sealed.data, "client_secret_id": sealed.secret_id}

@@ -1,8 +1,7 @@
-"""Another password for a user: whoever had the old one keeps nothing that it gave.
+"""Changes the password of a user, and ends all that the old one gave access to.
 
-Sessions end first: an authorization endpoint that is about to make a grant holds its session, so
-that none comes to be behind the end of them. Consents go before grants, as where one grant is
-revoked: who locks both does so in this order. Knows no HTTP and no hashing.
+Sessions end first: the authorization endpoint locks the session in which it makes a grant, so no
+grant is made after that. Consents are locked before grants, as in all transactions that lock both.
 """
 
 from __future__ import annotations
@@ -31,16 +30,14 @@ async def change_password(
     actor: Actor,
     replacing: str | AnyPassword | None = ANY,
 ) -> None:
-    """Change a password: the user's sessions, what they allowed to applications, and its tokens
-    end.
+    """Set a user's password, and end their sessions, consents, grants and tokens.
 
-    Raises: NotFound, also where their password is no longer the one to replace.
+    Raises: NotFound, also if the password is no longer the one to replace.
     """
-    because = PASSWORD_CHANGED
     await end_sessions_of(conn, org_id=org_id, user_id=user_id)
     now = datetime.now(tz=UTC)
     await forget(conn, org_id=org_id, user_id=user_id, client_id=None, now=now)
-    ended = await revoke_grants(conn, because=because, org_id=org_id, user_id=user_id)
+    ended = await revoke_grants(conn, because=PASSWORD_CHANGED, org_id=org_id, user_id=user_id)
     await set_password(
         conn,
         org_id=org_id,
@@ -49,5 +46,5 @@ async def change_password(
         replacing=replacing,
         actor=actor,
     )
-    await record_revoked(conn, ended, target=user_id, because=because, actor=actor)
+    await record_revoked(conn, ended, target=user_id, because=PASSWORD_CHANGED, actor=actor)
     await announcement.revoke(conn, org_id=org_id, kind="user", subject=user_id)

@@ -1,7 +1,7 @@
-"""Signing in: a password, or a passkey, becomes a session.
+"""Signs users in: starts a session for a right password or passkey.
 
-Whether it was the organization, the address or the password that was wrong is told to nobody,
-neither by a word nor by the time it takes. Knows no HTTP.
+A refusal does not say, neither in words nor by the time it takes, whether the organization, the
+e-mail address or the password was wrong.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import orgs
 
 PASSWORD = ("pwd",)
-"""RFC 8176."""
+"""The `amr` of a login by password (RFC 8176)."""
 MAX_FIELD_LENGTH = 320
 KIND = "login"
 
 
 class WrongCredentials(Exception):
-    """The credentials do not match; nothing says which part of them was wrong."""
+    """The credentials are wrong; nothing says which part of them."""
 
 
 class LoginOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class LoginOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignedIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Two cookies for the browser."""
+    """The session cookie and the device cookie of a user who has signed in."""
 
     session: str
     device: str
@@ -56,7 +56,7 @@ class SignedIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Login:
-    """One per process. `db`: bound to a tenant; `system_db`: sees all orgs."""
+    """The login of one process. `db` acts for one tenant at a time; `system_db` sees all orgs."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Login:
         self._clock = clock
 
     async def by_password(
-        self, *, org: str, email: str, password: str, where: LoginOrigin
+        self, *, org: str, email: str, password: str, origin: LoginOrigin
     ) -> SignedIn:
         """Check a password; `org`: an id or a name.
 
@@ -88,46 +88,49 @@ class Login:
             raise WrongCredentials
         async with self._system_db.connect() as conn:
             found = await _find(conn, org, email.strip().lower())
-        # What is counted is the account; of one that there is not, what was typed.
+        # Attempts are counted per account, or per typed name if there is no such account.
         account = f"{org}\0{email.strip().lower()}" if found is None else found.id
-        attempt = await self._begin(account, where)
+        attempt = await self._begin(account, origin)
         stored = None if found is None else found.password_hash
         if not await self._passwords.verify(password, stored) or found is None:
             raise WrongCredentials
         async with tenant(self._db, found.org_id) as conn:
-            same = sa.select(users.c.id).where(users.c.id == found.id)
-            same = same.where(users.c.password_hash == stored, users.c.archived_at.is_(None))
+            unchanged = sa.select(users.c.id).where(
+                users.c.id == found.id,
+                users.c.password_hash == stored,
+                users.c.archived_at.is_(None),
+            )
             # The password may have been changed while it was checked.
-            if await conn.scalar(same.with_for_update(read=True)) is None:
+            if await conn.scalar(unchanged.with_for_update(read=True)) is None:
                 raise WrongCredentials
-            signed_in = await self.start(conn, found.org_id, found.id, PASSWORD, where)
+            signed_in = await self.start(conn, found.org_id, found.id, PASSWORD, origin)
         await self._throttle.succeeded(attempt)
         return signed_in
 
     async def by_old_password(
-        self, *, org_id: str, user_id: str, password: str, where: LoginOrigin
+        self, *, org_id: str, user_id: str, password: str, origin: LoginOrigin
     ) -> str:
-        """Check the current password of a signed-in user who wants another one, and return its
-        hash. A browser left open lets nobody guess more often than the login page would.
+        """Check the current password of a signed-in user who wants another one; return its hash.
 
+        Guesses are throttled as on the login page, for the case of a browser that was left open.
         Raises: WrongCredentials, TooManyAttempts, PasswordsBusy, redis.exceptions.RedisError.
         """
-        attempt = await self._begin(user_id, where)
+        attempt = await self._begin(user_id, origin)
         async with tenant(self._db, org_id) as conn:
-            theirs = sa.select(users.c.password_hash).where(users.c.org_id == org_id)
-            theirs = theirs.where(users.c.id == user_id, users.c.archived_at.is_(None))
-            stored: str | None = await conn.scalar(theirs)
+            found = sa.select(users.c.password_hash).where(users.c.org_id == org_id)
+            found = found.where(users.c.id == user_id, users.c.archived_at.is_(None))
+            stored: str | None = await conn.scalar(found)
         if not await self._passwords.verify(password, stored) or stored is None:
             raise WrongCredentials
         await self._throttle.succeeded(attempt)
         return stored
 
-    async def _begin(self, account: str, where: LoginOrigin) -> LoginAttempt:
+    async def _begin(self, account: str, origin: LoginOrigin) -> LoginAttempt:
         device = None
-        if where.device_cookie is not None:
-            device = self._seals.read_device(where.device_cookie, account, now=self._clock())
+        if origin.device_cookie is not None:
+            device = self._seals.read_device(origin.device_cookie, account, now=self._clock())
         return await self._throttle.begin(
-            KIND, account=account, address=where.address, device=device
+            KIND, account=account, address=origin.address, device=device
         )
 
     async def start(
@@ -136,10 +139,9 @@ class Login:
         org_id: str,
         user_id: str,
         amr: tuple[str, ...],
-        where: LoginOrigin,
+        origin: LoginOrigin,
     ) -> SignedIn:
-        """Start a session for somebody who has proven who they are, in a transaction of their
-        org."""
+        """Start a session for an authenticated user, in a transaction of their org."""
         now = self._clock()
         session = await start_session(
             conn,
@@ -147,15 +149,15 @@ class Login:
             org_id=org_id,
             user_id=user_id,
             amr=amr,
-            actor=where.actor(user_id),
+            actor=origin.actor(user_id),
             now=now,
         )
         return SignedIn(session=session, device=self._seals.device(user_id, now), user_id=user_id)
 
 
 async def _find(conn: AsyncConnection, org: str, email: str) -> Any:
-    """A live user of a live org. Names look like no id: an org named like another's id is refused
-    by being found second."""
+    """Find a live user of a live org. `org`: an id or a name; an id wins over a name that looks
+    like it."""
     joined = users.join(orgs, users.c.org_id == orgs.c.id)
     found = sa.select(users.c.id, users.c.org_id, users.c.password_hash).select_from(joined)
     found = found.where(sa.or_(orgs.c.id == org, orgs.c.name == org), users.c.email == email)

@@ -1,8 +1,7 @@
-"""The two ceremonies of WebAuthn, by the webauthn library: what a browser is asked, and whether its
-answer is good.
+"""The two ceremonies of WebAuthn, by the webauthn library: the options for the browser, and the
+verification of its response.
 
-Knows no table, no session and no HTTP. What is wrong with an answer is a ValueError, KeyError,
-TypeError or RecursionError.
+A response that is wrong raises ValueError, KeyError, TypeError or RecursionError.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ class PasskeyRegistration(msgspec.Struct, frozen=True):
 
 
 class Ceremonies:
-    """`public_url`: the relying party is its host, and no page of another origin may ask."""
+    """The ceremonies of one relying party: the host of `public_url`, from pages of its origin
+    alone."""
 
     def __init__(self, public_url: str) -> None:
         self._origin = public_url.rstrip("/")
@@ -48,7 +48,7 @@ class Ceremonies:
         challenge: bytes,
         known: Iterable[str],
     ) -> str:
-        """The JSON for `navigator.credentials.create()`."""
+        """Return the JSON for `navigator.credentials.create()`."""
         options = webauthn.generate_registration_options(
             rp_id=self._rp_id,
             rp_name=RELYING_PARTY,
@@ -68,8 +68,7 @@ class Ceremonies:
 
     @staticmethod
     def challenge_in(credential: Any) -> bytes:
-        """Return the challenge that was signed. Raises: AttributeError too, where it is no such
-        thing."""
+        """Return the challenge that was signed. Raises: AttributeError, besides the module's."""
         data = json.loads(base64url_to_bytes(credential["response"]["clientDataJSON"]))
         return base64url_to_bytes(data["challenge"])
 
@@ -91,7 +90,8 @@ class Ceremonies:
         )
 
     def sign_in_options(self, challenge: bytes) -> str:
-        """The JSON for `navigator.credentials.get()`: no account is named, the passkey does."""
+        """Return the JSON for `navigator.credentials.get()`. It names no account: the passkey
+        does."""
         options = webauthn.generate_authentication_options(
             rp_id=self._rp_id,
             challenge=challenge,
@@ -102,7 +102,7 @@ class Ceremonies:
     def verify_sign_in(
         self, credential: Any, challenge: bytes, *, public_key: bytes, sign_count: int
     ) -> int:
-        """The authenticator's counter as it is now."""
+        """Verify the response, and return the authenticator's new counter."""
         try:
             verified = webauthn.verify_authentication_response(
                 credential=credential,

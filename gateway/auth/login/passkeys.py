@@ -1,8 +1,8 @@
-"""Passkeys (WebAuthn Level 3): registered by somebody who is signed in, and then enough to sign in.
+"""Passkeys (WebAuthn Level 3): a signed-in user registers one, and can then sign in with it alone.
 
-A passkey stands alone, so the authenticator has to verify its user each time. A challenge is bound
-to the browser that asked for it and lasts minutes; that it is used but once is kept on Redis. No
-attestation is asked for: any authenticator will do. Knows no HTTP.
+A passkey is the only factor, so the authenticator must verify its user each time. A challenge is
+bound to the browser that requested it, lasts minutes, and is good once, which Redis remembers. No
+attestation is required: any authenticator will do.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from gateway.auth.login.passkey_ceremonies import Ceremonies
 
 MAX_PASSKEYS = 16
-"""Of one user."""
+"""The maximum of one user."""
 POSSESSION = ("pop", "user")
-"""RFC 8176: a key was shown to be held, and its holder to be there."""
+"""The `amr` of a login by passkey (RFC 8176): proof of possession, and user presence."""
 REGISTER, SIGN_IN = "passkey.register", "passkey.sign_in"
 USED = "tollgate:passkey:used"
 MALFORMED = (ValueError, KeyError, TypeError, RecursionError)
-"""What becomes of an answer that is none, or is nested deeper than anybody reads."""
+"""The errors that a malformed response raises, or one that is nested too deep."""
 
 
 class InvalidPasskey(Exception):
-    """Its text is for the log."""
+    """The passkey was refused; the text is for the log."""
 
 
 class Passkey(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +59,8 @@ COLUMNS = [passkeys.c[name] for name in Passkey.__struct_fields__]
 
 
 class Passkeys:
-    """One per process. `public_url`: the relying party is its host, and no page of another origin
-    may ask."""
+    """The passkeys of one relying party: the host of `public_url`, from pages of its origin
+    alone."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Passkeys:
 
     @cached_property
     def _ceremonies(self) -> Ceremonies:
-        """Load the library with the first passkey: it is large, and many a gateway holds none."""
+        """Load the library at the first use: it is large, and many gateways have no passkeys."""
         from gateway.auth.login.passkey_ceremonies import Ceremonies
 
         return Ceremonies(self._public_url)
@@ -94,7 +94,7 @@ class Passkeys:
             return [Passkey(**row._mapping) for row in rows]
 
     async def registration_options(self, session: Session, cookie: str) -> str:
-        """The JSON for `navigator.credentials.create()`."""
+        """Return the JSON for `navigator.credentials.create()`."""
         async with tenant(self._db, session.org_id) as conn:
             known = await conn.scalars(_of(session, passkeys.c.credential_id))
         return self._ceremonies.registration_options(
@@ -108,7 +108,7 @@ class Passkeys:
     async def register(
         self, session: Session, cookie: str, credential: Any, *, name: str, actor: Actor
     ) -> Passkey:
-        """Raises: InvalidPasskey, InvalidField (name, or there are too many)."""
+        """Raises: InvalidPasskey, InvalidField (the name, or too many passkeys)."""
         label = check_name(name)
         challenge = self._challenge_in(credential, cookie, REGISTER)
         try:
@@ -126,7 +126,7 @@ class Passkeys:
             "name": label,
         }
         async with tenant(self._db, session.org_id) as conn:
-            # One at a time for each user, so that they are counted.
+            # The lock keeps registrations of one user from passing the maximum together.
             owner = sa.select(users.c.id).where(users.c.id == session.user_id)
             await conn.execute(owner.with_for_update(key_share=True))
             known = (await conn.scalars(_of(session, passkeys.c.id))).all()
@@ -149,9 +149,9 @@ class Passkeys:
     async def remove(self, session: Session, passkey_id: str, *, actor: Actor) -> None:
         """Raises: NotFound."""
         async with tenant(self._db, session.org_id) as conn:
-            mine = sa.update(passkeys).where(passkeys.c.id == passkey_id)
-            mine = mine.where(*_owned(session)).values(archived_at=sa.func.now())
-            if (await conn.execute(mine)).rowcount == 0:
+            archived = sa.update(passkeys).where(passkeys.c.id == passkey_id, *_owned(session))
+            archived = archived.values(archived_at=sa.func.now())
+            if (await conn.execute(archived)).rowcount == 0:
                 raise NotFound("passkey_id", "no such passkey")
             await record(
                 conn,
@@ -162,14 +162,15 @@ class Passkeys:
             )
 
     def sign_in_options(self, cookie: str) -> str:
-        """The JSON for `navigator.credentials.get()`: no account is named, the passkey does."""
+        """Return the JSON for `navigator.credentials.get()`. It names no account: the passkey
+        does."""
         challenge = self._seals.challenge(cookie, SIGN_IN, self._clock())
         return self._ceremonies.sign_in_options(challenge)
 
     async def sign_in(
-        self, cookie: str, credential: Any, *, org_id: str | None, where: LoginOrigin
+        self, cookie: str, credential: Any, *, org_id: str | None, origin: LoginOrigin
     ) -> SignedIn:
-        """Sign in by passkey; `org_id`: whose users alone may; None: anybody's.
+        """Sign in by passkey. `org_id`: the org that the user must belong to; None: any org.
 
         Raises: WrongCredentials.
         """
@@ -186,17 +187,17 @@ class Passkeys:
         except (InvalidPasskey, *MALFORMED) as error:
             raise WrongCredentials from error
         async with tenant(self._db, row.org_id) as conn:
-            # A counter that went on meanwhile was another's answer with the same key: a copy.
+            # A counter that changed meanwhile was another response with the same key: a copy of it.
             counted = sa.update(passkeys).where(passkeys.c.id == row.id)
             counted = counted.where(passkeys.c.sign_count == row.sign_count)
             counted = counted.where(passkeys.c.archived_at.is_(None))
             values = {"sign_count": sign_count, "last_used_at": sa.func.now()}
             if (await conn.execute(counted.values(**values))).rowcount == 0:
                 raise WrongCredentials
-            return await self._login.start(conn, row.org_id, row.user_id, POSSESSION, where)
+            return await self._login.start(conn, row.org_id, row.user_id, POSSESSION, origin)
 
     def _challenge_in(self, credential: Any, cookie: str, purpose: str) -> bytes:
-        """The challenge that was signed, if this browser was given it. Raises: InvalidPasskey."""
+        """Return the signed challenge, if it was issued to this browser. Raises: InvalidPasskey."""
         try:
             challenge = self._ceremonies.challenge_in(credential)
         except (*MALFORMED, AttributeError) as error:
@@ -206,16 +207,15 @@ class Passkeys:
         return challenge
 
     async def _use(self, challenge: bytes) -> None:
-        """Raises: InvalidPasskey the second time."""
+        """Mark the challenge as used. Raises: InvalidPasskey the second time."""
         key = f"{USED}:{hashlib.sha256(challenge).hexdigest()}"
         if not await self._redis.set(key, b"1", nx=True, ex=CHALLENGE_LIFETIME_S):
-            raise InvalidPasskey("a challenge that was answered before")
+            raise InvalidPasskey("the challenge was used before")
 
 
 def _owned(session: Session) -> tuple[sa.ColumnElement[bool], ...]:
     c = passkeys.c
-    mine = (c.org_id == session.org_id, c.user_id == session.user_id)
-    return (*mine, c.archived_at.is_(None))
+    return c.org_id == session.org_id, c.user_id == session.user_id, c.archived_at.is_(None)
 
 
 def _of(session: Session, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -223,7 +223,7 @@ def _of(session: Session, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
 
 
 async def _find(conn: AsyncConnection, credential_id: str) -> Any:
-    """A live one of a live user of a live org."""
+    """Find a live passkey of a live user of a live org."""
     if "\0" in credential_id:
         return None
     joined = passkeys.join(users, passkeys.c.user_id == users.c.id)

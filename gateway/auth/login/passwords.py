@@ -1,8 +1,8 @@
-"""Passwords, by argon2id (RFC 9106), in threads of their own.
+"""Hashes and verifies passwords with argon2id (RFC 9106), in threads of their own.
 
-A hash takes 64 MiB and a good part of a second on purpose: so few run at once, few more may wait,
-and who comes after them is told to come back. Whether an account exists cannot be told from the
-time: where there is no hash, one of nobody's is checked. Knows no table.
+A hash takes 64 MiB and much of a second on purpose: so few run at once, few more may wait, and
+further callers are refused. The time does not tell whether an account exists: for one without a
+hash a dummy hash is verified.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from argon2.profiles import RFC_9106_LOW_MEMORY
 
 PARAMETERS = RFC_9106_LOW_MEMORY
 MIN_LENGTH = 12
-"""NIST SP 800-63B-4 asks for 15 where a password stands alone, 8 beside another factor; the
-throttle (`throttle`) makes up for what is between."""
+"""NIST SP 800-63B-4 wants 15 characters if a password is the only factor, 8 beside another one;
+`throttle` makes up for the difference."""
 MAX_LENGTH = 256
 T = TypeVar("T")
 THREADS = 2
@@ -28,15 +28,15 @@ MAX_WAITING = 32
 
 
 class PasswordsBusy(Exception):
-    """More passwords are being checked than this process takes on."""
+    """Too many passwords are being checked in this process."""
 
 
 class WeakPassword(Exception):
-    """Its text is for people."""
+    """The password is refused; the text is for its user."""
 
 
 def check_strength(password: str, *others: str) -> None:
-    """Check a new password; `others`: what it may not be, such as the address of its user.
+    """Check a new password; `others`: texts that it may not be, such as its user's e-mail address.
 
     Raises: WeakPassword.
     """
@@ -48,19 +48,19 @@ def check_strength(password: str, *others: str) -> None:
 
 
 def prepare(password: str) -> bytes:
-    """Normalize a password to the same bytes whatever keyboard it was typed on (NIST SP 800-63B,
+    """Return the normalized bytes of a password, independent of the keyboard (NIST SP 800-63B,
     3.1.1.2)."""
     return unicodedata.normalize("NFKC", password).encode("utf-8", "surrogatepass")
 
 
 class Passwords:
-    """One per process."""
+    """The password hashing of one process."""
 
     def __init__(self, hasher: PasswordHasher | None = None) -> None:
         self._hasher = hasher or PasswordHasher.from_parameters(PARAMETERS)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="argon2")
         self._waiting = 0
-        self._of_nobody = self._hasher.hash(b"nobody has this password")
+        self._dummy_hash = self._hasher.hash(b"nobody has this password")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -70,17 +70,17 @@ class Passwords:
         return await self._run(lambda: self._hasher.hash(prepare(password)))
 
     async def verify(self, password: str, stored: str | None) -> bool:
-        """True if the password is right; stored None: nobody's; it takes as long, and is wrong.
+        """True if the password is right. `stored` None: no account; it takes as long, and is False.
 
         Raises: PasswordsBusy.
         """
         if len(password) > MAX_LENGTH:
             password, stored = password[:MAX_LENGTH], None
-        against = self._of_nobody if stored is None else stored
-        found = await self._run(lambda: self._is(password, against))
-        return found and stored is not None
+        compared = self._dummy_hash if stored is None else stored
+        is_right = await self._run(lambda: self._matches(password, compared))
+        return is_right and stored is not None
 
-    def _is(self, password: str, stored: str) -> bool:
+    def _matches(self, password: str, stored: str) -> bool:
         try:
             return self._hasher.verify(stored, prepare(password))
         except (VerificationError, InvalidHashError):

@@ -1,10 +1,9 @@
-"""A link with which somebody who forgot their password sets another one: an administrator makes it,
-it works once and for an hour, and Tollgate sends no e-mail.
+"""Links to reset a password: an administrator makes one, it works once and for an hour. Tollgate
+sends no e-mail.
 
-Nothing is stored: a link is a signature over whom it is for, until when, and what stands there now,
-their role and the hash of their password. So it ends when it was used, when the password is changed
-in another way, and when they are given another role (nobody takes over an owner by a link for the
-reader that they were).
+Nothing is stored: a link is a signature over the user, its expiry, and the user's present role and
+password hash. So it ends when it was used, when the password is changed in another way, and when
+the user gets another role (a link for a reader must not give access to an owner).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ FORM = re.compile(r"(user_[0-9a-f]{32})\.([0-9]{1,12})\.([0-9a-f]{64})", re.ASCI
 
 
 class ResetUser(msgspec.Struct, frozen=True, kw_only=True):
-    """A live user as a link sees them."""
+    """The live user of a reset link."""
 
     id: str
     org_id: str
@@ -46,7 +45,7 @@ class ResetUser(msgspec.Struct, frozen=True, kw_only=True):
 
 class ResetLink(msgspec.Struct, frozen=True, kw_only=True):
     token: str
-    """For this once."""
+    """Shown once."""
     expires_at: datetime
 
     def __repr__(self) -> str:
@@ -81,17 +80,17 @@ async def make_reset(
 async def find_reset(
     conn: AsyncConnection, token: str, *, secret: Secret, now: datetime
 ) -> ResetUser:
-    """Return whose link it is; `conn` is the system's, or of their org.
+    """Return the user of a valid link; `conn` is the system's, or of the user's org.
 
-    Raises: NotFound: made up, used, overtaken or expired alike.
+    Raises: NotFound: for an invalid, used, superseded or expired link alike.
     """
     parts = FORM.fullmatch(token)
     if parts is None:
         raise NotFound("token", "no open link")
     user_id, seconds, seal = parts.groups()
     user = await _find(conn, user_id)
-    right = [hmac.compare_digest(each, seal) for each in _seals(secret, user, seconds)]
-    if not any(right) or datetime.fromtimestamp(int(seconds), tz=UTC) <= now:
+    matches = [hmac.compare_digest(each, seal) for each in _seals(secret, user, seconds)]
+    if not any(matches) or datetime.fromtimestamp(int(seconds), tz=UTC) <= now:
         raise NotFound("token", "no open link")
     return user
 
@@ -116,5 +115,5 @@ async def _find(conn: AsyncConnection, user_id: str, org_id: str | None = None) 
 
 def _seals(secret: Secret, user: ResetUser, seconds: str) -> list[str]:
     """Return the seal under each of the installation's secrets, the current one first."""
-    said = msgspec.msgpack.encode([user.id, seconds, user.role, user.password_hash])
-    return [hmac.new(key.derive(PURPOSE), said, "sha256").hexdigest() for key in secret.keys]
+    signed = msgspec.msgpack.encode([user.id, seconds, user.role, user.password_hash])
+    return [hmac.new(key.derive(PURPOSE), signed, "sha256").hexdigest() for key in secret.keys]

@@ -1,8 +1,7 @@
-"""Keeps sessions: which user is signed in at which browser, and what is derived from their cookie.
+"""Browser sessions of signed-in users, and the seals that are bound to a browser's cookie.
 
-A browser has a cookie before anybody signs in with it, so that forms are bound to it; signing in
-gives it another one, so that nobody can plant theirs. A session stands hashed and ends by itself.
-Knows no HTTP.
+A browser has a cookie before anybody signs in, so that forms are bound to it; signing in replaces
+it, so that nobody can plant theirs (session fixation). Tokens are stored hashed, and expire.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ MAX_PURGED = 100
 MAX_COOKIE_LENGTH = 256
 DEVICE_LIFETIME_S = 90 * 86_400
 MARK_LIFETIME_S = 3600
-"""How long somebody may take to sign in again for a client that asks for it."""
+"""The time to sign in again for a client that requires it."""
 CHALLENGE_LIFETIME_S = 300
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is good, with its user as they are now."""
+    """A live session, with the present data of its user."""
 
     id: str
     org_id: str
@@ -53,7 +52,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     is_operator: bool
     has_password: bool
     owns_project: bool = False
-    """Some project of the org."""
+    """True if the user owns a project of the org."""
 
 
 async def start_session(
@@ -66,7 +65,7 @@ async def start_session(
     actor: Actor,
     now: datetime,
 ) -> str:
-    """The cookie's value. Sweeps away some of the org's sessions that are long over."""
+    """Start a session and return its cookie's value; delete some old sessions of the org."""
     token, session_id = random_secret(), f"session_{uuid7().hex}"
     await conn.execute(
         sa.insert(oauth_sessions).values(
@@ -101,7 +100,7 @@ async def start_session(
 async def find_session(
     conn: AsyncConnection, peppers: Peppers, token: str, *, now: datetime
 ) -> Session | None:
-    """Return the session; None where it is over, or its user or org is archived."""
+    """Return the session; None if it has ended, or its user or org is archived."""
     c = oauth_sessions.c
     joined = oauth_sessions.join(users, c.user_id == users.c.id).join(orgs, c.org_id == orgs.c.id)
     columns: list[sa.ColumnElement[Any]] = [
@@ -128,9 +127,10 @@ async def find_session(
 
 async def end_session(conn: AsyncConnection, session: Session, *, actor: Actor) -> None:
     c = oauth_sessions.c
-    mine = sa.update(oauth_sessions).where(c.id == session.id, c.org_id == session.org_id)
-    done = await conn.execute(mine.where(c.ended_at.is_(None)).values(ended_at=sa.func.now()))
-    if done.rowcount:
+    live = sa.update(oauth_sessions).where(
+        c.id == session.id, c.org_id == session.org_id, c.ended_at.is_(None)
+    )
+    if (await conn.execute(live.values(ended_at=sa.func.now()))).rowcount:
         await record(
             conn,
             org_id=session.org_id,
@@ -142,7 +142,7 @@ async def end_session(conn: AsyncConnection, session: Session, *, actor: Actor) 
 
 
 async def holds_session(conn: AsyncConnection, session: Session) -> bool:
-    """True if the session still goes on; then it does until this transaction ends."""
+    """Lock a session; True if it is live, and then it stays so until this transaction ends."""
     c = oauth_sessions.c
     live = sa.select(c.id).where(c.id == session.id, c.org_id == session.org_id)
     live = live.where(c.ended_at.is_(None)).with_for_update(read=True)
@@ -150,34 +150,35 @@ async def holds_session(conn: AsyncConnection, session: Session) -> bool:
 
 
 async def end_sessions_of(conn: AsyncConnection, *, org_id: str, user_id: str) -> None:
-    """End all sessions of a user: their password was changed."""
+    """End all sessions of a user."""
     c = oauth_sessions.c
-    theirs = sa.update(oauth_sessions).where(c.org_id == org_id, c.user_id == user_id)
-    await conn.execute(theirs.where(c.ended_at.is_(None)).values(ended_at=sa.func.now()))
+    live = sa.update(oauth_sessions).where(
+        c.org_id == org_id, c.user_id == user_id, c.ended_at.is_(None)
+    )
+    await conn.execute(live.values(ended_at=sa.func.now()))
 
 
 class Seals:
-    """Makes and checks what a browser is given and has to show again, unforgeable and bound to its
-    cookie."""
+    """Makes and checks tokens that a browser gets and has to send back: unforgeable, and bound to
+    its cookie."""
 
     def __init__(self, secret: Secret) -> None:
         self._keys = tuple(key.derive("oauth-browser-seal") for key in secret.keys)
 
     def form_token(self, cookie: str, purpose: str) -> str:
-        """Make the token for the hidden field of a form: of this browser, and of this form
-        alone."""
+        """Make the token for the hidden field of a form, good for this browser and form alone."""
         return self._seal("form", cookie, purpose)
 
     def is_form_token(self, token: str, cookie: str, purpose: str) -> bool:
         return self._is(token, "form", cookie, purpose)
 
     def mark(self, now: datetime) -> str:
-        """The moment at which somebody was asked to sign in again (`prompt=login`)."""
+        """Seal the moment at which a user was asked to sign in again (`prompt=login`)."""
         moment = now.isoformat()
         return f"{moment}~{self._seal('mark', moment)}"
 
     def read_mark(self, mark: str, *, now: datetime) -> datetime | None:
-        """Return the mark's content; None where it is none of ours, or old."""
+        """Return the moment in a mark; None if the mark is not ours, or old."""
         moment, _, seal = mark.partition("~")
         if not self._is(seal, "mark", moment):
             return None
@@ -185,12 +186,12 @@ class Seals:
         return asked_at if now - asked_at < timedelta(seconds=MARK_LIFETIME_S) else None
 
     def device(self, account: str, now: datetime) -> str:
-        """Make a seal for the browser from which the account's owner got in."""
+        """Make the device cookie for a browser from which the account's owner signed in."""
         name = f"{int(now.timestamp())}.{random_secret()}"
         return f"{name}.{self._seal('device', account, name)}"
 
     def read_device(self, cookie: str, account: str, *, now: datetime) -> str | None:
-        """Return the device's name, where it is this account's."""
+        """Return the device's name, if the cookie is of this account."""
         name, _, seal = cookie.rpartition(".")
         if len(cookie) > MAX_COOKIE_LENGTH or not self._is(seal, "device", account, name):
             return None
@@ -198,8 +199,8 @@ class Seals:
         return name if now.timestamp() - made < DEVICE_LIFETIME_S else None
 
     def challenge(self, cookie: str, purpose: str, now: datetime) -> bytes:
-        """Make a challenge for a passkey to sign (WebAuthn, 13.4.3): random, of this browser, good
-        for a while."""
+        """Make a challenge for a passkey to sign (WebAuthn, 13.4.3): random, bound to this browser,
+        and good for CHALLENGE_LIFETIME_S."""
         name = f"{int(now.timestamp())}.{random_secret()}"
         return f"{name}.{self._seal('challenge', cookie, purpose, name)}".encode()
 
@@ -222,6 +223,6 @@ class Seals:
 
 
 def _hmac(key: bytes, parts: Sequence[str]) -> str:
-    """Return the HMAC of the parts, each behind its length: no two lists of parts read alike."""
+    """Return the HMAC of the parts, each with its length: no two lists have the same encoding."""
     data = msgspec.msgpack.encode([part.encode("utf-8", "surrogatepass") for part in parts])
     return hmac.digest(key, data, "sha256").hex()

@@ -1,23 +1,22 @@
-"""How often a secret may be guessed at: on Redis, so that all workers count together.
+"""Bounds how often a secret may be guessed. Counters are on Redis, so that all workers share them.
 
-Knows no password.
+A stranger must not be able to lock the owner of an account out, so no counter of the account alone
+stops its owner:
 
-A stranger must not be able to lock the owner of an account out, so nothing is counted against the
-account alone that would stop its owner:
+- Attempts at one account from one address wait, longer each time.
+- Attempts at any accounts from one address wait too, later: against one password tried on many
+  accounts.
+- Attempts at one account from everywhere are bounded too, against guesses from many addresses; but
+  not from an address or browser (its device cookie) from which the owner signed in before.
+- A browser from which the owner signed in has a counter of its own instead of its address's: users
+  behind one address do not lock each other out.
 
-- Attempts at one account from one address wait for each other, longer each time.
-- So do attempts at any accounts from one address, later: for who tries one password on all.
-- Attempts at one account from everywhere are bounded too, for who has many addresses; but not from
-  an address, nor from a browser (its device cookie), from which its owner got in before.
-- A browser that its owner got in with is counted by itself, not by its address: neighbours behind
-  one address do not lock each other out.
+A counter is charged before the secret is checked. A success resets the counter of the account at
+that address or browser, and no other.
 
-A counter is charged before the secret is looked at. A success forgets what stands against the
-account at that address or browser, and against nobody else's.
-
-What machines show, many at once and mostly right, is not charged beforehand: of that failures count
-(`FailureCount`), by whose and from where; what was right before is known (`know`), and stopped by
-none.
+Secrets of machines come often and are mostly right, so they are not charged beforehand: only their
+failures count (`FailureCount`), per account and address. A secret that was right before (`know`) is
+never blocked.
 """
 
 from __future__ import annotations
@@ -32,22 +31,23 @@ from redis.asyncio import Redis
 
 PREFIX = "tollgate:attempts"
 KNOWN_S = 90 * 86_400
-"""So long an address is its owner's after they got in from there, and a client's secret known."""
+"""The lifetime of an entry that says that an owner signed in from an address, or a secret was
+right."""
 IPV6_PREFIX = 64
-"""One customer has so much of an IPv6 network at least."""
+"""The smallest IPv6 network that one customer gets."""
 SCRIPT = Path(__file__).with_name("attempt.lua").read_text()
 SO_FAR = Path(__file__).with_name("attempts_so_far.lua").read_text()
 
 
 class AttemptLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """After `free` attempts each waits twice as long as the one before it."""
+    """After `free` attempts each one waits twice as long as the one before, from `first_s` on."""
 
     name: str
     free: int
     first_s: float
     longest_s: float
     lifetime_s: float
-    """Without an attempt for so long, all is forgotten."""
+    """The counter is reset after so long without an attempt."""
 
     def arguments(self) -> list[int]:
         seconds = (self.first_s, self.longest_s, self.lifetime_s)
@@ -63,15 +63,15 @@ FAILED = AttemptLimit(name="failed", free=10, first_s=60.0, longest_s=300.0, lif
 
 
 class FailureCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The failures counted so far against one account at one address."""
+    """The failures so far of one account at one address."""
 
     wait_s: float = 0.0
-    """0: it may be tried now."""
+    """0: the next attempt may come now."""
     count: int = 0
 
 
 class TooManyAttempts(Exception):
-    """Too many attempts: none before `delay_s` more."""
+    """Too many attempts: the next one may come in `delay_s` seconds."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"wait {delay_s:.0f} s")
@@ -85,12 +85,11 @@ class LoginAttempt(msgspec.Struct, frozen=True, kw_only=True):
     account: str
     address: str
     device: str | None
-    """The account's own browser, proven by its cookie."""
+    """The name in a valid device cookie of the account."""
 
 
 def network_of(address: str | None) -> str:
-    """Return the network that shares a counter: an IPv4 address, an IPv6 network; callers of no
-    known address share one."""
+    """Return the network that shares a counter: an IPv4 address, an IPv6 network, or "unknown"."""
     try:
         found = ipaddress.ip_address(address or "")
     except ValueError:
@@ -113,8 +112,8 @@ class Throttle:
     async def begin(
         self, kind: str, *, account: str, address: str | None, device: str | None = None
     ) -> LoginAttempt:
-        """Charge an attempt before the secret is looked at. `account`: as it was typed, existing or
-        not.
+        """Charge an attempt before the secret is checked. `account`: as it was typed, whether it
+        exists or not.
 
         Raises: TooManyAttempts, redis.exceptions.RedisError.
         """
@@ -132,7 +131,7 @@ class Throttle:
     async def count(
         self, kind: str, *, address: str | None, each: AttemptLimit, all_: AttemptLimit
     ) -> None:
-        """Count something that anybody may do, so often an address and so often altogether.
+        """Count an operation that anybody may do: by `each` per address, by `all_` altogether.
 
         Raises: TooManyAttempts, redis.exceptions.RedisError.
         """
@@ -149,12 +148,11 @@ class Throttle:
         await self._script(keys=[_failed(kind, account, address)], args=FAILED.arguments())
 
     async def forget(self, kind: str, *, account: str, address: str) -> None:
-        """Drop the failures of an account that got in after all. Raises:
-        redis.exceptions.RedisError."""
+        """Reset the failures of an account at an address. Raises: redis.exceptions.RedisError."""
         await self._redis.delete(_failed(kind, account, address))
 
     async def know(self, kind: str, account: str, digest: str) -> None:
-        """Remember that `account` got in with what `digest`, a keyed one, is of.
+        """Remember that a secret was right. `digest`: a keyed hash of it.
 
         Raises: redis.exceptions.RedisError.
         """
@@ -175,13 +173,13 @@ class Throttle:
             raise TooManyAttempts(int(wait_ms) / 1000)
 
     async def succeeded(self, attempt: LoginAttempt) -> None:
-        """The secret was right: from here the account's owner gets in."""
+        """Record that the secret was right: this address or browser is the owner's."""
         await self._redis.delete(_pair(attempt))
         await self._redis.set(_known(attempt), b"1", ex=KNOWN_S)
 
 
 def _key(kind: str, counter: str, *parts: str) -> str:
-    """Return the key of a counter; accounts stand hashed: what people type into the field may be a
+    """Return the key of a counter. Accounts are hashed: what people type there may be a
     password."""
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{PREFIX}:{kind}:{counter}:{digest[:32]}"

@@ -72,12 +72,12 @@ async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) ->
         return await desk.login.start(conn, org_id, user_id, FEDERATED, browser.where)
 
     try:
-        answer = parse_qsl(
+        query = parse_qsl(
             query_of(request), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
         )
         done = await desk.external.finish(
             issuer_id,
-            answer=answer,
+            callback=query,
             browser=browser.cookie,
             sign_in=sign_in,
             actor=browser.where.actor,

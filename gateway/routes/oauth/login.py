@@ -172,7 +172,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
             org=occasion.org_id or org.strip(),
             email=email,
             password=form.get("password", ""),
-            where=browser.where,
+            origin=browser.where,
         )
     except WrongCredentials:
         return login_page(desk, browser, occasion, status=403, problem=WRONG, **shown)

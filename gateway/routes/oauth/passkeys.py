@@ -88,7 +88,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         browser, sent = await read(request, LOGIN_PURPOSE)
         occasion = await read_occasion(desk, sent.request)
         done = await desk.passkeys.sign_in(
-            browser.cookie, sent.credential, org_id=occasion.org_id, where=browser.where
+            browser.cookie, sent.credential, org_id=occasion.org_id, origin=browser.where
         )
     except (BadForm, AuthorizationRefused):
         return refusal("invalid_request", 403)

@@ -56,7 +56,7 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         check_strength(password, session.email, session.name)
         old = await desk.login.by_old_password(
-            **whose, password=form.get("current_password", ""), where=where
+            **whose, password=form.get("current_password", ""), origin=where
         )
         done = await renew_password(desk, **whose, replacing=old, password=password, origin=where)
     except WeakPassword as weak:

@@ -25,7 +25,7 @@ async def seconds_until_refused(tokens: AccessTokens, token: str) -> float:
     async with asyncio.timeout(30), pace() as seconds:
         while True:
             try:
-                await tokens.authenticate(token, heard_as_of=time.monotonic())
+                await tokens.authenticate(token, feed_as_of=time.monotonic())
             except RevokedToken:
                 return seconds()
             except AuthUnavailable:

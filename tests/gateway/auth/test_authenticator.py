@@ -35,7 +35,7 @@ async def test_a_token_goes_to_who_can_tell_and_ours_are_nobody_elses(
         )
         theirs = world.issuer.sign()
         assert (await authenticator.authenticate(theirs)).org_id == world.alice.org_id
-        with pytest.raises(InvalidToken, match="bound to no key"):
+        with pytest.raises(InvalidToken, match="cannot be used with DPoP"):
             await authenticator.authenticate(theirs, jkt="thumbprint")
         ours = await a_token(own)
         assert (await authenticator.authenticate(ours)).org_id == own.org_id

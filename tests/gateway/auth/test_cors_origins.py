@@ -85,7 +85,7 @@ async def test_without_postgres_what_was_known_stays(
         now[0] += MAX_AGE_S + 1
         assert await origins.orgs_of(APP) == {acme}
     assert await origins.orgs_of(APP) == {acme}, "asked again a second later, not at once"
-    assert caplog.text.count("origins of web pages not read") == 3
+    assert caplog.text.count("CORS origins cannot be read") == 3
     await nowhere.dispose()
 
 

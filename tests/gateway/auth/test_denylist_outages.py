@@ -157,7 +157,7 @@ async def test_a_process_that_missed_something_is_not_current_before_it_has_read
         return await read()
 
     monkeypatch.setattr(denylist, "_read", slow)
-    denylist._heard(EVERYTHING)
+    denylist._receive(EVERYTHING)
     await reading.wait()
     await asyncio.sleep(revocations.MAX_STALENESS_S)
     assert not denylist.is_current, "the feed is healthy, and says nothing of what was missed"

@@ -96,7 +96,7 @@ async def test_each_kind_reaches_every_worker_within_a_second(world: World, kind
     for each in others:
         await each.start()
     for each in workers:
-        await each.authenticate(token, heard_as_of=time.monotonic())
+        await each.authenticate(token, feed_as_of=time.monotonic())
     await revoke(world, kind, subject.get(kind, world.user_id))
     waited = await asyncio.gather(*(seconds_until_refused(each, token) for each in workers))
     assert max(waited) < PROMISED_S
@@ -224,7 +224,7 @@ async def test_an_older_revocation_that_is_read_later_undoes_nothing(world: Worl
     async with world.db.connect() as conn:
         first, second = await conn.scalars(sa.text("SELECT seq FROM revocations ORDER BY seq"))
     told = Revocation(second, "user", world.user_id, int(world.clock()), world.clock() + KEPT_S)
-    late._heard(ENCODER.encode([told]).decode())
+    late._receive(ENCODER.encode([told]).decode())
     assert second > first and late.denies(claims)
     await late._poll()
     assert late._last_seq == second and late.denies(claims)
@@ -399,10 +399,10 @@ async def test_an_answer_is_not_trusted_for_long_without_the_feed(world: World) 
     await tokens.start()
     token = await a_token(world)
     heard = clock()
-    await tokens.authenticate(token, heard_as_of=heard)
+    await tokens.authenticate(token, feed_as_of=heard)
     clock.ahead_s += changes.MAX_STALENESS_S + 0.1
     with counted_queries(world.db) as queries:
-        await tokens.authenticate(token, heard_as_of=heard)
+        await tokens.authenticate(token, feed_as_of=heard)
     assert any("FROM orgs" in each for each in queries)
     await tokens.close()
 
@@ -427,7 +427,7 @@ async def test_a_withdrawn_key_is_believed_nowhere_within_a_second(world: World)
     )
     await asyncio.gather(keys.start(), tokens.start())
     token = await a_token(world)
-    await tokens.authenticate(token, heard_as_of=time.monotonic())
+    await tokens.authenticate(token, feed_as_of=time.monotonic())
     kid = keys.ring.active.kid or ""
     stale = keys.ring
     async with announcing(world.redis, clock=world.clock) as told, world.db.begin() as conn:
@@ -436,7 +436,7 @@ async def test_a_withdrawn_key_is_believed_nowhere_within_a_second(world: World)
     async with asyncio.timeout(30), pace() as seconds:
         with pytest.raises(InvalidToken):
             while True:
-                await tokens.authenticate(token, heard_as_of=time.monotonic())
+                await tokens.authenticate(token, feed_as_of=time.monotonic())
                 await asyncio.sleep(0.005)
         assert seconds() < PROMISED_S
     async with asyncio.timeout(30):
@@ -480,7 +480,7 @@ async def test_closing_ends_the_reads_under_way(world: World) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(access_tokens, "find_principal", stuck)
-        pending = asyncio.create_task(tokens.authenticate(token, heard_as_of=time.monotonic()))
+        pending = asyncio.create_task(tokens.authenticate(token, feed_as_of=time.monotonic()))
         await gate.wait()
         await tokens.close()
     with pytest.raises(asyncio.CancelledError):

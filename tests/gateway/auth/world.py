@@ -205,7 +205,7 @@ class World:
         return await self.tokens.verify(token)
 
     async def principal(self, token: str, **more: Any) -> Principal:
-        return await self.tokens.authenticate(token, heard_as_of=self.tokens._clock(), **more)
+        return await self.tokens.authenticate(token, feed_as_of=self.tokens._clock(), **more)
 
 
 async def error_of(work: Any) -> str:

@@ -113,7 +113,7 @@ class Desk:
 
         return await self.login.finish(
             issuer_id or self.issuer.id,
-            answer=answer or [("code", "c0de"), ("state", asked["state"]), ("iss", ISSUER)],
+            callback=answer or [("code", "c0de"), ("state", asked["state"]), ("iss", ISSUER)],
             browser=browser,
             sign_in=sign_in,
             actor=by,
@@ -196,9 +196,9 @@ async def test_an_id_token_of_another_login_is_refused(desk: Desk) -> None:
         == 0
     )
     desk.answers(first)
-    await desk.refused(second, "another login")
+    await desk.refused(second, "another nonce")
     desk.answers(first, nonce=None)
-    await desk.refused(first, "another login")
+    await desk.refused(first, "another nonce")
 
 
 async def test_only_the_browser_that_began_can_come_back(desk: Desk) -> None:
@@ -207,7 +207,7 @@ async def test_only_the_browser_that_began_can_come_back(desk: Desk) -> None:
     asked = await desk.start()
     desk.answers(asked)
     for browser in ("", "cookie-of-another"):
-        await desk.refused(asked, "elsewhere", browser=browser)
+        await desk.refused(asked, "another issuer or browser", browser=browser)
     await desk.finish(asked)
 
 
@@ -218,7 +218,7 @@ async def test_an_answer_is_for_the_issuer_that_was_asked(desk: Desk) -> None:
     await desk.add_user()
     asked = await desk.start()
     desk.answers(asked)
-    await desk.refused(asked, "elsewhere", issuer_id=other.id)
+    await desk.refused(asked, "another issuer or browser", issuer_id=other.id)
     said = [("code", "c"), ("state", asked["state"])]
     await desk.refused(asked, "another issuer", answer=[*said, ("iss", "https://evil.example.com")])
     desk.world.issuer.publish(authorization_response_iss_parameter_supported=True)
@@ -241,7 +241,7 @@ async def test_a_parameter_that_stands_there_twice_is_refused(desk: Desk, name: 
     asked = await desk.start()
     said = [("code", "c"), ("state", asked["state"]), ("iss", ISSUER), ("error", "x")]
     twice = [*said, *(pair for pair in said if pair[0] == name)]
-    await desk.refused(asked, "twice", answer=twice)
+    await desk.refused(asked, "repeated", answer=twice)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ async def test_an_issuer_that_does_not_say_yes_is_believed(
 ) -> None:
     await desk.list_it()
     asked = await desk.start()
-    await desk.refused(asked, "did not say yes", answer=[("state", asked["state"]), *more])
+    await desk.refused(asked, "an error or no code", answer=[("state", asked["state"]), *more])
     assert desk.world.far_end.posted == []
 
 
@@ -356,9 +356,9 @@ async def test_a_secret_under_a_key_that_is_gone_must_be_set_again(world: World)
 
 async def test_an_issuer_that_is_not_for_logins_offers_none(desk: Desk) -> None:
     await desk.list_it(secret=None, client_id=None)
-    with pytest.raises(LoginRefused, match="nobody lists"):
+    with pytest.raises(LoginRefused, match="not listed"):
         await desk.start()
-    with pytest.raises(LoginRefused, match="nobody lists"):
+    with pytest.raises(LoginRefused, match="not listed"):
         await desk.login.start("issuer_unknown", request="", browser=BROWSER)
     assert await desk.login.logins_of(desk.world.alice.org_id) == []
     listed = await desk.list_it(audience="api://other")
@@ -372,7 +372,7 @@ async def test_an_issuer_without_endpoints_or_away_is_a_refusal(desk: Desk) -> N
     for more in ({"token_endpoint": None}, {"authorization_endpoint": None}):
         desk.world.issuer.publish(**more)
         desk.world.clock.now += 700
-        with pytest.raises(LoginRefused, match="no logins"):
+        with pytest.raises(LoginRefused, match="no authorization or token endpoint"):
             await desk.start()
     desk.world.far_end.fails(desk.world.issuer.discovery_url)
     desk.world.clock.now += 5000
@@ -455,7 +455,7 @@ async def test_a_session_that_cannot_begin_leaves_the_answer_unused(desk: Desk) 
     with pytest.raises(RuntimeError):
         await desk.login.finish(
             desk.issuer.id,
-            answer=[("code", "c"), ("state", asked["state"])],
+            callback=[("code", "c"), ("state", asked["state"])],
             browser=BROWSER,
             sign_in=broken,
             actor=by,

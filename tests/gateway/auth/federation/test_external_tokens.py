@@ -133,7 +133,7 @@ def test_a_parameter_that_stands_there_twice_is_refused(issuer: FakeIssuer) -> N
         (head, part(b'{"iss":"a","iss":"b"}')),
         (head, part(b'{"a":{"b":1,"b":2}}')),
     ):
-        with pytest.raises(InvalidToken, match="not the JSON"):
+        with pytest.raises(InvalidToken, match="not base64url of JSON"):
             read(f"{header}.{payload}.x")
 
 

@@ -364,7 +364,7 @@ class Machine(RuleBasedStateMachine):
     async def compare(self, tokens: AccessTokens) -> None:
         for each in self.access[-MAX_WATCHED:]:
             try:
-                await tokens.authenticate(each.token, heard_as_of=tokens._clock())
+                await tokens.authenticate(each.token, feed_as_of=tokens._clock())
                 let_in = True
             except InvalidToken:
                 let_in = False

@@ -156,7 +156,7 @@ async def test_a_password_that_changes_while_it_is_checked_is_wrong(
     desk = desk_of(app)
     where = LoginOrigin(address=None, request_id=None, device_cookie=None)
     asked = {"org": "acme", "email": ada.email, "password": PASSWORD}
-    done = await desk.login.by_password(**asked, where=where)
+    done = await desk.login.by_password(**asked, origin=where)
     assert repr(done) == f"SignedIn({ada.user_id})", "its cookies reach no log"
     changed, verify = await desk.passwords.hash("another password"), desk.passwords.verify
 
@@ -168,7 +168,7 @@ async def test_a_password_that_changes_while_it_is_checked_is_wrong(
 
     monkeypatch.setattr(desk.passwords, "verify", overtaken)
     with pytest.raises(WrongCredentials):
-        await desk.login.by_password(**asked, where=where)
+        await desk.login.by_password(**asked, origin=where)
 
 
 async def test_guesses_at_nobodys_account_are_bounded_too(browser: httpx.AsyncClient) -> None:
