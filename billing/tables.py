@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE
 from billing.events import COMPONENTS, Quantities
 
 S = TypeVar("S", bound=msgspec.Struct)
+AnyRow = sa.Row[*tuple[Any, ...]]
 metadata = sa.MetaData()
 MONEY = sa.Numeric(38, 0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -70,7 +71,7 @@ def rated_amounts(rating: str, event: str) -> str:
     return ", ".join(f"coalesce({rating}.{name}, {event}.{name}) AS {name}" for name in AMOUNTS)
 
 
-def read_struct(kind: type[S], row: sa.Row[Any], **others: Any) -> S:
+def read_struct(kind: type[S], row: AnyRow, **others: Any) -> S:
     """Make a struct of a row's columns and of `others`: decimals become integers, moments UTC and
     arrays tuples."""
     columns = row._mapping
@@ -89,7 +90,7 @@ def _to_python(value: Any) -> Any:
     return value
 
 
-def read_quantities(row: sa.Row[Any]) -> Quantities:
+def read_quantities(row: AnyRow) -> Quantities:
     return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
 
 

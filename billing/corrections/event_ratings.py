@@ -290,7 +290,7 @@ def _tagged(rating: Rating) -> TaggedEvent:
     return TaggedEvent(
         org=it.org,
         day=(it.admitted_at - EPOCH).days,
-        place=(it.project, it.key, it.model, it.tier, it.lane == "batch"),
+        group=(it.project, it.key, it.model, it.tier, it.lane == "batch"),
         tags=it.tags or {},
         amounts={str(name): amount - it.amounts[name] for name, amount in rating.amounts.items()},
     )

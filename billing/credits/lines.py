@@ -30,7 +30,7 @@ from billing.credits.top_ups import expire_top_ups
 from billing.credits.unpaid_usage import PAYABLE, oldest_unpaid
 from billing.ledger.accounts import account_of
 from billing.ledger.spend_totals import hold_books
-from billing.ledger.transfers import Transfer, TransferStatus, to_transfer, transfer
+from billing.ledger.transfers import Transfer, TransferStatus, transfer
 from billing.money import Pico
 from billing.tables import (
     AMOUNTS,
@@ -39,6 +39,7 @@ from billing.tables import (
     credit_grants,
     credit_leases,
     credit_lines,
+    read_struct,
     transfers,
     unpaid_usage,
 )
@@ -234,7 +235,7 @@ async def _leases(conn: AsyncConnection, org_id: str) -> dict[str, Transfer]:
     own = credit_leases.c
     found = sa.select(own.grant_id, transfers).join(transfers, own.transfer_id == transfers.c.id)
     rows = await conn.execute(found.where(own.org_id == org_id))
-    return {row.grant_id: to_transfer(row) for row in rows}
+    return {row.grant_id: read_struct(Transfer, row) for row in rows}
 
 
 async def _keep_burns(conn: AsyncConnection, made: LeasePlan, events: Mapping[str, str]) -> None:

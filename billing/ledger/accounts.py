@@ -1,21 +1,21 @@
-"""Double entry: accounts, transfers between two of them, and the proof that the books balance.
+"""The double-entry ledger: its accounts, the SQL that posts transfers in bulk, and the checks that
+the books balance.
 
     usage       debit receivable:{org}            credit revenue:{model}
-    waste       debit house:waste                 credit house:production      (never the org)
-    suspense    debit receivable:{org} or waste   credit suspense              (0, until a price is)
-    repriced    as usage or waste: what it costs after all; corrects the suspense transfer, if any
+    waste       debit house:waste                 credit house:production
+    suspense    debit receivable:{org} or waste   credit suspense              (0, without a price)
+    repriced    as usage or waste, by a new rating; corrects the suspense transfer, if any
     credit      debit house:cash                  credit grant:{id}            (paid in advance)
     lease       debit grant:{id}                  credit receivable:{org}      (pending, then post)
-    burn        as lease, at once                                              (beyond a lease)
+    burn        as lease, posted at once                                       (beyond a lease)
     expired     debit grant:{id}                  credit house:breakage
     revoked     debit grant:{id}                  credit house:cash
     returned    debit receivable:{org}            credit grant:{id}            (paid too much)
-    reversed    the other way round; corrects waste that an event made its org's after all, or what
-                an event cost until it was rated anew
+    reversed    swaps the sides of the transfer that it corrects: a charge that was rated anew, or
+                waste whose event came later
 
-Knows no price. What is posted one by one, or held first, is `transfers`'; both keep balances in the
-same statement, and change them in the order of account ids, so that two batches never wait for each
-other.
+`transfers` posts single and pending transfers. Both change balances in the same statement and in
+the order of account ids, so two batches never deadlock. Knows no price.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from billing.events import COMPONENTS
-from billing.tables import AMOUNTS, REQUESTS
+from billing.tables import AMOUNTS, REQUESTS, TOTAL_PICO, TOTAL_QUANTITY, columns_of, sums_of
 
 SUSPENSE = "suspense"
 WASTE = "house:waste"
@@ -32,17 +32,17 @@ CASH = "house:cash"
 
 DEBIT = f"CASE kind WHEN 'usage' THEN 'receivable:' || org ELSE '{WASTE}' END"
 CREDIT = f"CASE kind WHEN 'usage' THEN 'revenue:' || model ELSE '{PRODUCTION}' END"
-"""SQL, over a row of usage_events."""
+"""SQL: the accounts that a row of usage_events debits and credits."""
 
 
 def account_of(org: str) -> str:
-    """Return the account of what an org owes."""
+    """Return an org's receivable account."""
     return f"receivable:{org}"
 
 
 def transfers_of(event: str) -> str:
-    """SQL: that a transfer `t` is about the event of this id. An event's own has its id, so that
-    only the others need an index of events."""
+    """Return SQL that is true of the transfers `t` of an event. The first one has the event's id,
+    so only the others need an index by event."""
     return f"(t.id = {event} OR t.event_id = {event} AND t.event_id <> t.id)"
 
 
@@ -83,12 +83,12 @@ _POSTED = """
 
 
 def post_legs(*shared: str) -> str:
-    """CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at). What
-    an org with credit owes for events is paid later (`credits.lines`).
+    """Return CTEs that post the rows of a CTE `legs` (the columns of transfers, without posted_at).
+    They add charges of an org with credit to unpaid_usage (`credits.lines`).
 
-    `shared`: CTEs that change rows which all batches change. Postgres runs the parts of a statement
-    that change rows from the last to the first: so what nobody waits for comes first, then
-    `shared`, then the balances, then the commit.
+    `shared`: CTEs that change rows which all batches change. Postgres runs the data-changing parts
+    of a statement from the last to the first, so rows that are locked by others come last: first
+    the transfers, then `shared`, then the balances.
     """
     return ", ".join((_BALANCED, *shared, _POSTED))
 
@@ -99,21 +99,19 @@ _KEY = "project, key, model, tier, batch"
 _HOUR_KEY = f"org, hour, {_KEY}"
 _DAY_KEY = f"org, day, {_KEY}"
 _NUMBERS = ("num_requests", "num_embeddings")
-_COUNTED = (*COMPONENTS, *AMOUNTS, *_NUMBERS)
+USAGE_SUMS = (*COMPONENTS, *AMOUNTS, *_NUMBERS)
+"""The columns of a rollup that are sums."""
 _CHARGE_KEY = "org, hour, project, model, tier, price_set, band"
 _CHARGES = (*COMPONENTS, *AMOUNTS, *REQUESTS)
 USES = ", ".join(
     f"count(*) FILTER (WHERE {name} > 0) AS {requests}"
     for name, requests in zip(COMPONENTS, REQUESTS, strict=True)
 )
-"""SQL: of rows of usage_events, how many have used any of each component."""
+"""SQL: the number of rows of usage_events that used each component."""
 
 
-def _sums(names: tuple[str, ...]) -> str:
-    return ", ".join(f"sum({name}) AS {name}" for name in names)
-
-
-def _growing(names: tuple[str, ...]) -> str:
+def add_to(names: tuple[str, ...]) -> str:
+    """Return the assignments of an upsert that add the new values to those of the row `r`."""
     return ", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in names)
 
 
@@ -121,21 +119,21 @@ def _grown(table: str, unit: str, source: str) -> str:
     key = f"org, {unit}, {_KEY}"
     return f"""
     {table}_grown AS (
-        INSERT INTO {table} AS r ({key}, {", ".join(_COUNTED)})
+        INSERT INTO {table} AS r ({key}, {", ".join(USAGE_SUMS)})
         SELECT org, date_trunc('{unit}', admitted_at, 'UTC') AS {unit}, project, key, model, tier,
-            lane = 'batch' AS batch, {_sums(_COUNTED)}
+            lane = 'batch' AS batch, {sums_of(USAGE_SUMS)}
         FROM {source} WHERE kind = 'usage'
         GROUP BY {key} ORDER BY {key}
-        ON CONFLICT ({key}) DO UPDATE SET {_growing(_COUNTED)}
+        ON CONFLICT ({key}) DO UPDATE SET {add_to(USAGE_SUMS)}
     )
     """
 
 
 def roll_up(source: str) -> str:
-    """CTEs that add the rows of `source` to usage_hourly and usage_daily.
+    """Return CTEs that add the rows of `source` to usage_hourly and usage_daily.
 
-    `source` has the columns of usage_events, and how many of them each row is the sum of:
-    `num_requests`, and `num_embeddings` of these.
+    `source` has the columns of usage_events, added up, and the number of events in each row:
+    `num_requests`, of which `num_embeddings` have embedding input.
     """
     return f"{_grown('usage_hourly', 'hour', source)}, {_grown('usage_daily', 'day', source)}"
 
@@ -150,29 +148,28 @@ def _changed(table: str, unit: str, source: str, changes: Mapping[str, str]) -> 
                 tier, lane = 'batch' AS batch,
                 {", ".join(f"sum({change}) AS {name}" for name, change in changes.items())}
             FROM {source} WHERE kind = 'usage' GROUP BY {key}
-        ) c WHERE ({", ".join(f"r.{name.strip()}" for name in key.split(","))})
-            = ({", ".join(f"c.{name.strip()}" for name in key.split(","))})
+        ) c WHERE ({columns_of("r", key.split(", "))}) = ({columns_of("c", key.split(", "))})
     )
     """
 
 
 def charge(source: str) -> str:
-    """A CTE that adds rows of `source`, each the sums of an hour (`admitted_at`), to usage_charges:
-    what was booked with events, by their prices. What is late an invoice reads by itself."""
+    """Return a CTE that adds the rows of `source`, each the sums of an hour (`admitted_at`) by
+    prices, to usage_charges. An invoice reads late events one by one."""
     return f"""
     charged AS (
         INSERT INTO usage_charges AS r ({_CHARGE_KEY}, {", ".join(_CHARGES)})
-        SELECT org, admitted_at AS hour, project, model, tier, price_set, band, {_sums(_CHARGES)}
+        SELECT org, admitted_at AS hour, project, model, tier, price_set, band, {sums_of(_CHARGES)}
         FROM {source} WHERE kind = 'usage' AND NOT late
         GROUP BY {_CHARGE_KEY} ORDER BY {_CHARGE_KEY}
-        ON CONFLICT ({_CHARGE_KEY}) DO UPDATE SET {_growing(_CHARGES)}
+        ON CONFLICT ({_CHARGE_KEY}) DO UPDATE SET {add_to(_CHARGES)}
     )
     """
 
 
 def change_rollups(source: str, changes: Mapping[str, str]) -> str:
-    """CTEs that add `changes`, SQL over `source` by column, be they less than nothing, to where the
-    events of `source` have been added before. Who runs them holds the books alone."""
+    """Return CTEs that add `changes`, SQL over `source` by column, to the rollups that have the
+    events of `source`. The caller holds an exclusive lock of the books."""
     hours = _changed("usage_hourly", "hour", source, changes)
     return f"{hours}, {_changed('usage_daily', 'day', source, changes)}"
 
@@ -182,10 +179,10 @@ _HOUR = f"""
         SELECT concat(', first of it request ', request_id, ', event ', id)
         FROM usage_events WHERE id = first), '')
 """
-"""SQL: names an hour, and by its `first` event the request that it begins with."""
+"""SQL: the name of an hour, and the request of its `first` event."""
 _CHARGED = """CASE WHEN t.debit = 'receivable:' || u.org THEN t.amount_pico
     WHEN t.credit = 'receivable:' || u.org THEN -t.amount_pico ELSE 0 END"""
-"""SQL: what a transfer of an event has its org owe."""
+"""SQL: the amount that a transfer `t` charges to the org of the event `u`."""
 CHECKS: dict[str, str] = {
     "the sum of all debits differs from the sum of all credits": """
         SELECT 'all accounts' FROM balances
@@ -223,11 +220,11 @@ CHECKS: dict[str, str] = {
             SELECT event_id, sum(amount_pico) AS posted FROM transfers
             WHERE kind IN ('usage', 'waste') GROUP BY event_id
         ) t ON t.event_id = u.id
-        WHERE {" + ".join(AMOUNTS)} <> coalesce(posted, 0) ORDER BY admitted_at
+        WHERE {TOTAL_PICO} <> coalesce(posted, 0) ORDER BY admitted_at
     """,
-    "what the event costs after all differs from its transfers": f"""
+    "the event's last rating differs from its transfers": f"""
         SELECT concat('request ', request_id, ', event ', u.id) FROM (
-            SELECT DISTINCT ON (event_id) event_id, {" + ".join(AMOUNTS)} AS rated
+            SELECT DISTINCT ON (event_id) event_id, {TOTAL_PICO} AS rated
             FROM event_ratings ORDER BY event_id, number DESC
         ) r JOIN usage_events u ON u.id = r.event_id LEFT JOIN LATERAL (
             SELECT sum({_CHARGED}) AS posted FROM transfers t WHERE {transfers_of("u.id")}
@@ -238,12 +235,12 @@ CHECKS: dict[str, str] = {
         SELECT {_HOUR} FROM usage_hourly h FULL JOIN (
             SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, key, model, tier,
                 lane = 'batch' AS batch, min(id) AS first, count(*) AS found,
-                count(*) FILTER (WHERE embedding_input > 0) AS embedded, {_sums(COMPONENTS)}
-            FROM usage_events WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
+                count(*) FILTER (WHERE embedding_input > 0) AS embedded, {sums_of(COMPONENTS)}
+            FROM usage_events WHERE kind = 'usage' AND {TOTAL_QUANTITY} > 0
             GROUP BY {_HOUR_KEY}
         ) e USING ({_HOUR_KEY})
-        WHERE (h.num_requests, h.num_embeddings, {", ".join(f"h.{name}" for name in COMPONENTS)})
-            IS DISTINCT FROM (e.found, e.embedded, {", ".join(f"e.{name}" for name in COMPONENTS)})
+        WHERE (h.num_requests, h.num_embeddings, {columns_of("h", COMPONENTS)})
+            IS DISTINCT FROM (e.found, e.embedded, {columns_of("e", COMPONENTS)})
     """,
     "the hour's money differs from its transfers": f"""
         SELECT {_HOUR} FROM usage_hourly FULL JOIN (
@@ -252,34 +249,32 @@ CHECKS: dict[str, str] = {
             FROM transfers t JOIN usage_events u ON u.id = t.event_id
             WHERE u.kind = 'usage' GROUP BY {_HOUR_KEY}
         ) t USING ({_HOUR_KEY})
-        WHERE {" + ".join(AMOUNTS)} IS DISTINCT FROM posted
+        WHERE {TOTAL_PICO} IS DISTINCT FROM posted
     """,
     "the hour's charges differ from its events": f"""
         SELECT concat_ws('/', {_CHARGE_KEY}) FROM usage_charges c FULL JOIN (
             SELECT org, date_trunc('hour', admitted_at, 'UTC') AS hour, project, model, tier,
-                price_set, band, {_sums((*COMPONENTS, *AMOUNTS))}, {USES}
-            FROM usage_events WHERE kind = 'usage' AND NOT late AND {" + ".join(COMPONENTS)} > 0
+                price_set, band, {sums_of((*COMPONENTS, *AMOUNTS))}, {USES}
+            FROM usage_events WHERE kind = 'usage' AND NOT late AND {TOTAL_QUANTITY} > 0
             GROUP BY {_CHARGE_KEY}
         ) e USING ({_CHARGE_KEY})
-        WHERE ({", ".join(f"c.{name}" for name in _CHARGES)})
-            IS DISTINCT FROM ({", ".join(f"e.{name}" for name in _CHARGES)})
+        WHERE ({columns_of("c", _CHARGES)}) IS DISTINCT FROM ({columns_of("e", _CHARGES)})
     """,
     "the day differs from its hours": f"""
         SELECT concat_ws('/', {_DAY_KEY}) FROM usage_daily d FULL JOIN (
-            SELECT org, date_trunc('day', hour, 'UTC') AS day, {_KEY}, {_sums(_COUNTED)}
+            SELECT org, date_trunc('day', hour, 'UTC') AS day, {_KEY}, {sums_of(USAGE_SUMS)}
             FROM usage_hourly GROUP BY {_DAY_KEY}
         ) h USING ({_DAY_KEY})
-        WHERE ({", ".join(f"d.{name}" for name in _COUNTED)})
-            IS DISTINCT FROM ({", ".join(f"h.{name}" for name in _COUNTED)})
+        WHERE ({columns_of("d", USAGE_SUMS)}) IS DISTINCT FROM ({columns_of("h", USAGE_SUMS)})
     """,
 }
+"""The checks of the ledger: SQL by complaint; each returns the names of what it finds wrong."""
 
 
 _NUM_TAGS = "(SELECT count(*) FROM jsonb_object_keys(g.tags))"
 CHECKS["the day's tags differ from its events"] = f"""
     SELECT concat_ws('/', {_DAY_KEY}) FROM (
-        SELECT {_DAY_KEY}, {_sums((*COMPONENTS, *_NUMBERS))},
-            sum({" + ".join(AMOUNTS)}) AS amount
+        SELECT {_DAY_KEY}, {sums_of((*COMPONENTS, *_NUMBERS))}, sum({TOTAL_PICO}) AS amount
         FROM usage_tags_daily GROUP BY {_DAY_KEY}
     ) d FULL JOIN (
         SELECT u.org, date_trunc('day', u.admitted_at, 'UTC') AS day, project, key, model, tier,
@@ -290,11 +285,9 @@ CHECKS["the day's tags differ from its events"] = f"""
             SELECT coalesce(sum({_CHARGED}), 0) AS posted FROM transfers t
             WHERE {transfers_of("u.id")}
         ) t
-        WHERE kind = 'usage' AND {" + ".join(COMPONENTS)} > 0
+        WHERE kind = 'usage' AND {TOTAL_QUANTITY} > 0
         GROUP BY u.org, day, project, key, model, tier, batch
     ) e USING ({_DAY_KEY})
-    WHERE (d.num_requests, d.num_embeddings, d.amount,
-            {", ".join(f"d.{name}" for name in COMPONENTS)})
-        IS DISTINCT FROM (e.found, e.embedded, e.posted,
-            {", ".join(f"e.{name}" for name in COMPONENTS)})
+    WHERE (d.num_requests, d.num_embeddings, d.amount, {columns_of("d", COMPONENTS)})
+        IS DISTINCT FROM (e.found, e.embedded, e.posted, {columns_of("e", COMPONENTS)})
 """

@@ -1,5 +1,5 @@
-"""Load the price book into Postgres: ranges cannot overlap, and nothing that was loaded changes,
-neither a price nor a term of a price list.
+"""Load the price book into Postgres, where ranges of time cannot overlap, and neither a price nor a
+term of a price list changes once it was loaded.
 """
 
 from __future__ import annotations
@@ -26,105 +26,90 @@ LOCK_KEY = 0x7072696365730001
 """pg_advisory_xact_lock: gateways that start together load one after the other."""
 
 
+_PRICE = (prices.c.price_id, prices.c.pico_per_token)
+_RULE = (price_rules.c.rule_id, price_rules.c.content)
+
+
 class PriceBookChanges(msgspec.Struct, frozen=True):
-    """Ids of prices and rules that were added, and of those whose range a new entry has closed."""
+    """Ids of the prices and rules that were added, and of those that a new entry has ended."""
 
     added: list[str]
     closed: list[str]
 
 
 Note = Callable[[AsyncConnection, PriceBookChanges], Awaitable[None]]
-"""Called in the transaction, where there is anything to tell."""
+"""Records the changes in their transaction."""
 
 
-async def notify_nobody(connection: AsyncConnection, loaded: PriceBookChanges) -> None:
-    """Do nothing: nobody is to be told."""
+async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note | None = None) -> int:
+    """Add new prices and rules, and end those that a new entry follows. Return the number added.
 
-
-async def sync_price_book(db: AsyncEngine, book: PriceBook, *, note: Note = notify_nobody) -> int:
-    """Add what is new and close ranges that a new entry ends; returns the number of both added.
-
-    Raises: PriceChanged when an entry that was loaded once reads otherwise now, or overlaps one
-    that the book no longer holds. Nothing is changed then.
+    Raises: PriceChanged when a loaded entry was edited, or a new one overlaps a loaded one that the
+    book no longer has. Nothing is changed then.
     """
     try:
         async with db.begin() as connection:
             await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
             closed: list[str] = []
-            # Closing comes first: a new range may begin only where the old one has ended.
+            # Loaded ranges are closed first: a new one may begin only where the old one ends.
             new = [
                 (entry, component, price)
                 for entry in book
                 for component, price in entry.prices.items()
-                if not await _stands(connection, entry, price, closed)
+                if not await _is_loaded(
+                    connection, _PRICE, price.price_id, price.pico_per_token, entry, closed
+                )
             ]
             for entry, component, price in new:
                 await _add(connection, entry, component, price)
             rules = [
                 rule
                 for rule in book.lists.rules
-                if not await _rule_stands(connection, rule, closed)
+                if not await _is_loaded(connection, _RULE, rule.id, content_of(rule), rule, closed)
             ]
             for rule in rules:
                 await _add_rule(connection, rule)
             added = [*(price.price_id for *_, price in new), *(rule.id for rule in rules)]
-            if added or closed:
+            if note is not None and (added or closed):
                 await note(connection, PriceBookChanges(added, closed))
     except IntegrityError as error:
         raise PriceChanged(f"a price overlaps one that was loaded before: {error.orig}") from error
     return len(added)
 
 
-async def _stands(
-    connection: AsyncConnection, entry: PriceEntry, price: Price, closed: list[str]
+async def _is_loaded(
+    connection: AsyncConnection,
+    columns: tuple[sa.Column[str], sa.Column[Any]],
+    name: str,
+    content: object,
+    entry: DatedEntry,
+    closed: list[str],
 ) -> bool:
-    """Whether the price is there already, after closing its range if the book now does: then it is
-    one more of the `closed`."""
-    row = (
-        await connection.execute(sa.select(prices).where(prices.c.price_id == price.price_id))
-    ).one_or_none()
+    """Tell whether an entry is loaded already. Its range is closed if the book now ends it; then
+    its name is added to `closed`. Raises: PriceChanged."""
+    id_column, content_column = columns
+    table = id_column.table
+    assert isinstance(table, sa.Table)
+    found = sa.select(content_column, table.c.valid).where(id_column == name)
+    row = (await connection.execute(found)).one_or_none()
     if row is None:
         return False
-    known = Price(row.price_id, row.pico_per_token)
-    if known != price:
+    loaded, valid = row
+    if loaded != content:
         raise PriceChanged(
-            f"{entry.where}: {price.price_id} was loaded as {known.pico_per_token} pico per token,"
-            f" now reads {price.pico_per_token}; add an entry with a later valid_from"
+            f"{entry.where}: {name} was loaded as {loaded}, now reads {content};"
+            " add an entry with a later valid_from"
         )
-    if _is_to_close(row.valid, entry, price.price_id):
-        closing = prices.update().where(prices.c.price_id == price.price_id)
-        await connection.execute(closing.values(valid=_valid(entry)))
-        closed.append(price.price_id)
-    return True
-
-
-async def _rule_stands(connection: AsyncConnection, rule: Rule, closed: list[str]) -> bool:
-    """As `_stands`."""
-    query = sa.select(price_rules).where(price_rules.c.rule_id == rule.id)
-    row = (await connection.execute(query)).one_or_none()
-    if row is None:
-        return False
-    if row.content != content_of(rule):
+    if valid.upper == entry.valid_to:
+        return True
+    if valid.upper is not None:
         raise PriceChanged(
-            f"{rule.where}: {rule.id} was loaded as {row.content}, now reads {content_of(rule)};"
-            " add one with a later valid_from"
+            f"{entry.where}: {name} was loaded until {valid.upper}, now reads"
+            f" {entry.valid_to or 'open'}"
         )
-    if _is_to_close(row.valid, rule, rule.id):
-        closing = price_rules.update().where(price_rules.c.rule_id == rule.id)
-        await connection.execute(closing.values(valid=_valid(rule)))
-        closed.append(rule.id)
-    return True
-
-
-def _is_to_close(known: Range[datetime], now: DatedEntry, name: str) -> bool:
-    """Raises: PriceChanged, where an end that was loaded reads otherwise now."""
-    if known.upper == now.valid_to:
-        return False
-    if known.upper is not None:
-        raise PriceChanged(
-            f"{now.where}: {name} was loaded until {known.upper}, now reads"
-            f" {now.valid_to or 'open'}"
-        )
+    closing = table.update().where(id_column == name)
+    await connection.execute(closing.values(valid=_valid(entry)))
+    closed.append(name)
     return True
 
 
@@ -156,11 +141,11 @@ async def _add_rule(connection: AsyncConnection, rule: Rule) -> None:
 
 
 def content_of(rule: Rule) -> dict[str, Any]:
-    """Return what a rule says, beside where and when."""
+    """Return the content of a rule as JSON, without its scope and dates."""
     if isinstance(rule, Discount):
         return {"discount_bps": rule.bps}
     assert isinstance(rule, PeriodRule)
-    # As JSON has it, which is how it is read again: it knows no tuple.
+    # Postgres returns lists where the struct has tuples.
     content: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(rule.content)))
     return {name: value for name, value in content.items() if name not in ("id", "scope")}
 

@@ -1,9 +1,8 @@
-"""Sum up spending, as the books have it up to a watermark: counters of spending begin with it.
+"""Sum up booked spending up to a watermark, from which the limiter's counters go on.
 
-Knows no cap and no Redis. Whoever books usage holds `BOOKING` shared until its commit, and notes
-behind it when that was (`ingested_at`); who adds up holds it alone and reads the same clock first.
-So what was booked before the watermark is in the sums, and nothing else, whatever runs at the same
-time.
+A transaction that books usage takes the advisory lock `BOOKING` shared, then reads the clock
+(`ingested_at`); one that adds up takes it exclusively, then reads the same clock. So the sums have
+exactly the usage that was booked before the watermark. Knows no cap and no Redis.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import TOKENS
 from billing.money import Pico
-from billing.tables import AMOUNTS, usage_daily, usage_events, usage_hourly
+from billing.tables import read_struct, total_pico, usage_daily, usage_events, usage_hourly
 
 BOOKING = 0x626F6F6B696E6701
 SHARED = sa.select(sa.func.pg_advisory_xact_lock_shared(BOOKING))
@@ -25,7 +24,7 @@ ALONE = sa.select(sa.func.pg_advisory_xact_lock(BOOKING))
 
 
 class SpendAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """An org, or one project or key of it, over whole hours from `start` to `end`."""
+    """An org, or one of its projects or keys, over whole hours from `start` to `end`."""
 
     project: str | None = None
     key: str | None = None
@@ -53,24 +52,24 @@ class BookedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def hold_booking(conn: AsyncConnection) -> None:
-    """Until the transaction ends, nobody adds up what it books."""
+    """Take the shared lock for a transaction that books usage."""
     await conn.execute(SHARED)
 
 
 async def hold_books(conn: AsyncConnection) -> None:
-    """Until the transaction ends, nobody books; what was booked before is seen from now on."""
+    """Take the exclusive lock: until the transaction ends nobody books, and it sees all that was
+    booked before."""
     await conn.execute(ALONE)
 
 
 async def read_spend(db: AsyncEngine, org: str, accounts: Sequence[SpendAccount]) -> SpendTotals:
-    """Raises: what SQLAlchemy raises where Postgres is away."""
+    """Add up the spending of several accounts. Raises: SQLAlchemyError when Postgres is away."""
     own, amounts = usage_hourly.c, []
-    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
     async with db.begin() as conn:
         await hold_books(conn)
         watermark = (await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one()
         for account in accounts:
-            found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)
+            found = sa.select(sa.func.sum(total_pico(own))).where(own.org == org)
             if account.project is not None:
                 found = found.where(own.project == account.project)
             if account.key is not None:
@@ -79,21 +78,19 @@ async def read_spend(db: AsyncEngine, org: str, accounts: Sequence[SpendAccount]
                 found = found.where(own.hour >= account.start)
             if account.end is not None:
                 found = found.where(own.hour < account.end)
-            amounts.append(int((await conn.execute(found)).scalar_one()))
+            amounts.append(int(await conn.scalar(found) or 0))
     return SpendTotals(watermark.timestamp(), amounts)
 
 
 async def spent_by_org(conn: AsyncConnection, org: str) -> Pico:
-    """Return what all usage of an org costs after all: net of what was reversed, rated anew or
-    refunded. The books do not have what still runs."""
+    """Return the booked cost of all usage of an org, net of corrections."""
     own = usage_daily.c
-    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
-    found = sa.select(sa.func.coalesce(sa.func.sum(total), 0)).where(own.org == org)
-    return int((await conn.execute(found)).scalar_one())
+    found = sa.select(sa.func.sum(total_pico(own))).where(own.org == org)
+    return int(await conn.scalar(found) or 0)
 
 
 class SpentByKey(msgspec.Struct, frozen=True, kw_only=True):
-    """UTC; weeks begin on Monday."""
+    """Spending of a key so far, in UTC; weeks begin on Monday."""
 
     day: Pico
     week: Pico
@@ -102,9 +99,9 @@ class SpentByKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def spent_by_key(conn: AsyncConnection, org: str, key: str, now: datetime) -> SpentByKey:
-    """As the books have it, which what runs is not in yet."""
+    """Return the booked spending of a key; running requests are not in it."""
     own = usage_daily.c
-    total = sum((own[name] for name in AMOUNTS), sa.literal(0))
+    total = total_pico(own)
     midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     starts = {
         "day": midnight,
@@ -128,7 +125,7 @@ async def batch_tokens(
     model: str | None = None,
     since: datetime,
 ) -> list[tuple[float, int]]:
-    """Return spend by hour (Unix seconds), in order. Raises: as `read_spend`."""
+    """Return the tokens of batches by hour (Unix seconds), in order. Raises: as `read_spend`."""
     own = usage_hourly.c
     tokens = sa.func.sum(sum((own[name] for name in TOKENS), sa.literal(0)))
     found = sa.select(own.hour, tokens).where(own.org == org, own.batch, own.hour >= since)
@@ -141,25 +138,16 @@ async def batch_tokens(
 
 
 async def read_booked(db: AsyncEngine, ids: Sequence[str]) -> list[BookedRequest]:
-    """Return those of these events that tenants are billed for. Raises: as `read_spend`."""
+    """Return the booked events of these ids, without waste. Raises: as `read_spend`."""
     own = usage_events.c
-    amount = sum((own[name] for name in AMOUNTS), sa.literal(0))
     columns = (own.request_id, own.org, own.project, own.key)
     moments = (own.admitted_at, own.occurred_at, own.ingested_at)
-    found = sa.select(*columns, *moments, amount.label("amount"))
+    found = sa.select(*columns, *moments, total_pico(own).label("amount_pico"))
     found = found.where(own.id.in_(list(ids)), own.kind == "usage")
     async with db.connect() as conn:
         rows = (await conn.execute(found)).all()
+    names = [moment.name for moment in moments]
     return [
-        BookedRequest(
-            request_id=row.request_id,
-            org=row.org,
-            project=row.project,
-            key=row.key,
-            admitted_at=row.admitted_at.astimezone(UTC).timestamp(),
-            occurred_at=row.occurred_at.astimezone(UTC).timestamp(),
-            ingested_at=row.ingested_at.astimezone(UTC).timestamp(),
-            amount_pico=int(row.amount),
-        )
+        read_struct(BookedRequest, row, **{name: row._mapping[name].timestamp() for name in names})
         for row in rows
     ]

@@ -1,11 +1,9 @@
-"""Sum up usage by the tags that requests carry: days of it by each tag, beside those of all.
+"""Sum up usage by day and tag, beside the daily sums of all usage.
 
-A request without tags comes nowhere near.
-
-An event of n tags counts n times: once in the sum of each. An org has at most MAX_A_DAY different
-tags a day of its own; of more the value is counted as OTHER, and of a key that is new that day the
-key, too. A tag with a budget is always counted by its name. Whoever adds up holds the balance of
-the org, or the books: of two at once the second sees what the first has counted.
+An event with n tags is in the sums of n tags. An org has at most MAX_A_DAY different tags a day:
+beyond that a value is counted as OTHER, and so is a key that is new that day. A tag with a budget
+is always counted by its name. The caller holds the lock of the org's balance or of the books, so
+that concurrent transactions see each other's tags.
 """
 
 from __future__ import annotations
@@ -20,25 +18,36 @@ from msgspec import UnsetType
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.events import COMPONENTS, Attempt, Quantities, Tags, UsageEvent
+from billing.ledger.accounts import USAGE_SUMS, add_to
 from billing.money import Pico
 from billing.pricing.rating import rate
-from billing.tables import AMOUNTS, EPOCH, GROUPED, amount_column, event_tags, to_moment
+from billing.tables import (
+    EPOCH,
+    GROUPED,
+    TOTAL_PICO,
+    amount_column,
+    columns_of,
+    event_tags,
+    read_struct,
+    sums_of,
+    to_moment,
+)
 
 MAX_TAGS = 8
-"""Of one request."""
+"""A request has at most so many tags."""
 MAX_KEY_CHARS, MAX_VALUE_CHARS = 32, 64
 KEY_PATTERN = rf"[a-z][a-z0-9_.-]{{0,{MAX_KEY_CHARS - 1}}}"
 VALUE_PATTERN = rf"[A-Za-z0-9_.:/@+-]{{1,{MAX_VALUE_CHARS}}}"
 _TAG = re.compile(rf"({KEY_PATTERN})=({VALUE_PATTERN})")
 MAX_A_DAY = 1000
-"""Different ones of an org."""
+"""An org has at most so many different tags a day."""
 OTHER = "(other)"
-"""No tag that anybody can send."""
+"""A value that matches no pattern of tags, so no client can send it."""
 DAY_S = 86_400
 
 
 def to_tag(text: str) -> tuple[str, str] | None:
-    """None: it is none."""
+    """Parse `key=value`. None: it is not a tag."""
     found = _TAG.fullmatch(text)
     return None if found is None else (found[1], found[2])
 
@@ -57,28 +66,27 @@ class TagSpend(msgspec.Struct, frozen=True):
 
 
 class TaggedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The quantities and money that one event adds to the sums of its tags."""
+    """The quantities and amounts that one event adds to the sums of its tags."""
 
     org: str
     day: int
-    """Of its admission, since 1970."""
-    place: tuple[str, str, str, str, bool]
+    """Days from 1970 to its admission."""
+    group: tuple[str, str, str, str, bool]
     """Project, key, model, tier, and whether it came in a batch."""
     tags: Mapping[str, str]
     quantities: Quantities = Quantities()
     num_requests: int = 0
     amounts: Mapping[str, Pico]
-    """By component."""
+    """Pico-USD by component."""
 
 
 def of_event(event: UsageEvent) -> TaggedEvent:
-    """Return what a booked event adds."""
     attempt = event.attempt
     rated = rate(event.quantities, attempt.prices)
     return TaggedEvent(
         org=attempt.org,
         day=(to_moment(attempt.admitted_at) - EPOCH).days,
-        place=(
+        group=(
             *(attempt.project, attempt.key, attempt.model, attempt.tier),
             attempt.lane == "batch",
         ),
@@ -89,24 +97,21 @@ def of_event(event: UsageEvent) -> TaggedEvent:
     )
 
 
-_COUNTED = (*COMPONENTS, *AMOUNTS, "num_requests", "num_embeddings")
 _OF_TAG = ("org", "day", "tag", "value")
 _KEY = (*_OF_TAG, *GROUPED, "batch")
-_AMOUNT = " + ".join(AMOUNTS)
 
 
-def _is(one: str, other: str) -> str:
-    """SQL: the same tag."""
+def _is_same_tag(one: str, other: str) -> str:
     return " AND ".join(f"{one}.{name} = {other}.{name}" for name in _OF_TAG)
 
 
 _ADD = sa.text(f"""
     WITH incoming AS (
         SELECT org, to_timestamp(day * {DAY_S}) AS day, tag, value, {", ".join(GROUPED)}, batch,
-            {", ".join(f"coalesce({name}, 0) AS {name}" for name in _COUNTED)}
+            {", ".join(f"coalesce({name}, 0) AS {name}" for name in USAGE_SUMS)}
         FROM json_to_recordset(CAST(:batch AS json)) AS t(org text, day bigint, tag text,
             value text, {", ".join(f"{name} text" for name in GROUPED)}, batch boolean,
-            {", ".join(f"{name} numeric" for name in _COUNTED)})
+            {", ".join(f"{name} numeric" for name in USAGE_SUMS)})
     ),
     named AS (SELECT DISTINCT {", ".join(_OF_TAG)} FROM incoming),
     standing AS (SELECT k.* FROM usage_tags k JOIN named USING ({", ".join(_OF_TAG)})),
@@ -118,7 +123,7 @@ _ADD = sa.text(f"""
             (SELECT count(*) FROM usage_tags k WHERE k.org = n.org AND k.day = n.day)
             + row_number() OVER (PARTITION BY n.org, n.day ORDER BY n.tag, n.value) AS place
         FROM named n LEFT JOIN capped c ON c.org_id = n.org AND c.tag = n.tag || '=' || n.value
-        WHERE NOT EXISTS (SELECT FROM standing s WHERE {_is("s", "n")})
+        WHERE NOT EXISTS (SELECT FROM standing s WHERE {_is_same_tag("s", "n")})
     ),
     added AS (
         INSERT INTO usage_tags ({", ".join(_OF_TAG)})
@@ -134,25 +139,25 @@ _ADD = sa.text(f"""
     counted AS (
         SELECT i.org, i.day, CASE WHEN keys.tag IS NULL THEN '{OTHER}' ELSE i.tag END AS tag,
             CASE WHEN known.value IS NULL THEN '{OTHER}' ELSE i.value END AS value,
-            {", ".join(f"i.{name}" for name in (*GROUPED, "batch", *_COUNTED))}
-        FROM incoming i LEFT JOIN known ON {_is("known", "i")}
+            {columns_of("i", (*GROUPED, "batch", *USAGE_SUMS))}
+        FROM incoming i LEFT JOIN known ON {_is_same_tag("known", "i")}
             LEFT JOIN keys ON (keys.org, keys.day, keys.tag) = (i.org, i.day, i.tag)
     ),
     grown AS (
-        INSERT INTO usage_tags_daily AS r ({", ".join((*_KEY, *_COUNTED))})
-        SELECT {", ".join(_KEY)}, {", ".join(f"sum({name})" for name in _COUNTED)} FROM counted
+        INSERT INTO usage_tags_daily AS r ({", ".join((*_KEY, *USAGE_SUMS))})
+        SELECT {", ".join(_KEY)}, {sums_of(USAGE_SUMS)} FROM counted
         GROUP BY {", ".join(_KEY)} ORDER BY {", ".join(_KEY)}
-        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
-            {", ".join(f"{name} = r.{name} + EXCLUDED.{name}" for name in _COUNTED)}
+        ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET {add_to(USAGE_SUMS)}
     )
     SELECT org, tag || '=' || value AS tag,
-        CAST(extract(epoch FROM day) AS bigint) / {DAY_S} AS day, sum({_AMOUNT}) AS amount_pico
-    FROM counted WHERE value <> '{OTHER}' GROUP BY 1, 2, 3 HAVING sum({_AMOUNT}) <> 0
+        CAST(extract(epoch FROM day) AS bigint) / {DAY_S} AS day, sum({TOTAL_PICO}) AS amount_pico
+    FROM counted WHERE value <> '{OTHER}' GROUP BY 1, 2, 3 HAVING sum({TOTAL_PICO}) <> 0
 """)
 
 
 async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[TagSpend]:
-    """Add up events with tags that were inserted in this transaction; returns as `add_tagged`."""
+    """Add events that this transaction has inserted to the sums of their tags; return as
+    `add_tagged`."""
     if not events:
         return []
     rows = [
@@ -168,24 +173,24 @@ async def book_tagged(conn: AsyncConnection, events: Sequence[UsageEvent]) -> li
 async def add_tagged(
     conn: AsyncConnection, events: Sequence[TaggedEvent], *, corrects: bool = False
 ) -> list[TagSpend]:
-    """In the transaction that books `events`, behind their booking. Returns by how much each tag
-    has grown that is counted by its name. `corrects`: what was counted before, so that no tag gets
-    a name by it: what stands in OTHER is corrected there."""
+    """Add to the sums of tags, after booking `events` in the same transaction. Return the amounts
+    of the tags that are counted by their names. `corrects`: the events were counted before, so a
+    tag that is counted as OTHER stays there."""
     if not events:
         return []
     batch = msgspec.json.encode(_rows(events)).decode()
     named = {"batch": batch, "most": MAX_A_DAY, "corrects": corrects}
     grown = await conn.execute(_ADD, named)
-    return [TagSpend(it.org, it.tag, it.day, int(it.amount_pico)) for it in grown]
+    return [read_struct(TagSpend, row) for row in grown]
 
 
 def _rows(events: Iterable[TaggedEvent]) -> list[dict[str, Any]]:
-    """Return a row for each tag and place. Money is text: it may exceed 64 bits."""
+    """Return a row for each tag and group. Money is text: it may exceed 64 bits."""
     sums: dict[tuple[Any, ...], dict[str, int]] = {}
     for event in events:
         counts = _counts(event)
         for tag, value in event.tags.items():
-            total = sums.setdefault((event.org, event.day, tag, value, *event.place), {})
+            total = sums.setdefault((event.org, event.day, tag, value, *event.group), {})
             for name, number in counts.items():
                 total[name] = total.get(name, 0) + number
     return [
@@ -196,9 +201,7 @@ def _rows(events: Iterable[TaggedEvent]) -> list[dict[str, Any]]:
 
 def _counts(event: TaggedEvent) -> dict[str, int]:
     counts: dict[str, int] = {
-        name: getattr(event.quantities, name)
-        for name in COMPONENTS
-        if getattr(event.quantities, name)
+        name: count for name in COMPONENTS if (count := getattr(event.quantities, name))
     }
     counts["num_requests"] = event.num_requests
     counts["num_embeddings"] = event.num_requests if event.quantities.embedding_input else 0

@@ -1,15 +1,15 @@
-"""Transfers one by one or as a batch that stands or falls together: posted at once, or pending and
-then posted, voided or expired; and reversals.
+"""Book a batch of transfers, all or none: posted at once, or pending and then posted, voided or
+expired; and reversals. `ingest` posts usage, which comes by the thousand.
 
-Knows no price and no event; usage, which comes by the thousand, is posted by `ingest`.
+A pending transfer reserves an amount: it is in the pending balances of both accounts until exactly
+one row resolves it. `post` moves some or all of the amount and frees the rest; `void` and `expire`
+move nothing. A reversal moves the whole amount back, once. Ids are idempotency keys: repeating a
+transfer with the same content succeeds.
 
-A pending transfer holds an amount: it stands in the pending balances of both its accounts until one
-row, and one alone, resolves it. `post` moves as much as it says, at most all, and what is left is
-free; `void` and `expire` move nothing. A reversal moves back all of what it names, once. Ids are
-idempotency keys: what is there already, the same, is success.
+The accounts of a batch are locked in the order of their ids before anything is read, as in
+`ingest`, so a transaction calls `transfer` only once, and batches never deadlock.
 
-Nobody waits in a circle: the accounts of a batch are locked in the order of their ids before
-anything is read, as `ingest` does it, so a transaction calls `transfer` once.
+Knows no price and no event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.money import Pico
-from billing.tables import balances, transfers
+from billing.tables import balances, read_struct, transfers
 
 Phase = Literal["posted", "pending", "post", "void", "expire"]
 Kind = Literal[
@@ -32,10 +32,11 @@ Kind = Literal[
     "credit", "lease", "burn", "expired", "revoked", "returned", "reversed",
 ]  # fmt: skip
 GRANT_PREFIX = "grant:"
-"""Accounts that may never be overdrawn, what is pending included (the schema says so, too)."""
+"""Accounts with this prefix may never be overdrawn, pending amounts included; the schema checks it
+as well."""
 MAX_BATCH = 1000
 MAX_TRIES = 3
-"""Of one call: an id may be used by somebody else, between other accounts, at the same moment."""
+"""A call tries so often: another transaction may use the same id between other accounts."""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +50,12 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     resolves: str | None = None
     """The pending transfer that this posts, voids or expires."""
     corrects: str | None = None
-    """What this reverses."""
+    """The transfer that this reverses."""
     expires_at: datetime | None = None
-    """Of a pending one: from then on it may be expired."""
+    """From then on a pending transfer may be expired."""
 
     def post(self, transfer_id: str, amount_pico: Pico) -> Transfer:
-        """Moves so much of what was pending, and frees the rest."""
+        """Make the transfer that moves a part of the pending amount, and frees the rest."""
         return self._resolved(transfer_id, "post", amount_pico)
 
     def void(self, transfer_id: str) -> Transfer:
@@ -88,23 +89,23 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 class TransferStatus(Enum):
     CREATED = "created"
     EXISTS = "exists"
-    """With the same content: that is success."""
+    """It was booked before with the same content, which is a success."""
     EXISTS_WITH_OTHER_CONTENT = "exists_with_other_content"
     NOT_FOUND = "not_found"
-    """What it resolves or reverses."""
+    """The transfer that it resolves or reverses does not exist."""
     NOT_PENDING = "not_pending"
     ALREADY_RESOLVED = "already_resolved"
     OTHER_ACCOUNTS = "other_accounts"
-    """Than what it resolves or reverses."""
+    """Its accounts differ from those of the transfer that it resolves or reverses."""
     OTHER_AMOUNT = "other_amount"
-    """More than was pending, or not all of what is voided, expired or reversed."""
+    """It posts more than was pending, or voids, expires or reverses less than all."""
     NOT_EXPIRED = "not_expired"
     NOT_POSTED = "not_posted"
     ALREADY_CORRECTED = "already_corrected"
     EXCEEDS_CREDITS = "exceeds_credits"
     """It, or the batch, takes more from a grant than is left."""
     NOT_BOOKED = "not_booked"
-    """It was fine, another of its batch was not."""
+    """It is valid, but another transfer of its batch is not."""
 
 
 GOOD = (TransferStatus.CREATED, TransferStatus.EXISTS)
@@ -119,15 +120,16 @@ class _BookedTransfer(msgspec.Struct, frozen=True, kw_only=True):
 class _BookState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the books for a batch, under the locks of its accounts."""
 
-    standing: dict[str, _BookedTransfer]
+    booked: dict[str, _BookedTransfer]
     left_pico: dict[str, Pico]
-    """Of grants' accounts."""
+    """What is left of each grant's account."""
     now: datetime
 
 
 async def transfer(conn: AsyncConnection, wanted: Sequence[Transfer]) -> list[TransferStatus]:
-    """Book all that are not there yet, or, where one cannot be, none; in the caller's transaction,
-    which calls this once. Ids within a batch differ, and none names another of it."""
+    """Book the transfers that are not booked yet, or none if one of them is invalid, in the
+    caller's transaction, which calls this once. Ids within a batch differ, and no transfer refers
+    to another one of the batch."""
     assert len({each.id for each in wanted}) == len(wanted) <= MAX_BATCH
     accounts = sorted({side for each in wanted for side in (each.debit, each.credit)})
     for _ in range(MAX_TRIES):
@@ -144,7 +146,7 @@ async def transfer(conn: AsyncConnection, wanted: Sequence[Transfer]) -> list[Tr
             if not fresh or await _book(conn, fresh) == len(fresh):
                 return statuses
             await attempt.rollback()
-    raise AssertionError("ids are taken, and nobody has them")
+    raise AssertionError("ids conflict with transfers that do not exist")
 
 
 def judge(wanted: Sequence[Transfer], known: _BookState) -> list[TransferStatus]:
@@ -165,14 +167,14 @@ def judge(wanted: Sequence[Transfer], known: _BookState) -> list[TransferStatus]
 
 
 def _judge_one(one: Transfer, known: _BookState) -> TransferStatus:
-    there = known.standing.get(one.id)
-    if there is not None:
-        same = there.transfer == one
+    earlier = known.booked.get(one.id)
+    if earlier is not None:
+        same = earlier.transfer == one
         return TransferStatus.EXISTS if same else TransferStatus.EXISTS_WITH_OTHER_CONTENT
     if one.resolves is not None:
-        return _judge_resolution(one, known.standing.get(one.resolves), known.now)
+        return _judge_resolution(one, known.booked.get(one.resolves), known.now)
     if one.corrects is not None:
-        return _judge_reversal(one, known.standing.get(one.corrects))
+        return _judge_reversal(one, known.booked.get(one.corrects))
     return TransferStatus.CREATED
 
 
@@ -213,9 +215,9 @@ def _judge_reversal(one: Transfer, named: _BookedTransfer | None) -> TransferSta
 
 
 def _taken(one: Transfer, known: _BookState) -> list[tuple[str, Pico]]:
-    """From grants' accounts, what is pending included."""
+    """Return the amounts that a transfer takes from grants' accounts, pending ones included."""
     moved = one.amount_pico if one.phase in ("posted", "post", "pending") else 0
-    freed = known.standing[one.resolves].transfer.amount_pico if one.resolves is not None else 0
+    freed = known.booked[one.resolves].transfer.amount_pico if one.resolves is not None else 0
     credited = moved if one.phase in ("posted", "post") else 0
     sides = ((one.debit, moved - freed), (one.credit, -credited))
     return [(account, more) for account, more in sides if account.startswith(GRANT_PREFIX)]
@@ -274,7 +276,7 @@ _BOOK = sa.text(f"""
 
 
 async def _book(conn: AsyncConnection, fresh: Sequence[Transfer]) -> int:
-    """How many of them are there now because of this."""
+    """Insert transfers and move balances; return how many were inserted."""
     columns = {name: [getattr(each, name) for each in fresh] for name in _FIELDS}
     return int((await conn.execute(_BOOK, columns)).scalar_one())
 
@@ -290,24 +292,16 @@ async def _read(
         sa.exists().where(correction.c.corrects == transfers.c.id).label("is_corrected"),
     ]
     rows = await conn.execute(sa.select(*columns).where(transfers.c.id.in_(named)))
-    standing = {row.id: _to_standing(row) for row in rows}
+    booked = {
+        row.id: read_struct(_BookedTransfer, row, transfer=read_struct(Transfer, row))
+        for row in rows
+    }
     own = balances.c
     left = own.credits_pico - own.debits_pico - own.pending_debits_pico
     grants = [account for account in accounts if account.startswith(GRANT_PREFIX)]
     found = await conn.execute(sa.select(own.account, left).where(own.account.in_(grants)))
     return _BookState(
-        standing=standing,
+        booked=booked,
         left_pico={account: int(amount) for account, amount in found},
         now=(await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one(),
-    )
-
-
-def to_transfer(row: sa.Row[Any]) -> Transfer:
-    fields = {name: row._mapping[name] for name in _FIELDS}
-    return Transfer(**fields | {"amount_pico": int(row.amount_pico)})
-
-
-def _to_standing(row: sa.Row[Any]) -> _BookedTransfer:
-    return _BookedTransfer(
-        transfer=to_transfer(row), is_resolved=row.is_resolved, is_corrected=row.is_corrected
     )

@@ -308,7 +308,7 @@ async def test_a_tampered_rating_is_found(db: AsyncEngine) -> None:
         await conn.execute(sa.text("UPDATE event_ratings SET output_pico = output_pico + 1"))
     [problem] = await check_ledger(db)
     assert problem == f"request req_1, event {event.id}: " + (
-        "what the event costs after all differs from its transfers"
+        "the event's last rating differs from its transfers"
     )
 
 

@@ -82,7 +82,7 @@ async def test_the_shipped_book_loads_from_many_gateways_at_once(db: AsyncEngine
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (FIRST.replace("0.15", "0.16"), "was loaded as 150000 pico per token, now reads 160000"),
+        (FIRST.replace("0.15", "0.16"), "was loaded as 150000, now reads 160000"),
         (FIRST.replace("output", 'valid_to = "2027-01-01"\noutput') + SECOND, None),
         (SECOND.replace("2026-12-01", "2026-10-01"), "overlaps one that was loaded before"),
         (SECOND, "overlaps one that was loaded before"),
@@ -206,8 +206,8 @@ async def test_terms_load_once_and_grow_as_prices_do(db: AsyncEngine, write: Wri
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (RULES.replace("quantity = 5", "quantity = 6"), "now reads {'quantity': 6}; add one"),
-        (RULES.replace("percent = 20", "percent = 30"), "was loaded as 120000 pico per token"),
+        (RULES.replace("quantity = 5", "quantity = 6"), "now reads {'quantity': 6}; add an entry"),
+        (RULES.replace("percent = 20", "percent = 30"), "was loaded as 120000, now"),
         (RULES.replace("11-01", "10-01"), "overlaps one that was loaded before"),
     ],
 )
