@@ -30,7 +30,6 @@ from engine.models.decoder import Decoder
 from engine.models.encoder import Encoder
 from engine.protocol import PROTOCOL_VERSION, EngineOutput, EngineRequest, ReplicaStatus
 from engine.runner.device.device_runner import DeviceRunner, StepLimits, graph_backend
-from engine.runner.device.step_timeout import derive_step_timeout_s
 from engine.runner.encoder_runner import EncoderRunner
 from engine.runner.memory.free_memory import used_bytes
 from engine.runner.memory.kv_cache import (
@@ -40,6 +39,7 @@ from engine.runner.memory.kv_cache import (
     poison_block,
 )
 from engine.runner.memory.sizing import (
+    derive_step_timeout_s,
     max_model_len_of,
     max_steps_in_flight_of,
     num_blocks_of,

@@ -59,7 +59,6 @@ from engine.transport.frames import (
 )
 from engine.transport.sockets import SocketFile, bind_unix, is_loopback, socket_file
 from engine.transport.step_loop import Core, Result, StepLoop, refusal_of
-from engine.transport.unacked import UnackedItems
 from engine.transport.usage_record import UsageRecord
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,25 @@ ABORT_TIMEOUT_S = 10.0
 """After the drain: for the steps in which the last requests are aborted."""
 FLUSH_TIMEOUT_S = 5.0
 """After the drain: for peers to read their last frames."""
+
+
+class UnackedItems(dict[str, T]):
+    """Items that no gateway has acknowledged, by id, oldest first, and at most `most` of them.
+    `what` names one in the log."""
+
+    def __init__(self, what: str, most: int) -> None:
+        super().__init__()
+        self._what, self._most = what, most
+
+    def offer(self, key: str, offered: T) -> list[str]:
+        """Keep one more. Return the ids of those dropped for it, which only the log reports."""
+        self[key] = offered
+        dropped = []
+        while len(self) > self._most:
+            oldest = next(iter(self))
+            log.error("%s of %s dropped unacknowledged: %s", self._what, oldest, self.pop(oldest))
+            dropped.append(oldest)
+        return dropped
 
 
 class _Connection:

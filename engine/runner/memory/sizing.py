@@ -1,4 +1,4 @@
-"""How much of everything an engine has: KV blocks, context, steps in flight.
+"""Sizes an engine: KV blocks, context, steps in flight, the time after which a step hangs.
 
 Knows what was asked, what the checkpoint says and what a step takes; loads and allocates nothing.
 """
@@ -18,6 +18,11 @@ from engine.runner.memory.free_memory import free_bytes
 from engine.transport.startup import GIB, Startup
 
 logger = logging.getLogger(__name__)
+
+MIN_STEP_TIMEOUT_S = 30.0
+"""The least timeout of any model: a first step loads code, and a machine may be busy."""
+LEAST_OPERATIONS_PER_S = {"cpu": 5e9, "cuda": 1e12}
+"""At most a tenth of the speed of one modern core or a small GPU."""
 
 
 def max_steps_in_flight_of(config: EngineConfig, device: torch.device) -> int:
@@ -98,3 +103,20 @@ def num_blocks_of(
     startup.took("a step, at most", step_bytes)
     startup.took("free beside them", free - size - step_bytes, f"of {free / GIB:.2f} GiB")
     return num_blocks
+
+
+def derive_step_timeout_s(
+    model: ModelConfig, device: str, *, max_num_batched_tokens: int, max_model_len: int
+) -> float:
+    """Return a time that the largest step never takes, on the slowest machine that may serve it: a
+    longer one means that the engine hangs. The client watches it, since a stuck process cannot."""
+    work = max_num_batched_tokens * operations_per_token(model, max_model_len)
+    return max(MIN_STEP_TIMEOUT_S, work / LEAST_OPERATIONS_PER_S[device])
+
+
+def operations_per_token(model: ModelConfig, context: int) -> float:
+    """Count the multiplications and additions for a token after `context` others."""
+    hidden, width = model.hidden_size, model.num_heads * model.head_dim
+    projections = hidden * (2 * width + 2 * model.num_kv_heads * model.head_dim)
+    layer = projections + 3 * hidden * model.intermediate_size + 2 * width * context
+    return 2.0 * (model.depth * layer + hidden * model.vocab_size)

@@ -21,7 +21,7 @@ from engine.fake.engine import FakeCore
 from engine.models import llama
 from engine.models.config import ModelConfig, parse
 from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage
-from engine.runner.device.step_timeout import (
+from engine.runner.memory.sizing import (
     MIN_STEP_TIMEOUT_S,
     derive_step_timeout_s,
     operations_per_token,
