@@ -24,7 +24,7 @@ from billing.ingestion.ingest import digest
 from billing.ingestion.settle_late import nobodys_waste_id
 from billing.ledger import accounts as ledger
 from billing.reconciliation.checks import check_all
-from billing.spool.directory import closed_in
+from billing.spool.directory import closed_events
 from billing.tables import to_moment
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ async def _compare_spools(
 ) -> dict[str, SpooledEvent]:
     """Return the events that stand in spools alone, by id."""
     waiting: dict[str, SpooledEvent] = {}
-    closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_in(lock.parent))
+    closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_events(lock.parent))
     for chunk in _chunks(closed):
         async with db.connect() as connection:
             standing = await _known(connection, [event.id for event, _ in chunk])

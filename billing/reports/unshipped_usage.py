@@ -13,7 +13,14 @@ from pathlib import Path
 import msgspec
 
 from billing.events import UsageEvent
-from billing.spool.format import CloseRecord, OpenAttempt, OpenRecord, SegmentStart, apply, holding
+from billing.spool.format import (
+    CloseRecord,
+    OpenAttempt,
+    OpenRecord,
+    SegmentStart,
+    apply,
+    find_records,
+)
 
 MAX_SEARCH_BYTES = 128 * 1024 * 1024
 """Of segments; of more, the oldest are not looked at: their events are the next to ship."""
@@ -30,7 +37,7 @@ def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) 
     closed: dict[str, UsageEvent] = {}
     running: dict[str, OpenAttempt] = {}
     for data in _segments(spools, max_bytes):
-        for record in holding(data, [request_id.encode()]):
+        for record in find_records(data, [request_id.encode()]):
             if isinstance(record, SegmentStart):
                 running |= {
                     each.attempt.id: each
@@ -42,7 +49,7 @@ def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) 
                 running.pop(record.event.id, None)
             elif isinstance(record, OpenRecord):
                 running.setdefault(record.attempt.id, OpenAttempt(record.attempt))
-        for record in holding(data, [each.encode() for each in running]):
+        for record in find_records(data, [each.encode() for each in running]):
             if not isinstance(record, SegmentStart):
                 apply(running, record)
     return UnshippedUsage([*closed.values()], [*running.values()])

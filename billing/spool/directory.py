@@ -1,10 +1,10 @@
 """One spool directory: its lock, its segments, its cursor. Every call blocks; `spool` runs them in
-threads of its own.
+threads.
 
     DIRECTORY/lock             flock held by the process that owns the directory
     DIRECTORY/00000007.log     segments, written in order; all but the last are sealed
-    DIRECTORY/cursor           up to where Postgres has everything (JSON)
-    DIRECTORY/../quarantine/   damaged stretches, kept for a person to read
+    DIRECTORY/cursor           the position up to which Postgres has everything (JSON)
+    DIRECTORY/../quarantine/   damaged or refused records, kept for a person to read
 
 Knows no asyncio and no database.
 """
@@ -42,45 +42,45 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Position(NamedTuple):
-    """A place between two records; positions are ordered as the records were written."""
+    """A position between two records, ordered as they were written."""
 
     segment: int
     offset: int
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Closed events in the order of their closing, and where the next ones begin."""
+    """Closed events in the order in which they were closed, and the position behind them."""
 
     events: list[UsageEvent]
     end: Position
     lost: int = 0
-    """Events known to have been written here that damage has taken since; an alarm."""
+    """The number of events that were written and are damaged now; an alarm."""
 
 
 class SpoolDirectory:
-    """Holds the lock from construction to `release` or `remove`."""
+    """A spool directory, locked from construction to `release` or `remove`.
+
+    Construction reads the segments, closes the attempts that were left open and starts a new
+    segment. Raises: SpoolLocked when another process holds the directory for longer than
+    `lock_wait_s`; OSError when the disk fails.
+    """
 
     def __init__(self, path: Path, *, lock_wait_s: float) -> None:
-        """Recovers what is there, bills what was left open and starts a segment of its own.
-
-        Raises: SpoolLocked when another process holds the directory for longer than `lock_wait_s`;
-        OSError when the disk refuses.
-        """
         self.path = path
         self._lock = _lock(path, lock_wait_s)
         self._fd = -1
         self._unsynced = 0
-        """Bytes that `write` put behind the durable end."""
+        """Bytes that were written behind the durable end."""
         try:
             self.cursor = self._load_cursor()
             self.sizes: dict[int, int] = {}
-            """Synced bytes by segment. Threads read it while another adds or drops a key: only by
-            single steps (`sorted(...)`, a lookup), never by a loop of our own."""
+            """Synced bytes by segment. One thread reads it while another adds or removes a key, so
+            it is read by atomic operations (`sorted(...)`, a lookup), never by a loop."""
             self.unshipped = 0
             """Closed events behind the cursor when the directory was opened."""
             still_open = self._replay()
             self.recovered = [attempt.recovered() for attempt in still_open]
-            # Carrying them over before they are closed keeps them when this very write is torn.
+            # The segment starts with them as open, so that they survive if this write is torn.
             start = frame(SegmentStart(still_open))
             closes = b"".join(frame(CloseRecord(event)) for event in self.recovered)
             self.rotate(start + closes)
@@ -91,7 +91,7 @@ class SpoolDirectory:
 
     @property
     def durable_end(self) -> Position:
-        """Everything before this has been synced."""
+        """The position up to which everything has been synced."""
         return Position(self._segment, self.sizes[self._segment])
 
     @property
@@ -99,8 +99,10 @@ class SpoolDirectory:
         return sum(self.sizes.values())
 
     def write(self, data: bytes | bytearray) -> None:
-        """Behind what is there, not synced: there after a kill -9, and maybe not after a power cut.
-        Raises OSError with nothing changed."""
+        """Append without a sync: the data survives a kill -9, but maybe not a power failure.
+
+        Raises: OSError, with nothing changed.
+        """
         try:
             _write(self._fd, data)
         except OSError:
@@ -110,22 +112,24 @@ class SpoolDirectory:
 
     @property
     def fd(self) -> int:
-        """For who syncs it elsewhere: then it is to be `synced`, or `cut` where that failed."""
+        """The segment's file, for a caller that syncs it and calls `synced` or `cut` then."""
         return self._fd
 
     def synced(self, num_bytes: int) -> None:
-        """They were written before the latest sync began, which has ended well."""
+        """Note that a sync, which began after so many bytes were written, has succeeded."""
         self.sizes[self._segment] += num_bytes
         self._unsynced -= num_bytes
 
     def cut(self) -> None:
-        """The segment back to what was synced. Raises OSError."""
+        """Truncate the segment to what was synced. Raises: OSError."""
         self._unsynced = 0
         self._cut(0)
 
     def append(self, data: bytes | bytearray) -> float:
-        """Write and sync, and what `write` wrote too; the seconds that it took. Raises OSError with
-        the segment cut back to what was synced before."""
+        """Write `data`, sync everything that was written, and return the seconds that it took.
+
+        Raises: OSError, with the segment truncated to what was synced before.
+        """
         began_at = time.perf_counter()
         try:
             self.write(data)
@@ -142,8 +146,10 @@ class SpoolDirectory:
         os.lseek(self._fd, size, os.SEEK_SET)
 
     def rotate(self, start: bytes) -> None:
-        """Seal the segment, of which all is synced, and begin the next with `start`. Raises OSError
-        with nothing changed."""
+        """Seal the segment, which must be synced, and begin the next one with `start`.
+
+        Raises: OSError, with nothing changed.
+        """
         number = max(self.sizes, default=0) + 1
         name = self._segment_path(number)
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -161,7 +167,7 @@ class SpoolDirectory:
         self._fd, self._segment = fd, number
 
     def read_closed(self, limit: int, end: Position) -> Batch:
-        """At most `limit` closed events between the cursor and `end`."""
+        """Read at most `limit` closed events between the cursor and `end`."""
         events: list[UsageEvent] = []
         position = self.cursor
         for number in sorted(self.sizes):
@@ -180,9 +186,11 @@ class SpoolDirectory:
         return Batch(events, end)
 
     def commit(self, batch: Batch) -> None:
-        """Postgres has `batch`: move the cursor behind it, and drop finished segments. Nothing is
-        synced: a machine that loses power may find an older cursor, or none, and ships again what
-        is booked but once; and closes, which do sync, need not wait for it."""
+        """Move the cursor behind a batch that Postgres has, and delete finished segments.
+
+        The cursor is not synced, so that closes need not wait for it: after a power failure an
+        older one ships events again, which are booked once.
+        """
         temporary = self.path / "cursor.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -193,12 +201,12 @@ class SpoolDirectory:
         self.cursor = batch.end
         for number in sorted(self.sizes):
             if number < batch.end.segment:
-                # In order: no segment goes before one that was written earlier.
+                # Segments are deleted in order, so those that remain have no gap.
                 self._segment_path(number).unlink()
                 del self.sizes[number]
 
     def quarantine(self, name: str, data: bytes) -> None:
-        """Keep bytes that cannot be billed where a person finds them."""
+        """Keep bytes that cannot be billed in a file for a person."""
         folder = self.path.parent / "quarantine"
         folder.mkdir(mode=0o700, exist_ok=True)
         kept = folder / f"{self.path.name}-{name}"
@@ -208,14 +216,14 @@ class SpoolDirectory:
         log.error("spool %s: %d bytes could not be billed, kept in %s", self.path, len(data), kept)
 
     def release(self) -> None:
-        """Let go of the directory; what is in it stays."""
+        """Unlock the directory and keep its files."""
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1  # the number is another file's soon
+            self._fd = -1  # another file may get the number
         os.close(self._lock)
 
     def remove(self) -> None:
-        """Delete the directory, which must be wholly shipped, and let go of it."""
+        """Delete the directory, whose events must all be shipped, and unlock it."""
         for name in sorted(self.path.iterdir()):
             name.unlink()
         self.path.rmdir()
@@ -225,17 +233,15 @@ class SpoolDirectory:
         return self.path / f"{number:08d}.log"
 
     def _load_cursor(self) -> Position:
-        """Unreadable is the same as absent: everything ships again, which is harmless."""
         try:
-            return msgspec.json.decode((self.path / "cursor").read_bytes(), type=Position)
-        except FileNotFoundError:
-            return Position(0, 0)
+            return read_cursor(self.path)
         except msgspec.MsgspecError:
             log.error("spool %s: unreadable cursor, shipping from the beginning", self.path)
             return Position(0, 0)
 
     def _replay(self) -> list[OpenAttempt]:
-        """Attempts still open; counts what has not shipped, cuts the torn end, keeps damage."""
+        """Return the attempts that are still open. Count unshipped events, truncate a torn end and
+        quarantine damage."""
         open_attempts: dict[str, OpenAttempt] = {}
         numbers = sorted(int(name.stem) for name in self.path.glob("[0-9]" * 8 + ".log"))
         if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
@@ -253,7 +259,7 @@ class SpoolDirectory:
         return list(open_attempts.values())
 
     def _damaged(self, number: int, placed: PlacedRecord, data: bytes, *, last: bool) -> None:
-        """A torn end is cut; anything else may be loss: kept, and an alarm."""
+        """Truncate a torn end; quarantine any other damage, which may be loss of usage."""
         if last and is_torn(data, placed):
             size = placed.end - placed.start
             log.warning("spool %s: cut %d torn bytes off segment %d", self.path, size, number)
@@ -265,27 +271,38 @@ class SpoolDirectory:
             self._keep_damage(number, placed, data)
 
     def _read(self, number: int, start: int, end: int | None) -> bytes:
-        """No more than is asked for: a segment is large, and read from twice a second."""
+        """Read a part of a segment: it is large, and read twice a second."""
         with self._segment_path(number).open("rb") as file:
             file.seek(start)
             return file.read(-1 if end is None else max(0, end - start))
 
     def _keep_damage(self, number: int, placed: PlacedRecord, data: bytes, offset: int = 0) -> None:
-        """`offset`: of `data` in its segment."""
+        """Quarantine damage. `offset`: the position of `data` in its segment."""
         name = f"{number:08d}-{offset + placed.start}.corrupt"
         self.quarantine(name, data[placed.start : placed.end])
 
 
-def closed_in(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
-    """Every closed event that stands in a directory, and whether it has shipped. It takes no lock
-    and changes nothing, so the directory may be in use: what is not whole yet is not seen, and a
-    segment that goes meanwhile has shipped.
+def read_cursor(path: Path) -> Position:
+    """Read the cursor of a directory; without one everything ships again, which is harmless.
+
+    Raises: MsgspecError, OSError.
+    """
+    try:
+        return msgspec.json.decode((path / "cursor").read_bytes(), type=Position)
+    except FileNotFoundError:
+        return Position(0, 0)
+
+
+def closed_events(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
+    """Yield every closed event of a directory, and whether it has shipped. Nothing is locked or
+    changed, so the directory may be in use: a record that is not complete yet is left out, and a
+    segment that is deleted meanwhile has shipped.
 
     Raises: OSError.
     """
     try:
-        cursor = msgspec.json.decode((path / "cursor").read_bytes(), type=Position)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        cursor = read_cursor(path)
+    except msgspec.MsgspecError:
         cursor = Position(0, 0)
     for segment in sorted(path.glob("[0-9]" * 8 + ".log")):
         try:
@@ -299,7 +316,7 @@ def closed_in(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
 
 
 def _lock(path: Path, wait_s: float) -> int:
-    """An exclusive flock on `path`/lock, made if need be."""
+    """Take an exclusive flock on `path`/lock, which is created if it is missing."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -322,7 +339,7 @@ def _lock(path: Path, wait_s: float) -> int:
 
 
 def _is_still(fd: int, path: Path) -> bool:
-    """False when the lock file was removed with its directory while we waited for it."""
+    """Return False when the lock file was removed with its directory while we waited for it."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:

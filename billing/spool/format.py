@@ -1,8 +1,8 @@
-"""The format of a spool segment: records, their framing, and how damage is told from data. Pure.
+"""The format of a spool segment: records, their frames, and how damage is found. Pure.
 
 A frame is MAGIC, the payload's length and the CRC-32 of length and payload (both 32-bit big-endian)
-and the payload, one msgpack record. After damage, `scan` goes on at the next frame that is whole:
-the magic is there so that a broken length cannot hide what follows it.
+and the payload, one msgpack record. After damage, `scan` goes on at the next valid frame, which it
+finds by its magic even if a length is broken.
 
 Knows no file and no clock.
 """
@@ -24,13 +24,13 @@ HEADER = struct.Struct(">4sII")
 
 
 class OpenRecord(msgspec.Struct, frozen=True, tag_field="t", tag="open"):
-    """Admitted. Alone it bills nothing."""
+    """The admission of an attempt; without a checkpoint or a close it bills nothing."""
 
     attempt: Attempt
 
 
 class Checkpoint(msgspec.Struct, frozen=True, tag_field="t", tag="checkpoint"):
-    """Cumulative, input included: what the attempt costs if nothing more is ever heard of it."""
+    """The usage of an attempt so far, input included: it is billed if nothing follows."""
 
     attempt_id: str
     quantities: Quantities
@@ -54,8 +54,8 @@ class OpenAttempt(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint | None = None
 
     def recovered(self) -> UsageEvent:
-        """The bill of an attempt whose gateway is gone. Without a checkpoint it is for nothing:
-        such an event costs nobody anything, and tells `reconcile` whose attempt it was."""
+        """Return the event of an attempt whose gateway died. Without a checkpoint its quantities
+        are zero; it tells `reconcile` the attempt's org."""
         last = self.checkpoint
         return UsageEvent(
             attempt=self.attempt,
@@ -67,7 +67,8 @@ class OpenAttempt(msgspec.Struct, frozen=True):
 
 
 class SegmentStart(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
-    """First in every segment: all attempts open at that point, so that older segments may go."""
+    """The first record of a segment: the attempts that are open, so that older segments can be
+    deleted."""
 
     open: list[OpenAttempt]
     version: int = FORMAT_VERSION
@@ -80,7 +81,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 class PlacedRecord(NamedTuple):
-    """Bytes [start, end) of a segment: a record, or damage (None)."""
+    """The bytes [start, end) of a segment: a record, or damage (None)."""
 
     start: int
     end: int
@@ -94,7 +95,7 @@ def frame(record: Record) -> bytes:
 
 
 def scan(data: bytes, start: int = 0) -> Iterator[PlacedRecord]:
-    """Every record from `start` on, and every stretch that is none, in order and without gaps."""
+    """Yield every record and every span of damage from `start` on, in order and without gaps."""
     position = start
     while position < len(data):
         placed = _frame_at(data, position)
@@ -105,8 +106,8 @@ def scan(data: bytes, start: int = 0) -> Iterator[PlacedRecord]:
         position = placed.end
 
 
-def holding(data: bytes, needles: Sequence[bytes]) -> Iterator[Record]:
-    """Whole records in which one of `needles` stands, in their order; far cheaper than a scan."""
+def find_records(data: bytes, needles: Sequence[bytes]) -> Iterator[Record]:
+    """Yield the valid records that contain one of `needles`, in order; much faster than a scan."""
     starts = set[int]()
     for needle in needles:
         position = -1
@@ -119,8 +120,8 @@ def holding(data: bytes, needles: Sequence[bytes]) -> Iterator[Record]:
 
 
 def is_torn(data: bytes, damage: PlacedRecord) -> bool:
-    """Whether `damage` is the beginning of a last frame and nothing more: what a crash leaves of a
-    write that nobody was told of."""
+    """True if `damage` is the first part of the last frame, as a crash during a write leaves it:
+    nobody was told that it is on disk."""
     rest = len(data) - damage.start
     if rest < HEADER.size:
         return MAGIC.startswith(data[damage.start : damage.start + len(MAGIC)])
@@ -142,12 +143,12 @@ def _frame_at(data: bytes, position: int) -> PlacedRecord | None:
     try:
         return PlacedRecord(position, end, _decoder.decode(payload))
     except msgspec.MsgspecError:
-        # Whole but not understood (written by a newer version): kept as damage, never guessed at.
+        # A valid frame that cannot be decoded (written by a newer version) is kept as damage.
         return None
 
 
 def _next_frame(data: bytes, position: int) -> int:
-    """Return where the next whole record begins, or the end."""
+    """Return the start of the next valid record, or the end of `data`."""
     while (position := data.find(MAGIC, position)) >= 0:
         if _frame_at(data, position) is not None:
             return position
@@ -168,7 +169,7 @@ def apply(open_attempts: dict[str, OpenAttempt], record: Record) -> None:
         case OpenRecord(attempt=attempt):
             open_attempts[attempt.id] = OpenAttempt(attempt)
         case Checkpoint(attempt_id=attempt_id):
-            # Unknown when damage took its OPEN; the damage has raised its alarm already.
+            # Without a known attempt its OPEN was damaged, which has raised an alarm already.
             if known := open_attempts.get(attempt_id):
                 open_attempts[attempt_id] = OpenAttempt(known.attempt, record)
         case CloseRecord(event=event):

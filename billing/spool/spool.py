@@ -1,6 +1,6 @@
-"""The spool: the truth about usage until Postgres has it. Append-only, synced, on our own disk.
+"""The spool: an append-only, synced log on local disk that holds usage until Postgres has it.
 
-    spool = await Spool.open(directory)      # what a crash left open is billed now: `recovered`
+    spool = await Spool.open(directory)      # `recovered`: attempts that a crash left open
     spool.attempt_opened(attempt)            # buffered
     spool.checkpoint(id, quantities, False)  # buffered
     on_disk = await spool.attempt_begun(attempt, quantities)  # both, written; await on_disk
@@ -8,18 +8,17 @@
     batch = await spool.read_closed(1000); ...; await spool.commit(batch)      # the shipper's side
 
 Buffered records reach the disk within FLUSH_INTERVAL_S or with the next close. Closes share syncs:
-all that arrive while one fdatasync runs are written by the next. A close that is alone, with
-nothing else open, on a disk that has been quick of late, is synced on the spot: handing it to a
-thread and back takes longer, and nobody else is there to wait. Nothing bounds that sync: a disk
-that was quick NUM_TIMED times and then hangs stops the event loop for as long, and who comes
-meanwhile waits at the door, not at their own close. To wait so long and no longer takes a thread to
-wait for, and two thirds of what is saved (0.28 ms on the spot, 0.39 so, 0.46 by the loop). A disk
-without room fails closes with SpoolFull, keeps their records in memory and tries again every
-RETRY_INTERVAL_S; a sync that fails in any other way leaves the file in doubt: the spool stays
-broken until its process restarts.
+those that arrive while one fdatasync runs are written by the next. A single close, while nothing
+else is open and the disk has been quick of late, is synced on the event loop, because handing it to
+a thread and back takes longer. That sync has no time limit: a disk that was quick NUM_TIMED times
+and then hangs stops the event loop. A limit would need a thread, and cost two thirds of what is
+saved (0.28 ms on the event loop, 0.39 with a limit, 0.46 in a thread). On a full disk closes fail
+with SpoolFull, their records stay in memory, and writing is tried again every RETRY_INTERVAL_S. A
+sync that fails in any other way leaves the file in doubt: the spool stays broken until its process
+restarts.
 
-What has begun is synced beside all else, by the kernel where it does that (`sync`): the file
-is written meanwhile, and who comes then shares the next sync.
+`attempt_begun` syncs in the background (`sync`): the file is written meanwhile, and attempts that
+begin then share the next sync.
 
 Knows no database, price or tenant. Lives on one event loop.
 """
@@ -56,46 +55,46 @@ from billing.spool.format import (
     apply,
     frame,
 )
-from billing.spool.sync import SyncBeside
+from billing.spool.sync import BackgroundSync
 
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.05
-"""The most a checkpoint waits for its sync."""
+"""A checkpoint waits at most so long for its sync."""
 QUICK_SYNC_S = 0.002
-"""While each of the last NUM_TIMED syncs took no longer the disk is quick."""
+"""A disk is quick if none of the last NUM_TIMED syncs took longer."""
 NUM_TIMED = 8
 RETRY_INTERVAL_S = 0.25
 """Between attempts to write to a full disk."""
 LOCK_WAIT_S = 10.0
-"""How long a starting gateway waits for an adopter to finish with its directory."""
+"""A starting gateway waits so long for a process that adopts its directory."""
 SEGMENT_BYTES = 8 * 1024 * 1024
 MAX_SPOOL_BYTES = 1024 * 1024 * 1024
-"""Above this new attempts are refused; those under way may still close."""
+"""Above this new attempts are refused; running ones may still close."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class FlushBatch:
-    """The records that are flushed together: in the file and not synced, in no file yet, and who
-    waits."""
+    """Records that are flushed together, and the futures that wait for them."""
 
     written: bytearray = field(default_factory=bytearray)
+    """Records that are in the file and not synced."""
     data: bytearray = field(default_factory=bytearray)
+    """Records that are not in the file yet."""
     closes: int = 0
     waiters: list[Future[None]] = field(default_factory=list)
 
 
 def _retrieve(waiter: Future[None]) -> None:
-    """Retrieve a future's exception: whoever waits is told, and that nobody does is no error of its
-    own."""
+    """Mark a future's exception as retrieved: asyncio need not log it if nobody awaits it."""
     if not waiter.cancelled():
         waiter.exception()
 
 
 class Spool:
-    """One process's spool. Make it with `open`, end it with `shutdown` (or `remove`)."""
+    """The spool of one process. Open it with `open`, end it with `shutdown` or `remove`."""
 
     def __init__(
         self,
@@ -106,24 +105,25 @@ class Spool:
         max_bytes: int,
     ) -> None:
         self.recovered: list[UsageEvent] = files.recovered
-        """Attempts of the process before, billed at their last checkpoint (at nothing without)."""
+        """Attempts of the previous process, closed at their last checkpoint."""
         self.backlog = files.unshipped
         """Events on disk that Postgres may not have yet."""
         self._files, self._threads = files, threads
-        self._beside = SyncBeside(threads)
+        self._background = BackgroundSync(threads)
         self._synced = files.durable_end
-        """Where the shipper may read to; moves together with `backlog`."""
+        """The position up to which the shipper may read; moves together with `backlog`."""
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
         self._open: dict[str, OpenAttempt] = {}
         self._buffer, self._written = bytearray(), bytearray()
-        """Records that are nowhere else; and older ones, in the file and not synced."""
+        """Records that are in memory alone; and older ones, in the file and not synced."""
         self._buffered_closes = 0
-        """In either."""
+        """The number of closes in both."""
         self._sync_times_s = deque([inf], NUM_TIMED)
         self._flushing = False
-        """In a thread, which has the files meanwhile."""
+        """True while a thread uses the files."""
         self._syncing = False
-        """Beside it all: the file may be written meanwhile. Never both."""
+        """True while the file is synced in the background and may be written. Never with
+        `_flushing`."""
         self._not_syncing = asyncio.Event()
         self._waiters: list[Future[None]] = []
         self._failure: SpoolError | None = None
@@ -145,11 +145,11 @@ class Spool:
         max_bytes: int = MAX_SPOOL_BYTES,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> Spool:
-        """Lock, recover and take over `directory`, which is made if need be.
+        """Lock and recover `directory`, which is created if it is missing.
 
-        Raises: SpoolLocked when it is another process's; OSError when the disk refuses.
+        Raises: SpoolLocked when another process holds it; OSError when the disk fails.
         """
-        # One thread for the flusher and one for the shipper: neither waits for the other.
+        # The flusher and the shipper use a thread each, so neither waits for the other.
         threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="spool")
         loop = asyncio.get_running_loop()
         try:
@@ -163,7 +163,7 @@ class Spool:
 
     @property
     def healthy(self) -> bool:
-        """False: admit nothing, it could not be accounted for."""
+        """False if no new attempt may be admitted, because it could not be recorded."""
         return self._failure is None and self._files.total_bytes < self._max_bytes
 
     @property
@@ -173,32 +173,32 @@ class Spool:
     # The gateway's side.
 
     def attempt_opened(self, attempt: Attempt) -> None:
-        """Note that `attempt` may begin. An OPEN alone bills nothing, so nobody waits for it.
+        """Record, buffered, that an attempt was admitted; an OPEN alone bills nothing.
 
         Raises: SpoolFull, SpoolBroken.
         """
         if self._failure is not None:
             raise copy(self._failure)
         if not self.healthy:
-            raise SpoolFull(f"{self.directory} holds {self._max_bytes} bytes that did not ship")
+            raise SpoolFull(f"{self.directory} has {self._max_bytes} bytes that are not shipped")
         self._append(OpenRecord(attempt))
 
     def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:
-        """Cumulative usage so far, input included: the bill, should this process die."""
+        """Record, buffered, the usage so far, input included: it is billed if this process dies."""
         record = Checkpoint(attempt_id, quantities, estimated, time.time())
         if self._failure is None:
             self._append(record)
         else:
-            # A full disk keeps what is queued; checkpoints would queue without bound, and are
-            # superseded by the next one or by the close.
+            # On a full disk checkpoints would be queued without bound; the next one or the close
+            # replaces this one.
             apply(self._open, record)
 
     async def attempt_begun(self, attempt: Attempt, quantities: Quantities) -> Future[None]:
-        """Write that `attempt` begins now and costs `quantities`, before anybody else hears of it:
-        a process that is killed has left it to be billed. What this returns is done once it is on
-        disk, where it survives the machine as well; that raises SpoolFull, SpoolBroken, too.
+        """Write that an attempt begins and costs `quantities`, which are billed if this process is
+        killed from now on. Return a future that is done once the record is on disk and survives a
+        power failure; it raises SpoolFull, SpoolBroken.
 
-        Raises: SpoolFull, SpoolBroken; then it did not begin, and is to be voided.
+        Raises: SpoolFull, SpoolBroken; then the attempt did not begin, and is to be voided.
         """
         self.attempt_opened(attempt)
         self.checkpoint(attempt.id, quantities, False)
@@ -208,43 +208,42 @@ class Spool:
             self._urgent.set()
             await on_disk  # another thread has the file
         else:
-            self._write_here()
-            self._sync_what_is_written()
+            self._write_buffer()
+            self._sync_written()
         return on_disk
 
     async def close(self, *events: UsageEvent) -> None:
-        """Put events on disk, together; they are acknowledged when this returns.
+        """Write events to disk, together; they are acknowledged when this returns.
 
-        Raises: SpoolFull (not on disk; kept in memory, and billed if room comes before the process
-        ends), SpoolBroken (the attempt bills at its last checkpoint after a restart; so it does
-        after the end).
+        Raises: SpoolFull (the events stay in memory and are billed if room is made before the
+        process ends); SpoolBroken (a restart bills the attempts at their last checkpoint).
         """
         self.close_buffered(*events)
-        if self._is_alone:
-            self._flush_here()
+        if self._may_block_loop:
+            self._flush_on_loop()
             return
         self._urgent.set()
         await self._when_flushed()
 
     def close_buffered(self, *events: UsageEvent) -> None:
-        """Events that cost what is on disk already (`attempt_begun`): nobody waits, as a crash
-        takes with it no more than how they ended. Raises: SpoolBroken, as `close`."""
+        """Close attempts whose cost is on disk already (`attempt_begun`), without waiting: a crash
+        loses only how they ended. Raises: SpoolBroken, as `close`."""
         if isinstance(self._failure, SpoolBroken):
             raise copy(self._failure)
         if self._flusher.done():
-            raise SpoolBroken(f"{self.directory} is let go of")
+            raise SpoolBroken(f"{self.directory} is released")
         self._append(*map(CloseRecord, events))
         self._buffered_closes += len(events)
 
     def _when_flushed(self) -> Future[None]:
-        """Done once what was appended in this very turn of the loop is on disk. Raises: SpoolFull,
+        """Return a future that is done once the buffered records are on disk. It raises SpoolFull,
         SpoolBroken."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         return waiter
 
     async def void(self, attempt_id: str) -> None:
-        """The attempt never ran. Buffered: an OPEN that stays alone means the same."""
+        """Record, buffered, that an attempt never ran; an OPEN alone means the same."""
         self._append(VoidRecord(attempt_id))
 
     def _append(self, *records: Record) -> None:
@@ -256,11 +255,11 @@ class Spool:
     # The shipper's side: one reader at a time.
 
     async def wait_readable(self) -> None:
-        """Until there is something to ship or a finished segment to drop."""
+        """Wait until there is an event to ship or a finished segment to delete."""
         await self._readable.wait()
 
     async def read_closed(self, limit: int) -> Batch:
-        """The oldest events that have not shipped; none is skipped and none is marked."""
+        """Read the oldest events that have not shipped; the cursor stays."""
         end, expected = self._synced, self.backlog
         batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
         if batch.end == end and len(batch.events) < expected:
@@ -268,26 +267,26 @@ class Spool:
         return batch
 
     async def commit(self, batch: Batch) -> None:
-        """Postgres has committed `batch`, the result of the latest `read_closed`."""
+        """Move the cursor behind the batch of the latest `read_closed`, which Postgres has."""
         await self._in_thread(lambda: self._files.commit(batch))
         self.backlog -= len(batch.events) + batch.lost
         if not self.backlog:
             self._readable.clear()
 
     async def quarantine(self, event: UsageEvent) -> None:
-        """Put an event aside that Postgres will never take, where a person finds it."""
+        """Keep an event that Postgres refuses in a file for a person."""
         data = frame(CloseRecord(event))
         await self._in_thread(lambda: self._files.quarantine(f"{event.id}.refused", data))
 
     # The end.
 
     async def shutdown(self) -> None:
-        """Flush what is buffered and let go of the directory; open attempts stay open in it."""
+        """Flush the buffer and unlock the directory, in which open attempts stay open."""
         await self._stop()
         self._files.release()
 
     async def remove(self) -> None:
-        """Delete the directory; everything in it must have shipped."""
+        """Delete the directory, whose events must all be shipped."""
         assert not self.backlog and not self._open, "a spool in use cannot be removed"
         await self._stop()
         self._files.remove()
@@ -297,7 +296,7 @@ class Spool:
         self._dirty.set()
         self._urgent.set()
         await self._flusher
-        self._beside.close()
+        self._background.close()
         self._threads.shutdown()
 
     # The flusher.
@@ -309,7 +308,7 @@ class Spool:
             while self._syncing:
                 await self._not_syncing.wait()
             if isinstance(self._failure, SpoolBroken):
-                return  # a close that was alone found out meanwhile: what is buffered was refused
+                return  # a close on the event loop failed meanwhile: the buffer was refused
             self._dirty.clear()
             self._urgent.clear()
             self._flushing = True
@@ -323,7 +322,7 @@ class Spool:
                 return
 
     async def _pause_for_a_close(self) -> None:
-        """Let buffered records gather, but never make a close wait."""
+        """Wait for more records, but never let a close wait."""
         try:
             async with asyncio.timeout(FLUSH_INTERVAL_S):
                 await self._urgent.wait()
@@ -331,9 +330,8 @@ class Spool:
             return
 
     @property
-    def _is_alone(self) -> bool:
-        """True if buffered records may be synced on the event loop: no request is there that would
-        wait."""
+    def _may_block_loop(self) -> bool:
+        """True if the buffer may be synced on the event loop: no other request would wait."""
         return (
             not (self._open or self._flushing or self._syncing or self._waiters)
             and not (self._is_full or self._stopping)
@@ -343,12 +341,12 @@ class Spool:
 
     @property
     def _is_full(self) -> bool:
-        """The segment is, with what is buffered."""
+        """True if the segment is full with the buffered records."""
         pending = len(self._written) + len(self._buffer)
         return self._files.durable_end.offset + pending >= self._segment_bytes
 
-    def _flush_here(self) -> None:
-        """Raises: SpoolFull, SpoolBroken."""
+    def _flush_on_loop(self) -> None:
+        """Write and sync the buffer. Raises: SpoolFull, SpoolBroken."""
         taken = self._take()
         try:
             self._sync_times_s.append(self._files.append(taken.data))
@@ -356,8 +354,8 @@ class Spool:
             raise self._not_flushed(error, taken) from error
         self._succeeded(taken)
 
-    def _write_here(self) -> None:
-        """All that is buffered, and not synced. Raises: SpoolFull, SpoolBroken."""
+    def _write_buffer(self) -> None:
+        """Write the buffer without a sync. Raises: SpoolFull, SpoolBroken."""
         data, self._buffer = self._buffer, bytearray()
         try:
             self._files.write(data)
@@ -365,46 +363,47 @@ class Spool:
             raise self._not_flushed(error, FlushBatch(data=data)) from error
         self._written += data
 
-    def _sync_what_is_written(self) -> None:
-        """Beside all else, from now on, and again for who comes meanwhile: a turn of the loop
-        earlier than the flusher would begin it, and two earlier when it tells who waits."""
+    def _sync_written(self) -> None:
+        """Sync the written records in the background, and again for those that are written
+        meanwhile. This starts one iteration of the event loop earlier than the flusher would, and
+        reports two iterations earlier."""
         if self._syncing:
             return
         if self._buffer or self._is_full or self._stopping or self._failure is not None:
-            self._urgent.set()  # there is more to do than to sync
+            self._urgent.set()  # the flusher also writes, rotates or retries
             return
         self._syncing = True
         self._not_syncing.clear()
         taken = self._take()
         taken.waiters, self._waiters = self._waiters, []
-        self._beside.sync(self._files.fd, partial(self._sync_ended, taken))
+        self._background.sync(self._files.fd, partial(self._sync_ended, taken))
 
-    def _sync_ended(self, taken: FlushBatch, ended: float | Exception) -> None:
+    def _sync_ended(self, taken: FlushBatch, result: float | Exception) -> None:
         self._syncing = False
         self._not_syncing.set()
-        if isinstance(ended, float):
-            self._sync_times_s.append(ended)
+        if isinstance(result, float):
+            self._sync_times_s.append(result)
             self._files.synced(len(taken.written))
             self._succeeded(taken)
             if self._waiters:
-                self._sync_what_is_written()
+                self._sync_written()
             return
         try:
             self._files.cut()
         except OSError as error:
-            ended = error
+            result = error
         taken.written += self._written
         self._written = bytearray()
-        self._not_flushed(ended, taken)
+        self._not_flushed(result, taken)
 
     async def _flush(self) -> None:
-        """Write and sync all that is buffered, tell those who wait, rotate when it is time."""
+        """Write and sync the buffer, wake the waiters, and rotate a full segment."""
         full, taken = self._is_full, self._take()
         taken.waiters, self._waiters = self._waiters, []
         if not (taken.data or taken.written):
             return  # it was flushed meanwhile
         try:
-            # The carried attempts must be those of this moment: after `data`, before what comes.
+            # The next segment carries the attempts that are open after `data`, before later ones.
             start = frame(SegmentStart(list(self._open.values()))) if full else None
             took_s = await self._in_thread(lambda: self._files.append(taken.data))
             self._sync_times_s.append(took_s)
@@ -421,8 +420,7 @@ class Spool:
         return taken
 
     def _not_flushed(self, error: Exception, taken: FlushBatch) -> SpoolError:
-        """Fail a flush: whatever went wrong, nobody may wait for it forever, and nothing may look
-        healthy."""
+        """Fail a flush: wake its waiters, keep its records and mark the spool as failed."""
         failure = self._failed(error, taken.waiters)
         self._buffer[:0] = taken.written + taken.data
         self._buffered_closes += taken.closes
@@ -430,7 +428,7 @@ class Spool:
         return copy(failure)
 
     def _succeeded(self, taken: FlushBatch) -> None:
-        if isinstance(self._failure, SpoolFull):  # what is broken stays so
+        if isinstance(self._failure, SpoolFull):  # a broken spool stays broken
             log.warning("spool %s: writing again", self.directory)
             self._failure = None
         for waiter in taken.waiters:
@@ -460,10 +458,10 @@ class Spool:
         try:
             await self._in_thread(lambda: self._files.rotate(start))
         except OSError as error:
-            # The segment in use stays in use, and the next flush tries again.
+            # The segment stays in use, and the next flush tries again.
             log.warning("spool %s: cannot begin a segment: %s", self.directory, error.strerror)
         except Exception as error:
-            # Nobody knows which segment is in use now.
+            # It is unknown which segment is in use now.
             self._failed(error, [])
         else:
             self._synced = self._files.durable_end

@@ -1,14 +1,13 @@
-"""A file that is synced beside everything else, with no thread of ours that would wait for it.
+"""Sync a file in the background, by the kernel where it can, else in a thread.
 
-    beside = SyncBeside.begun(threads)
-    beside.sync(fd, ended)      # ended(seconds) or ended(OSError), on the event loop, later
-    beside.close()
+    syncs = BackgroundSync(threads)
+    syncs.sync(fd, on_done)      # calls on_done(seconds) or on_done(OSError) on the event loop
+    syncs.close()
 
-Python's threads take turns: one that is to sync begins when whoever asked for it rests, and has to
-be waited for again when it is done, which costs a third of a call's time where calls are short. The
-kernel syncs by itself where it is asked to (Linux AIO, IOCB_CMD_FDSYNC since 4.18; io_submit(2)):
-0.11 ms of processor time instead of 0.22, begun at once. Where it refuses (a sandbox may forbid the
-calls, a filesystem may not know them, fs.aio-max-nr may be spent) a thread does it.
+A thread starts only when the event loop gives up the GIL, and has to get it back at the end, which
+takes a third of a short call's time. Linux AIO (IOCB_CMD_FDSYNC since 4.18; io_submit(2)) starts at
+once and takes 0.11 ms of processor time instead of 0.22. A thread syncs where the kernel refuses: a
+sandbox may forbid the calls, a filesystem may lack them, fs.aio-max-nr may be used up.
 
 Lives on one event loop.
 """
@@ -29,15 +28,15 @@ if sys.platform == "linux":
 
 log = logging.getLogger(__name__)
 
-Ended = Callable[[float | Exception], None]
+OnDone = Callable[[float | Exception], None]
 
 MAX_REQUESTS = 4
-"""That the kernel keeps room for. A spool has one at a time."""
+"""The kernel reserves room for so many; a spool has one at a time."""
 NEGATIVE = 1 << 63
-"""Results come as they lie in 64 bits: from here on they are less than zero."""
+"""Results are unsigned 64-bit numbers; from here on they stand for negative ones."""
 
 
-class SyncBeside:
+class BackgroundSync:
     def __init__(self, threads: Executor) -> None:
         self._threads, self._loop = threads, asyncio.get_running_loop()
         self._kernel = _kernel()
@@ -48,27 +47,26 @@ class SyncBeside:
     def is_by_kernel(self) -> bool:
         return self._kernel is not None
 
-    def sync(self, fd: int, ended: Ended) -> None:
-        """Sync what was written to `fd` before now. `ended` hears the seconds that it took, or why
-        it is not known to be on disk. Raises nothing."""
-        if self._kernel is not None and self._asked_of_kernel(fd, ended):
-            return
-        self._threads.submit(self._in_thread, fd, ended)
+    def sync(self, fd: int, on_done: OnDone) -> None:
+        """Sync what was written to `fd` before now, and call `on_done` with the seconds that it
+        took, or with the error."""
+        if self._kernel is None or not self._submit_to_kernel(fd, on_done):
+            self._threads.submit(self._sync_in_thread, fd, on_done)
 
     def close(self) -> None:
-        """Once nothing is under way."""
+        """Stop listening to the kernel; no sync may be running."""
         if self._kernel is not None:
             self._loop.remove_reader(self._kernel.fileno)
             self._kernel = None
 
-    def _asked_of_kernel(self, fd: int, ended: Ended) -> bool:
+    def _submit_to_kernel(self, fd: int, on_done: OnDone) -> bool:
         assert self._kernel is not None
         operation = linux_aio.Operation.fdsync(fd)
-        operation.set_callback(partial(_tell, ended, time.perf_counter()))
+        operation.set_callback(partial(_finish, on_done, time.perf_counter()))
         try:
             self._kernel.submit(operation)
         except (ValueError, OSError, SystemError) as error:
-            log.warning("spool: the kernel syncs nothing by itself (%s): threads do", error)
+            log.warning("spool: Linux AIO is not available (%s), syncing in threads", error)
             self.close()
             return False
         return True
@@ -78,14 +76,14 @@ class SyncBeside:
         self._kernel.poll()
         self._kernel.process_events()
 
-    def _in_thread(self, fd: int, ended: Ended) -> None:
+    def _sync_in_thread(self, fd: int, on_done: OnDone) -> None:
         began_at = time.perf_counter()
         try:
             os.fdatasync(fd)
-            found: float | Exception = time.perf_counter() - began_at
+            result: float | Exception = time.perf_counter() - began_at
         except Exception as error:
-            found = error
-        self._loop.call_soon_threadsafe(ended, found)
+            result = error
+        self._loop.call_soon_threadsafe(on_done, result)
 
 
 def _kernel() -> linux_aio.Context | None:
@@ -94,13 +92,13 @@ def _kernel() -> linux_aio.Context | None:
     try:
         return linux_aio.Context(max_requests=MAX_REQUESTS)
     except (ValueError, OSError, SystemError) as error:
-        log.info("spool: the kernel syncs nothing by itself (%s): threads do", error)
+        log.info("spool: Linux AIO is not available (%s), syncing in threads", error)
         return None
 
 
-def _tell(ended: Ended, began_at: float, result: int) -> None:
+def _finish(on_done: OnDone, began_at: float, result: int) -> None:
     if result >= NEGATIVE:
         number = 2 * NEGATIVE - result
-        ended(OSError(number, os.strerror(number)))
+        on_done(OSError(number, os.strerror(number)))
     else:
-        ended(time.perf_counter() - began_at)
+        on_done(time.perf_counter() - began_at)

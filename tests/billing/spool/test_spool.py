@@ -230,7 +230,7 @@ async def test_a_spool_that_holds_too_much_admits_nothing_new(tmp_path: Path) ->
     spool.attempt_opened(attempt)
     while spool.healthy:
         await spool.close(an_event())
-    with pytest.raises(SpoolFull, match="did not ship"):
+    with pytest.raises(SpoolFull, match="not shipped"):
         spool.attempt_opened(an_attempt())
     await spool.close(an_event(attempt))
     while spool.backlog:

@@ -200,7 +200,7 @@ class SpoolMachine(RuleBasedStateMachine):
         leaves it, or of all that was not synced."""
         self.spool._flusher.cancel()
         self.run(asyncio.wait([self.spool._flusher]))
-        self.spool._beside.close()
+        self.spool._background.close()
         self.spool._threads.shutdown()
         held, unsynced = bytes(self.spool._buffer), bytes(self.spool._written)
         segment = self.spool._files._segment_path(self.spool._files.durable_end.segment)

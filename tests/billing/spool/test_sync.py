@@ -17,7 +17,7 @@ import pytest
 from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities
 from billing.spool.spool import FLUSH_INTERVAL_S, NUM_TIMED, Spool
-from billing.spool.sync import SyncBeside, _tell
+from billing.spool.sync import BackgroundSync, _finish
 from tests.billing.samples import an_attempt, an_event
 
 
@@ -287,34 +287,34 @@ async def test_a_sync_that_finds_no_room_takes_along_what_was_written_meanwhile(
 
 async def test_the_kernel_syncs_by_itself_and_says_why_it_cannot(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
-        beside = SyncBeside(threads)
-        if not beside.is_by_kernel:
+        background = BackgroundSync(threads)
+        if not background.is_by_kernel:
             pytest.skip("the kernel refuses here")
         with (tmp_path / "file").open("wb") as file:
             file.write(b"written")
-            assert isinstance(await synced(beside, file.fileno()), float)
-        assert beside.is_by_kernel
+            assert isinstance(await synced(background, file.fileno()), float)
+        assert background.is_by_kernel
         read, write = os.pipe()
-        found = await synced(beside, write)  # no file; and no thread can sync it either
+        found = await synced(background, write)  # no file; and no thread can sync it either
         assert isinstance(found, OSError) and found.errno == errno.EINVAL
-        assert not beside.is_by_kernel, "what refused is not asked again"
+        assert not background.is_by_kernel, "what refused is not asked again"
         for fd in (read, write):
             os.close(fd)
         with (tmp_path / "file").open("ab") as file:
-            assert isinstance(await synced(beside, file.fileno()), float)
-        beside.close()
+            assert isinstance(await synced(background, file.fileno()), float)
+        background.close()
 
 
-async def synced(beside: SyncBeside, fd: int) -> float | Exception:
+async def synced(background: BackgroundSync, fd: int) -> float | Exception:
     found: asyncio.Future[float | Exception] = asyncio.get_running_loop().create_future()
-    beside.sync(fd, found.set_result)
+    background.sync(fd, found.set_result)
     return await asyncio.wait_for(found, timeout=30)
 
 
 def test_what_the_kernel_says_is_told_as_an_error_of_its_own() -> None:
     heard: list[float | Exception] = []
-    _tell(heard.append, time.perf_counter(), 2**64 - errno.ENOSPC)
-    _tell(heard.append, time.perf_counter(), 0)
+    _finish(heard.append, time.perf_counter(), 2**64 - errno.ENOSPC)
+    _finish(heard.append, time.perf_counter(), 0)
     failed, took_s = heard
     assert isinstance(failed, OSError) and failed.errno == errno.ENOSPC
     assert isinstance(took_s, float)
