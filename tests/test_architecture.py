@@ -17,8 +17,15 @@ ADDED = (
     *("MCP check", "alert", "CLI command", "metric", "setting"),
 )
 STOP = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+NAMED = re.compile(r"`((?:[\w.]+/)+\w+\.(?:py|lua))(?::([A-Za-z_][\w.]*))?`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md"]
+
+
+DOCUMENTS = sorted(
+    [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PAGES)]
+    + [path for room in ROOMS if (path := ROOT / room / "README.md").is_file()]
+)
 
 
 def page() -> str:
@@ -98,7 +105,17 @@ def test_each_thing_that_is_added_often_has_its_place() -> None:
         assert [p for p in places if "/" in p and not (ROOT / p).exists()] == [], thing
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name: str) -> None:
-    folder = (ROOT / name).parent
-    assert [t for t in LINK.findall((ROOT / name).read_text()) if not (folder / t).exists()] == []
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    assert [t for t in LINK.findall(path.read_text()) if not (path.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_modules_that_a_page_names_exist(path: Path) -> None:
+    """A room's README names them from its own folder, other pages from the root."""
+    missing = []
+    for name, symbol in NAMED.findall(path.read_text()):
+        file = next((f for base in (path.parent, ROOT) if (f := base / name).is_file()), None)
+        if file is None or (symbol and definition(file, symbol) is None):
+            missing.append(f"{name}:{symbol}" if symbol else name)
+    assert missing == []
