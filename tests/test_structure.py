@@ -36,7 +36,7 @@ DOCSTRINGS_WITHOUT_A_VERB = {"product": 0, "elsewhere": 0}
 FIELD_TEXTS_WITHOUT_A_VERB = {
     "foundation": 0,
     "engine": 7,
-    "gateway": 158,
+    "gateway": 129,
     "billing": 58,
     "mcp_bridge": 92,
     "elsewhere": 82,

@@ -1,8 +1,4 @@
-"""The parts of one process's authorization server that its endpoints share.
-
-Data, and what several endpoints say alike: what a token is good for, what it may do, who it is
-bound to.
-"""
+"""The services of the authorization server, and the checks that several of its endpoints share."""
 
 from __future__ import annotations
 
@@ -28,9 +24,11 @@ MAX_SCOPES = 64
 
 
 class Authority(msgspec.Struct, frozen=True, kw_only=True):
+    """The authorization server of one process."""
+
     issuer: str
     db: AsyncEngine
-    """The system pool: a client, a code, a token are found before their org is known."""
+    """The system pool: clients, codes and tokens are looked up before their org is known."""
     redis: Redis
     keys: KeyRing
     clients: ClientAuthentication
@@ -48,24 +46,26 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         return datetime.fromtimestamp(self.clock(), UTC)
 
     def narrowed_resources(
-        self, asked: list[str], granted: Sequence[str], org_id: str
+        self, requested: list[str], granted: Sequence[str], org_id: str
     ) -> list[str]:
-        """Return what a token is good for: the requested part of what was granted; without a
-        request, the API. Raises: OAuthError."""
-        known = list(granted) or [self.issuer + API_PATH]
+        """Return the resources of a token: the requested ones of the granted, or all of them.
+
+        A grant without resources is for the API. Raises: OAuthError.
+        """
+        allowed = list(granted) or [self.issuer + API_PATH]
         try:
-            wanted = find_resources(asked, self.issuer)
-            owners = {each.org_id for each in find_resources(known, self.issuer)}
+            wanted = find_resources(requested, self.issuer)
+            owners = {each.org_id for each in find_resources(allowed, self.issuer)}
         except InvalidTarget as error:
             raise OAuthError("invalid_target", str(error)) from error
-        uris = [each.uri for each in wanted] or known
-        if not set(uris) <= set(known) or not owners <= {None, org_id}:
+        uris = [each.uri for each in wanted] or allowed
+        if not set(uris) <= set(allowed) or not owners <= {None, org_id}:
             raise OAuthError("invalid_target", "more than was granted")
         return uris
 
 
 class IssuedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 6749, 5.1; OpenID Connect Core, 3.1.3.3; RFC 8693, 2.2.1."""
+    """A token response (RFC 6749, 5.1; OpenID Connect Core, 3.1.3.3; RFC 8693, 2.2.1)."""
 
     access_token: str
     token_type: str
@@ -79,21 +79,20 @@ class IssuedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return f"TokenAnswer({self.token_type})"
 
 
-def narrowed_scopes(asked: str | None, granted: Collection[str]) -> list[str]:
-    """Return the scopes of a token, sorted.
+def narrowed_scopes(requested: str | None, granted: Collection[str]) -> list[str]:
+    """Return the scopes of a token, sorted: the requested ones, or all that were granted.
 
-    Raises: OAuthError where `asked` is malformed or more than was granted, or where nothing is
-    left.
+    Raises: OAuthError if more is requested than was granted, or if there are none.
     """
-    if asked is None:
-        wanted = set(granted)
+    if requested is None:
+        scopes = set(granted)
     else:
-        wanted = set(asked.split(" "))
-        if len(wanted) > MAX_SCOPES or not wanted <= policy.expanded(granted):
+        scopes = set(requested.split(" "))
+        if len(scopes) > MAX_SCOPES or not scopes <= policy.expanded(granted):
             raise OAuthError("invalid_scope", "more than was granted")
-    if not wanted:
-        raise OAuthError("invalid_scope", "nothing")
-    return sorted(wanted)
+    if not scopes:
+        raise OAuthError("invalid_scope", "none")
+    return sorted(scopes)
 
 
 def check_grant_type(client: Client, grant_type: str) -> None:
@@ -103,9 +102,13 @@ def check_grant_type(client: Client, grant_type: str) -> None:
 
 
 def check_binding(client: Client, jkt: str | None, bound_to: str | None = None) -> None:
-    """Raises: OAuthError where a key had to be proven, or another one."""
+    """Check the proof of a DPoP key. `jkt`: the thumbprint of the key that was proven, if any;
+    `bound_to`: that of the key that the code or token is bound to.
+
+    Raises: OAuthError.
+    """
     if jkt is None and (client.dpop_bound or bound_to is not None):
-        raise OAuthError("invalid_dpop_proof", "none")
+        raise OAuthError("invalid_dpop_proof", "missing")
     if bound_to is not None and jkt != bound_to:
         raise OAuthError("invalid_grant", "bound to another key")
 
@@ -115,6 +118,5 @@ def token_type(jkt: str | None) -> str:
 
 
 def expiry(now: float, *bounds: int) -> int:
-    """Return the end of a token in Unix seconds: ten minutes from now, and not after any of
-    `bounds`."""
-    return min(int(now) + MAX_LIFETIME_S, *bounds) if bounds else int(now) + MAX_LIFETIME_S
+    """Return the `exp` of a token: MAX_LIFETIME_S from now, and not after any of `bounds`."""
+    return min([int(now) + MAX_LIFETIME_S, *bounds])

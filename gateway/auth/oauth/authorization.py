@@ -54,7 +54,7 @@ class Authorization(msgspec.Struct, frozen=True, kw_only=True):
     secret: Secret
     clients: Clients
     codes: Peppers
-    """Of authorization codes."""
+    """Hashes authorization codes."""
     sessions: Peppers
     seals: Seals
     passwords: Passwords

@@ -1,21 +1,17 @@
-"""Authenticates clients (RFC 6749, section 2.3): by a secret in the header or in the body, by an
-assertion, or by name alone.
+"""Authenticates clients (RFC 6749, section 2.3): by a secret in the header or body, by an
+assertion, or by their id alone (public clients). Each uses the method that it registered.
 
-A client authenticates in the one way that it registered. Knows no grant.
-
-Secrets are ours, with 256 random bits; guesses are bounded all the same, by failures of one client
-from one address: whoever guesses from elsewhere locks nobody out, and successes are never counted.
-Nor does a neighbour behind the same address: a secret that was right before is looked at whatever
-others have guessed, and where there is no secret to guess (a name alone, a signature) nothing is
-counted. All processes count together (`throttle`); each counts by itself too, which is what is left
-of the bound without Redis.
+Secrets have 256 random bits; guesses are bounded all the same, per client and address, so that
+nobody locks out a client at another address. A client at the same address is not locked out either:
+a secret that was right before is checked however many guesses failed. Assertions and public clients
+have no secret to guess, and are not counted. All processes share the count (`throttle`); each has
+its own too, for while Redis is away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import logging
 import math
 import time
@@ -44,13 +40,14 @@ T = TypeVar("T")
 
 MAX_FAILURES = 10
 FAILURE_WINDOW_S = 60.0
-"""Per process, client and address; together, `throttle.FAILED`."""
+"""The window of MAX_FAILURES, per process, client and address; `throttle.FAILED` bounds all
+processes."""
 SHARED_TIMEOUT_S = 0.25
-"""So long a token waits for a Redis that does not answer."""
+"""A token request waits for Redis no longer than this."""
 KIND = "client"
 MAX_COUNTED = 16_384
 MAX_KNOWN = 16_384
-"""Secrets that were right, in each process."""
+"""The maximum of right secrets that each process remembers."""
 MAX_HEADER_BYTES = 8 * 1024
 
 
@@ -58,21 +55,21 @@ class PresentedCredentials(msgspec.Struct, frozen=True):
     method: str
     client_id: str
     secret: str = ""
-    """Or the assertion."""
+    """The secret, or the assertion."""
 
     def __repr__(self) -> str:
         return f"PresentedCredentials({self.method})"
 
 
 class ClientFailures:
-    """How often a client has failed from an address, in windows."""
+    """Counts failures by client and address, in windows of FAILURE_WINDOW_S."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counts: Lru[tuple[str, str], tuple[float, int]] = Lru(MAX_COUNTED)
 
     def wait_s(self, client_id: str, address: str) -> int:
-        """Return for how many seconds no guess is heard."""
+        """Return the seconds until the next attempt may come."""
         started, count = self._current(client_id, address)
         if count < MAX_FAILURES:
             return 0
@@ -93,8 +90,11 @@ class ClientFailures:
 
 
 class ClientAuthentication:
-    """`db`: the system pool. `audiences`: what an assertion may be addressed to. `clock`: Unix
-    seconds; `monotonic`: what windows are measured with."""
+    """The client authentication of one process.
+
+    `db`: the system pool. `audiences`: the valid `aud` of assertions. `clock`: Unix seconds;
+    `monotonic`: monotonic seconds, for windows.
+    """
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ClientAuthentication:
         self._clock = clock
         self._failures = ClientFailures(monotonic)
         self._known: Lru[tuple[str, str], bool] = Lru(MAX_KNOWN)
-        """Secrets that were right, by client and as they stand in the database."""
+        """Secrets that were right, by client and hash."""
 
     async def authenticate(self, form: Form, authorization: str | None, address: str) -> Client:
         """Raises: OAuthError."""
@@ -145,8 +145,8 @@ class ClientAuthentication:
     async def _check_secret(self, client_id: str, secret: str, address: str) -> None:
         """Raises: OAuthError."""
         digest = self._clients.peppers.hash(secret)
-        asked = self._throttle.failures(KIND, account=client_id, address=address)
-        shared = await self._shared(asked) or FailureCount()
+        counting = self._throttle.failures(KIND, account=client_id, address=address)
+        shared = await self._shared(counting) or FailureCount()
         wait_s = max(self._failures.wait_s(client_id, address), math.ceil(shared.wait_s))
         if wait_s > 0 and not await self._was_right(client_id, digest):
             raise too_often("too many failures", retry_after_s=wait_s)
@@ -173,20 +173,23 @@ class ClientAuthentication:
             await self._shared(self._throttle.know(KIND, client_id, digest))
 
     async def _failed(self, client_id: str, digest: str, address: str) -> None:
-        """A secret that was right and no longer is opens no way around the bound either."""
+        """Count a failure, and forget that the secret was right: it may have been rotated."""
         self._known.drop((client_id, digest))
         self._failures.count(client_id, address)
         await self._shared(self._throttle.unknow(KIND, client_id, digest))
         await self._shared(self._throttle.failed(KIND, account=client_id, address=address))
 
-    async def _shared(self, asked: Awaitable[T]) -> T | None:
-        """Await what all processes count together; None where Redis cannot say."""
+    async def _shared(self, operation: Awaitable[T]) -> T | None:
+        """Await an operation on the shared counters; None if Redis does not answer."""
         try:
             async with asyncio.timeout(SHARED_TIMEOUT_S):
-                found = await asked
+                found = await operation
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             if not self._throttle_fails:
-                log.warning("guesses are bounded by process alone (%s)", type(error).__name__)
+                log.warning(
+                    "failed client authentications are counted per process only (%s)",
+                    type(error).__name__,
+                )
             self._throttle_fails = True
             return None
         self._throttle_fails = False
@@ -196,11 +199,11 @@ class ClientAuthentication:
 def read(form: Form, authorization: str | None) -> PresentedCredentials:
     """Raises: OAuthError; a request must use one method (RFC 6749, 2.3)."""
     named = form.get("client_id")
-    ways: list[PresentedCredentials] = []
+    presented: list[PresentedCredentials] = []
     if authorization:
-        ways.append(_basic(authorization))
+        presented.append(_basic(authorization))
     if form.get("client_secret") is not None:
-        ways.append(
+        presented.append(
             PresentedCredentials(
                 "client_secret_post", form.require("client_id"), form.require("client_secret")
             )
@@ -209,20 +212,20 @@ def read(form: Form, authorization: str | None) -> PresentedCredentials:
         if form.get("client_assertion_type") != rfc7523_assertion.TYPE:
             raise invalid_client("another type of assertion")
         assertion = form.require("client_assertion")
-        ways.append(
+        presented.append(
             PresentedCredentials(
                 "private_key_jwt", rfc7523_assertion.stated_client(assertion), assertion
             )
         )
-    if not ways:
+    if not presented:
         if named is None:
             raise invalid_client("no client")
         return PresentedCredentials("none", named)
-    if len(ways) > 1:
-        raise OAuthError("invalid_request", "two ways to authenticate")
-    if named is not None and named != ways[0].client_id:
+    if len(presented) > 1:
+        raise OAuthError("invalid_request", "two authentication methods")
+    if named is not None and named != presented[0].client_id:
         raise OAuthError("invalid_request", "two clients")
-    return ways[0]
+    return presented[0]
 
 
 def _basic(authorization: str) -> PresentedCredentials:
@@ -232,7 +235,7 @@ def _basic(authorization: str) -> PresentedCredentials:
         raise invalid_client("another scheme")
     try:
         pair = base64.b64decode(encoded.strip(), validate=True).decode()
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise invalid_client("not base64") from error
     client_id, colon, secret = pair.partition(":")
     if not colon:

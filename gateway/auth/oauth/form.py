@@ -1,8 +1,5 @@
-"""Bodies of the OAuth endpoints: application/x-www-form-urlencoded, each parameter once (RFC 6749,
-3.2).
-
-Pure.
-"""
+"""Parses the bodies of the OAuth endpoints: application/x-www-form-urlencoded, each parameter once
+(RFC 6749, 3.2)."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ MEDIA_TYPE = "application/x-www-form-urlencoded"
 MAX_BODY_BYTES = 64 * 1024
 MAX_PARAMETERS = 64
 REPEATABLE = frozenset({"resource", "audience"})
-"""RFC 8707, section 2; RFC 8693, section 2.1."""
+"""Parameters that may be repeated (RFC 8707, section 2; RFC 8693, section 2.1)."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A parameter without a value counts as not sent (RFC 6749, 3.2)."""
+    """The parameters of a request; one without a value counts as not sent (RFC 6749, 3.2)."""
 
     values: dict[str, str]
     repeated: dict[str, list[str]]
@@ -35,7 +32,7 @@ class Form(msgspec.Struct, frozen=True):
         return self.values[name]
 
     def all(self, name: str) -> list[str]:
-        """Return all values of a field that may be repeated."""
+        """Return all values of a parameter of REPEATABLE."""
         return self.repeated.get(name, [])
 
 
@@ -65,7 +62,7 @@ def parse(body: bytes, content_type: str) -> Form:
             repeated.setdefault(name, []).append(value)
             continue
         if name in seen:
-            raise OAuthError("invalid_request", "a parameter twice")
+            raise OAuthError("invalid_request", "a repeated parameter")
         seen.add(name)
         if value:
             values[name] = value

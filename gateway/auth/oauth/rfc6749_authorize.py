@@ -1,12 +1,12 @@
-"""The authorization request: read, checked, answered (RFC 6749, 4.1; OAuth 2.1; RFC 7636, 8252,
-8707, 9207; OpenID Connect Core, 3.1.2).
+"""The authorization request: parsed, checked, and its response (RFC 6749, 4.1; OAuth 2.1; RFC 7636,
+8252, 8707, 9207; OpenID Connect Core, 3.1.2).
 
-Pure, once the client is found. Only the code flow, only with PKCE by S256, for every client. What
-Authlib leaves open is closed here: a parameter that stands twice, `plain`, `resource`, `iss` in
-every answer and error, descriptions that repeat what was sent.
+Pure, once the client is found. Every client must use the code flow with PKCE by S256. Beyond
+Authlib's checks it refuses repeated parameters and `plain`, reads `resource`, puts `iss` into every
+response, and never echoes input in error descriptions.
 
-An error goes back to the client only where client and redirect URI are known to belong together;
-otherwise a person reads it here, and is sent nowhere.
+An error is sent to the redirect URI only if it is known to be the client's; otherwise it is shown
+to the user on our own page.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ MAX_PARAMETERS = 64
 MAX_NONCE_LENGTH = 512
 MAX_AGE_DIGITS = 9
 CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
-"""BASE64URL of SHA-256, without padding: a code challenge, a JWK's thumbprint."""
+"""A base64url-encoded SHA-256, without padding: a code challenge, a JWK's thumbprint."""
 PROMPTS = frozenset({"none", "login", "consent", "select_account"})
-SCOPE_TOKEN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+", re.ASCII)
 RESPONSE_TYPE = re.compile(r"[\w ]*", re.ASCII)
-"""RFC 6749, A.3: names with spaces between them."""
+"""Names with spaces between them (RFC 6749, A.3)."""
 REPEATABLE = "resource"
 MARK = "tg_asked"
-"""Ours: when the user was asked to sign in again. Taken off before the client's own parameters are
-read."""
-ANYWHERE = "https://authorization-server/oauth/authorize"
-"""Authlib wants a URI of the request and reads nothing from it."""
+"""A parameter of ours: when the user was asked to sign in again. It is removed before the client's
+parameters are read."""
+REQUEST_URI = "https://authorization-server/oauth/authorize"
+"""Authlib requires a URI of the request, and reads nothing from it."""
 
 DESCRIPTIONS: Mapping[str, str] = {
     "invalid_request": "A parameter is missing, malformed or given twice.",
@@ -64,11 +63,11 @@ DESCRIPTIONS: Mapping[str, str] = {
     "request_not_supported": "Request objects are not read.",
     "request_uri_not_supported": "Request objects are not fetched.",
 }
-"""All that a client ever reads beside a code."""
+"""The `error_description` of each error."""
 
 
 class AuthorizationRefused(Exception):
-    """The request is not granted. `redirect_uri` None: it must not leave this server."""
+    """The request is refused. `redirect_uri` None: the error is shown on our own page."""
 
     def __init__(
         self, error: str, *, redirect_uri: str | None = None, state: str | None = None
@@ -84,7 +83,7 @@ class AuthorizationRefused(Exception):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of the query, read strictly."""
+    """The parameters of the query."""
 
     values: dict[str, str]
     resources: list[str]
@@ -95,7 +94,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         return self.values.get(name)
 
     def query(self, mark: str | None = None) -> str:
-        """Return the parameters as a query again, for a page to come back with."""
+        """Return the parameters as a query, for a page that leads back here."""
         pairs = [*self.values.items(), *((REPEATABLE, each) for each in self.resources)]
         if mark is not None:
             pairs.append((MARK, mark))
@@ -103,13 +102,13 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One that may be put before a user."""
+    """A valid request, for which a user may be asked to consent."""
 
     parameters: Parameters
     client: Client
     redirect_uri: str
     registered_uri: str
-    """What it matched; of a native client perhaps without its port."""
+    """The registered URI that it matches; for a native client its port may differ."""
     state: str | None
     scopes: frozenset[str]
     resources: list[Resource]
@@ -121,12 +120,13 @@ class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def org_id(self) -> str | None:
-        """The org whose users it is for; None: whoever signs in."""
-        of_resource = [each.org_id for each in self.resources if each.org_id is not None]
-        return self.client.org_id or next(iter(of_resource), None)
+        """The org that the user must belong to; None: any."""
+        owners = [each.org_id for each in self.resources if each.org_id is not None]
+        return self.client.org_id or next(iter(owners), None)
 
     @property
     def remembers(self) -> bool:
+        """True if consent to it is remembered."""
         return not is_native(self.redirect_uri)
 
     @property
@@ -138,7 +138,7 @@ class AuthorizationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_parameters(query: str) -> Parameters:
-    """Raises: AuthorizationRefused, which stays here: nothing is trusted yet."""
+    """Raises: AuthorizationRefused without a redirect URI, since none is checked yet."""
     if len(query) > MAX_QUERY_LENGTH:
         raise AuthorizationRefused("invalid_request")
     try:
@@ -160,7 +160,7 @@ def read_parameters(query: str) -> Parameters:
         else:
             values[name] = value
     mark = values.pop(MARK, None)
-    # A parameter without a value counts as left out (RFC 6749, 3.1), but not as not repeated.
+    # A parameter without a value counts as omitted (RFC 6749, 3.1), but can still be repeated.
     return Parameters(
         values={name: value for name, value in values.items() if value},
         resources=[each for each in resources if each],
@@ -170,7 +170,7 @@ def read_parameters(query: str) -> Parameters:
 
 
 class _Client:
-    """A client as Authlib asks for one."""
+    """A client with the methods that Authlib calls."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -181,7 +181,7 @@ class _Client:
         )
 
     def get_default_redirect_uri(self) -> str | None:
-        """OAuth 2.1: may be left out where there is but one."""
+        """Return the only registered URI, which a request may omit (OAuth 2.1)."""
         uris = self._client.redirect_uris
         return uris[0] if len(uris) == 1 else None
 
@@ -189,17 +189,17 @@ class _Client:
         return response_type == "code" and AUTHORIZATION_CODE in self._client.grant_types
 
     def get_allowed_scope(self, scope: str | None) -> str | None:
-        wanted = default_scopes(self._client) if scope is None else set(scope.split())
-        return " ".join(sorted(wanted & policy.expanded(self._client.scopes))) or None
+        requested = default_scopes(self._client) if scope is None else set(scope.split())
+        return " ".join(sorted(requested & policy.expanded(self._client.scopes))) or None
 
 
 class _S256(CodeChallenge):  # type: ignore[misc]
-    """RFC 7636 without `plain`, and for all clients."""
+    """RFC 7636 without `plain`, for all clients."""
 
     def validate_code_challenge(self, grant: Any, redirect_uri: str) -> None:
-        sent = grant.request.payload.data
-        challenge = sent.get("code_challenge", "")
-        if sent.get("code_challenge_method") != "S256" or not CHALLENGE.fullmatch(challenge):
+        data = grant.request.payload.data
+        challenge = data.get("code_challenge", "")
+        if data.get("code_challenge_method") != "S256" or not CHALLENGE.fullmatch(challenge):
             raise InvalidRequestError()
 
 
@@ -219,7 +219,7 @@ class _Server(AuthorizationServer):  # type: ignore[misc]
 
 
 def default_scopes(client: Client) -> set[str]:
-    """Return the scopes of a request that names none: nothing of administration."""
+    """Return the scopes of a request that names none: all but those of administration."""
     left_out = policy.ADMIN_SCOPES | policy.OPERATOR_SCOPES
     return {scope for scope in client.scopes if scope not in left_out}
 
@@ -234,30 +234,32 @@ def check_request(
         raise AuthorizationRefused("invalid_request")
     uri, state = parameters.get("redirect_uri"), parameters.get("state")
     if uri is not None and find_registered(client.redirect_uris, uri, native=client.native) is None:
-        # Authlib would put it into a description, and raise ValueError for what cannot stand there.
+        # Authlib would repeat it in a description, and raise ValueError for invalid characters.
         raise AuthorizationRefused("invalid_request")
     values = {**parameters.values}
     if RESPONSE_TYPE.fullmatch(values.get("response_type", "")) is None:
         values["response_type"] = ""  # as above
-    request = OAuth2Request("GET", ANYWHERE)
+    request = OAuth2Request("GET", REQUEST_URI)
     request.payload = BasicOAuth2Payload(values)
     try:
         grant = _Server(client).get_consent_grant(request)
     except OAuth2Error as error:
         known = error.error if error.error in DESCRIPTIONS else "invalid_request"
-        where = getattr(error, "redirect_uri", None)
-        raise AuthorizationRefused(known, redirect_uri=where, state=state) from None
+        uri = getattr(error, "redirect_uri", None)
+        raise AuthorizationRefused(known, redirect_uri=uri, state=state) from None
     redirect_uri: str = grant.redirect_uri
     try:
-        return _check_rest(parameters, client, redirect_uri, request.scope.split(), public_url)
+        return _check_extensions(
+            parameters, client, redirect_uri, request.scope.split(), public_url
+        )
     except AuthorizationRefused as refused:
         raise AuthorizationRefused(refused.error, redirect_uri=redirect_uri, state=state) from None
 
 
-def _check_rest(
+def _check_extensions(
     parameters: Parameters, client: Client, redirect_uri: str, scopes: list[str], public_url: str
 ) -> AuthorizationRequest:
-    """Check what goes beyond RFC 6749. Raises: AuthorizationRefused."""
+    """Check the parameters beyond RFC 6749. Raises: AuthorizationRefused."""
     if parameters.repeated:
         raise AuthorizationRefused("invalid_request")
     for name in ("request", "request_uri"):
@@ -316,10 +318,9 @@ def must_sign_in(
     asked_at: datetime | None,
     now: datetime,
 ) -> bool:
-    """True if a user has to prove, or to prove again, who they are. `asked_at`: when this very
-    request sent them to do so.
+    """True if the user must sign in, or sign in again. `asked_at`: when this request asked them to.
 
-    Raises: AuthorizationRefused, where nobody may be asked.
+    Raises: AuthorizationRefused if they must, and `prompt=none` forbids it.
     """
     good = session is not None and request.org_id in (None, session.org_id)
     if good and session is not None:
@@ -328,7 +329,7 @@ def must_sign_in(
         if request.max_age is not None and now - session.auth_time > timedelta(
             seconds=request.max_age
         ):
-            # Signing in takes a moment: what was done for this request is as new as it gets.
+            # A login that this request asked for counts, although it took a moment.
             good = asked_at is not None and session.auth_time >= asked_at
     if not good and "none" in request.prompts:
         raise request.refuse("login_required")
@@ -336,25 +337,25 @@ def must_sign_in(
 
 
 def grantable(request: AuthorizationRequest, session: Session) -> frozenset[str]:
-    """The scopes that the user's role confers, of those that are asked for.
+    """Return the requested scopes that the user's role allows.
 
-    Raises: AuthorizationRefused, where nothing is left of what opens anything.
+    Raises: AuthorizationRefused if none is left, besides those about the user's identity.
     """
-    held = policy.within(
+    allowed = policy.within(
         session.role,
         request.scopes,
         is_operator=session.is_operator,
         owns_project=session.owns_project,
     )
-    asked = request.scopes - policy.IDENTITY_SCOPES
-    if asked and not held & asked:
+    requested = request.scopes - policy.IDENTITY_SCOPES
+    if requested and not allowed & requested:
         raise request.refuse("access_denied")
-    return held
+    return allowed
 
 
-def to_location(redirect_uri: str, issuer: str, **answer: str | None) -> str:
-    """The answer for the client to read, and who gives it (RFC 9207). The URI's own query stays as
-    it is."""
-    pairs = {name: value for name, value in answer.items() if value is not None}
+def to_location(redirect_uri: str, issuer: str, **parameters: str | None) -> str:
+    """Return the redirect URI with the response's parameters and `iss` (RFC 9207); its own query is
+    kept."""
+    pairs = {name: value for name, value in parameters.items() if value is not None}
     separator = "&" if "?" in redirect_uri else "?"
     return f"{redirect_uri}{separator}{urlencode({**pairs, 'iss': issuer})}"

@@ -1,6 +1,6 @@
-"""Errors of the token endpoint and its siblings: a code of an RFC and a constant description.
+"""Errors of the OAuth endpoints: a code of an RFC and a constant description.
 
-What is behind one goes to the log, never to the client.
+Details go to the log, never to the client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DESCRIPTIONS: Mapping[str, str] = {
 
 
 class OAuthError(Exception):
-    """`detail` is for the log."""
+    """An error response of an OAuth endpoint. `detail` is for the log."""
 
     def __init__(
         self, error: str, detail: str = "", *, status: int = 400, retry_after_s: int | None = None
@@ -52,7 +52,7 @@ def invalid_client(detail: str) -> OAuthError:
 
 
 def too_often(detail: str, *, retry_after_s: int) -> OAuthError:
-    """Return a 429 (RFC 6585, section 4), with the only code of these RFCs that says: later."""
+    """Return a 429 (RFC 6585, section 4), with the only OAuth code that asks to retry later."""
     return OAuthError("temporarily_unavailable", detail, status=429, retry_after_s=retry_after_s)
 
 

@@ -1,12 +1,12 @@
-"""The token endpoint (RFC 6749, 3.2, as OAuth 2.1 has it): codes, refresh tokens, and clients that
-speak for themselves become access tokens.
+"""The token endpoint (RFC 6749, 3.2, and OAuth 2.1): issues access tokens for authorization codes,
+refresh tokens, client credentials and token exchange.
 
-Each grant is one transaction: what it spends and what it issues are committed together or not at
-all, and so is a grant's end, before anybody is told of it.
+Each request is one transaction: what it uses up and what it issues are committed together or not at
+all. If it revokes a grant, that is committed before the response.
 
-A code that comes twice, or a refresh token that was used and is not a lost answer's, ends the
-grant: whoever has it may not be who it was made for. An answer counts as lost when the same client
-asks again within LOST_ANSWER_S and nobody has used what it held; then it is given again as it was.
+A code or refresh token that is used twice revokes the grant: it may have been stolen. But a refresh
+token may be sent again within LOST_ANSWER_S while nobody has used its successor: the response may
+have been lost, and is repeated byte for byte.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ from gateway.tenancy.member_tables import service_accounts
 log = logging.getLogger(__name__)
 
 VERIFIER = re.compile(r"[A-Za-z0-9\-._~]{43,128}", re.ASCII)
-"""RFC 7636, section 4.1."""
+"""A code verifier (RFC 7636, section 4.1)."""
 CODE_REPLAYED = "code_replayed"
 REFRESH_TOKEN_REUSED = "refresh_token_reused"
 IDENTITY = frozenset({"openid", "profile", "email", "offline_access"})
-"""Scopes that speak of a person."""
+"""Scopes about a user, which a client without one cannot have."""
 
 
 class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     form: Form
     client: Client
     jkt: str | None
-    """Of the key that was proven (RFC 9449)."""
+    """The thumbprint of the key that a DPoP proof came with (RFC 9449)."""
     actor: Actor
     """For the audit log."""
 
 
 async def respond(authority: Authority, request: TokenRequest) -> bytes:
-    """The body of a 200. Raises: OAuthError."""
+    """Return the body of a token response. Raises: OAuthError."""
     grant_type = request.form.require("grant_type")
     if grant_type not in GRANTS:
         raise OAuthError("unsupported_grant_type", "")
@@ -112,22 +112,25 @@ async def from_code(authority: Authority, request: TokenRequest) -> IssuedTokens
             answer = await _answer_code(conn, authority, request, found, grant)
         return None
 
-    await _ending(authority, request, redeem, CODE_REPLAYED)
+    await _run(authority, request, redeem, CODE_REPLAYED)
     if answer is None:
         raise OAuthError("invalid_grant", "unknown, expired or used")
     return answer
 
 
 def _check_code(code: Code, request: TokenRequest, redirect_uri: str | None, verifier: str) -> None:
-    """Check that the code may be redeemed by this request. Where it raises the code is not spent:
-    it may have been somebody else who asked. OAuth 2.1 has no redirect_uri here, PKCE does its
-    work; where a client of OAuth 2.0 sends one it counts."""
+    """Check that the request may redeem the code. A refused request does not use the code up: it
+    may come from somebody else. OAuth 2.1 has PKCE instead of redirect_uri here; if a client of
+    OAuth 2.0 sends one, it is checked.
+
+    Raises: OAuthError.
+    """
     if redirect_uri is not None and not hmac.compare_digest(
         code.redirect_uri.encode(), redirect_uri.encode()
     ):
         raise OAuthError("invalid_grant", "another redirect_uri")
     if VERIFIER.fullmatch(verifier) is None:
-        raise OAuthError("invalid_grant", "no verifier")
+        raise OAuthError("invalid_grant", "a malformed verifier")
     if not hmac.compare_digest(create_s256_code_challenge(verifier), code.code_challenge):
         raise OAuthError("invalid_grant", "another verifier")
     check_binding(request.client, request.jkt, code.dpop_jkt)
@@ -194,7 +197,7 @@ async def from_refresh_token(authority: Authority, request: TokenRequest) -> Iss
         answer = await _lost_answer(conn, authority, token, held)
         return None if answer is not None else (held.org_id, held.grant_id)
 
-    await _ending(authority, request, use, REFRESH_TOKEN_REUSED)
+    await _run(authority, request, use, REFRESH_TOKEN_REUSED)
     if answer is None:
         raise OAuthError("invalid_grant", "unknown, expired or used")
     return answer
@@ -229,7 +232,7 @@ async def _rotate(
 async def _lost_answer(
     conn: AsyncConnection, authority: Authority, token: str, held: RefreshToken
 ) -> IssuedTokens | None:
-    """The answer that `token` was exchanged for, while nobody can have used it."""
+    """Return the response in which `token` was exchanged, if it may be repeated."""
     tokens = authority.refresh_tokens
     assert held.used_at is not None
     child = await tokens.child(conn, held)
@@ -250,12 +253,14 @@ async def _lost_answer(
 async def from_client_credentials(authority: Authority, request: TokenRequest) -> IssuedTokens:
     client = request.client
     if not client.confidential or client.org_id is None:
-        raise OAuthError("unauthorized_client", "it belongs to nobody")
+        raise OAuthError("unauthorized_client", "a public client, or one without an org")
     check_binding(client, request.jkt)
     api = authority.narrowed_resources([], [], client.org_id)
     own = f"{authority.issuer}/mcp/{client.org_id}"
-    asked = request.form.all("resource")
-    resources = authority.narrowed_resources(asked, [*api, own], client.org_id) if asked else api
+    requested = request.form.all("resource")
+    resources = api
+    if requested:
+        resources = authority.narrowed_resources(requested, [*api, own], client.org_id)
     scopes = narrowed_scopes(
         request.form.get("scope"), [each for each in client.scopes if each not in IDENTITY]
     )
@@ -281,7 +286,7 @@ async def from_client_credentials(authority: Authority, request: TokenRequest) -
 
 
 async def _project_of(conn: AsyncConnection, client: Client) -> str:
-    """Return the project that is billed. Raises: OAuthError where there is none."""
+    """Return the project that is billed. Raises: OAuthError if there is none."""
     project_id = client.project_id
     if project_id is None and client.service_account_id is not None:
         found = sa.select(service_accounts.c.project_id).where(
@@ -290,7 +295,7 @@ async def _project_of(conn: AsyncConnection, client: Client) -> str:
         )
         project_id = await conn.scalar(found)
     if project_id is None:
-        raise OAuthError("unauthorized_client", "it has no project")
+        raise OAuthError("unauthorized_client", "no project to bill")
     return project_id
 
 
@@ -306,23 +311,20 @@ GRANTS: Mapping[str, Callable[[Authority, TokenRequest], Awaitable[IssuedTokens]
 }
 
 
-async def _ending(
+async def _run(
     authority: Authority,
     request: TokenRequest,
     work: Callable[[AsyncConnection], Awaitable[tuple[str, str] | None]],
     because: str,
 ) -> None:
-    """Run `work` in a transaction.
-
-    It returns the (org, grant) that has to end, where one has to: that is committed and announced
-    before this returns.
-    """
+    """Run `work` in a transaction. If it returns an org and a grant, revoke that grant: the end is
+    committed and announced before this returns."""
     try:
         async with announcing(authority.redis, clock=authority.clock) as announcement:
             async with authority.db.begin() as conn:
-                doomed = await work(conn)
-                if doomed is not None:
-                    org_id, grant_id = doomed
+                revoked = await work(conn)
+                if revoked is not None:
+                    org_id, grant_id = revoked
                     await end_grant(
                         conn,
                         announcement,
@@ -332,15 +334,15 @@ async def _ending(
                         actor=request.actor,
                     )
     except ChangeNotAnnounced:
-        # The grant has ended; gateways that hear nothing of Redis see it in Postgres.
+        # The grant has ended; gateways that Redis does not reach see it in Postgres.
         log.error("the end of a grant (%s) could not be announced", because)
 
 
 async def _hold_client(conn: AsyncConnection, client: Client) -> None:
-    """Lock a client, so that it is not archived before this transaction commits; so whoever
-    archives it, and what that revokes, sees what was issued here.
+    """Lock a client, so that it is not archived before this transaction commits: archiving it must
+    revoke what is issued here.
 
-    One that a document describes has no row.
+    A client with a metadata document has no row.
     Raises: OAuthError.
     """
     if client.source == "document":
@@ -348,14 +350,14 @@ async def _hold_client(conn: AsyncConnection, client: Client) -> None:
     live = sa.select(oauth_clients.c.id).where(oauth_clients.c.id == client.id)
     live = live.where(oauth_clients.c.archived_at.is_(None)).with_for_update(read=True)
     if await conn.scalar(live) is None:
-        raise OAuthError("invalid_grant", "archived")
+        raise OAuthError("invalid_grant", "the client is archived")
 
 
 async def _locked_grant(conn: AsyncConnection, client: Client, grant_id: str) -> Grant:
-    """Lock a grant until the transaction ends: of all that want something of a grant one goes
-    first; its client before it, as where a client is archived.
+    """Lock a grant until the transaction ends, so that its requests run one after the other. Its
+    client is locked before it, as when a client is archived.
 
-    Raises: OAuthError where it has ended.
+    Raises: OAuthError if the grant is revoked.
     """
     await _hold_client(conn, client)
     found = sa.select(oauth_grants).where(oauth_grants.c.id == grant_id).with_for_update()
@@ -394,16 +396,16 @@ def _claims(
 
 
 async def _checked(conn: AsyncConnection, claims: AccessClaims) -> AccessClaims:
-    """Return the claims with the scopes that are conferred now.
+    """Return the claims with the scopes that the subject still has.
 
-    Raises: OAuthError where someone they name is gone, or where nothing is left.
+    Raises: OAuthError if a user, client, ... that they name is gone, or if no scope is left.
     """
     try:
-        conferred = within_role(claims, await find_principal(conn, claims))
+        checked = within_role(claims, await find_principal(conn, claims))
     except RevokedToken as error:
-        raise OAuthError("invalid_grant", "someone is gone") from error
-    narrowed_scopes(None, conferred.scopes)
-    return conferred
+        raise OAuthError("invalid_grant", "a user, client or project is gone") from error
+    narrowed_scopes(None, checked.scopes)
+    return checked
 
 
 def _confirmation(jkt: str | None) -> Confirmation | None:

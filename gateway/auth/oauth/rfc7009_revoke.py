@@ -1,7 +1,7 @@
-"""Token revocation (RFC 7009): a client gives back what it was issued.
+"""Token revocation (RFC 7009), by the client that a token was issued to.
 
-A refresh token takes its grant with it (section 2.1), an access token itself and what was exchanged
-from it. What is unknown or over counts as revoked (section 2.2).
+A refresh token is revoked with its grant (section 2.1), an access token with the tokens that were
+exchanged from it. Unknown and expired tokens count as revoked (section 2.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REVOKED_BY_CLIENT = "revoked_by_client"
 
 
 async def revoke(authority: Authority, form: Form, client: Client, actor: Actor) -> None:
-    """When it returns, the token is refused within a second. Raises: OAuthError."""
+    """Revoke a token: it is refused within a second of the return. Raises: OAuthError."""
     token = form.require("token")
     try:
         async with announcing(authority.redis, clock=authority.clock) as announcement:
@@ -49,11 +49,11 @@ async def revoke(authority: Authority, form: Form, client: Client, actor: Actor)
                     conn, org_id=claims.org_id, kind="token", subject=claims.jti
                 )
     except ChangeNotAnnounced as error:
-        raise unavailable("not announced: to be repeated") from error
+        raise unavailable("the revocation was not announced; it must be repeated") from error
     except (*DATABASE_ERRORS, AuthUnavailable) as error:
         raise unavailable(type(error).__name__) from error
 
 
 def _check_owner(client_id: str, client: Client) -> None:
     if client_id != client.id:
-        raise OAuthError("invalid_grant", "of another client")
+        raise OAuthError("invalid_grant", "a token of another client")

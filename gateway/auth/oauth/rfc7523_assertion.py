@@ -1,12 +1,12 @@
-"""Client assertions: `private_key_jwt` (RFC 7523, section 3; OpenID Connect Core, section 9).
+"""Verifies client assertions: `private_key_jwt` (RFC 7523, section 3; OpenID Connect Core, section
+9).
 
-An assertion is good once: its `jti` is kept until it has expired, and is committed before the
-assertion is believed.
+An assertion is good once: its `jti` is stored until it expires, and committed before the assertion
+is accepted.
 """
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -33,7 +33,7 @@ MAX_PURGED = 100
 TYPES = (None, "JWT", "client-authentication+jwt")
 
 FetchKeys = Callable[[str], Awaitable[dict[str, Any] | None]]
-"""The JWK Set at a client's `jwks_uri`; None: it cannot be had."""
+"""Returns the JWK Set at a client's `jwks_uri`; None if it cannot be fetched."""
 
 
 class AssertionClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +47,13 @@ class AssertionClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_client(assertion: str) -> str:
-    """Return the client that the assertion names, before anything is verified. Raises:
-    OAuthError."""
+    """Return the unverified `sub` of an assertion. Raises: OAuthError."""
     if len(assertion) > MAX_BYTES:
-        raise invalid_client("an assertion that is too long")
+        raise invalid_client("the assertion is too long")
     try:
         payload = jws.extract_compact(assertion.encode("ascii")).payload
         claims = msgspec.json.decode(payload, type=AssertionClaims)
-    except (JoseError, ValueError, binascii.Error, RecursionError) as error:
+    except (JoseError, ValueError, RecursionError) as error:
         raise invalid_client("not an assertion") from error
     return claims.sub
 
@@ -76,14 +75,7 @@ async def verify(
         key = _choose(keys or {}, jws.extract_compact(assertion.encode("ascii")).headers())
         found = jwt.decode(assertion, key, algorithms=ALGORITHMS).claims
         claims = msgspec.convert(found, AssertionClaims)
-    except (
-        JoseError,
-        ValueError,
-        TypeError,
-        KeyError,
-        binascii.Error,
-        RecursionError,
-    ) as error:
+    except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise invalid_client(type(error).__name__) from error
     if not claims.iss == claims.sub == client.id:
         raise invalid_client("for another client")
@@ -91,30 +83,34 @@ async def verify(
     if not named or not named <= audiences:
         raise invalid_client("for another server")
     if not now < claims.exp <= now + MAX_LIFETIME_S + CLOCK_SKEW_S:
-        raise invalid_client("expired, or for too long")
+        raise invalid_client("expired, or its lifetime is too long")
     if max(claims.iat or 0, claims.nbf or 0) > now + CLOCK_SKEW_S:
-        raise invalid_client("from the future")
+        raise invalid_client("iat or nbf is in the future")
     async with db.begin() as conn:
-        await _spend(conn, client.id, claims, now)
+        await _use_up(conn, client.id, claims, now)
 
 
 def _choose(keys: dict[str, Any], header: dict[str, Any]) -> Key:
-    """The key that the header names, or the only one. Raises: KeyError, JoseError, ..."""
+    """Return the key that the header names, or the only one. Raises: KeyError, JoseError, ..."""
     if header.get("alg") not in ALGORITHMS or header.get("typ") not in TYPES:
         raise KeyError("algorithm")
     kid = header.get("kid")
-    able = [each for each in keys.get("keys", []) if isinstance(each, dict)]
-    able = [each for each in able if each.get("kty") in ("RSA", "EC", "OKP")]
-    able = [each for each in able if kid is None or each.get("kid") == kid]
-    if len(able) != 1:
+    fit = [
+        jwk
+        for jwk in keys.get("keys", [])
+        if isinstance(jwk, dict)
+        and jwk.get("kty") in ("RSA", "EC", "OKP")
+        and (kid is None or jwk.get("kid") == kid)
+    ]
+    if len(fit) != 1:
         raise KeyError("kid")
-    return JWKRegistry.import_key(able[0])
+    return JWKRegistry.import_key(fit[0])
 
 
-async def _spend(
+async def _use_up(
     conn: AsyncConnection, client_id: str, claims: AssertionClaims, now: float
 ) -> None:
-    """Raises: OAuthError for one that was seen before."""
+    """Store an assertion as used. Raises: OAuthError if it was used before."""
     await delete_some(
         conn,
         oauth_assertions.c.jti_hash,
@@ -122,10 +118,10 @@ async def _spend(
         oauth_assertions.c.expires_at < datetime.fromtimestamp(now - CLOCK_SKEW_S, UTC),
         limit=MAX_PURGED,
     )
-    spent = insert(oauth_assertions).values(
+    used = insert(oauth_assertions).values(
         client_id=client_id,
         jti_hash=hashlib.sha256(claims.jti.encode()).hexdigest(),
         expires_at=datetime.fromtimestamp(claims.exp, UTC),
     )
-    if (await conn.execute(spent.on_conflict_do_nothing())).rowcount == 0:
-        raise invalid_client("an assertion that was used before")
+    if (await conn.execute(used.on_conflict_do_nothing())).rowcount == 0:
+        raise invalid_client("the assertion was used before")

@@ -1,8 +1,8 @@
-"""Dynamic client registration (RFC 7591), and a registered client's look at itself and leave (RFC
-7592).
+"""Dynamic client registration (RFC 7591), and the reading and deletion of a registration by its
+client (RFC 7592).
 
-Anybody may register, bounded in rate and size; such a client belongs to no org, is given nothing of
-administration, and gets to a user's data by that user's consent alone. Knows no HTTP.
+Anybody may register, bounded in rate and size. Such a client belongs to no org, gets no scope of
+administration, and needs each user's consent.
 """
 
 from __future__ import annotations
@@ -45,30 +45,35 @@ def read_body(body: bytes) -> Any:
         raise InvalidMetadata("body", "must be a JSON object") from None
 
 
-async def register(desk: Authorization, document: Any, where: LoginOrigin) -> CreatedClient:
+async def register(
+    authorization: Authorization, document: Any, origin: LoginOrigin
+) -> CreatedClient:
     """Raises: InvalidMetadata, TooManyAttempts, redis.exceptions.RedisError."""
     metadata = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
-    await desk.throttle.count(KIND, address=where.address, each=EACH, all_=ALL)
-    async with desk.system_db.begin() as conn:
+    await authorization.throttle.count(KIND, address=origin.address, each=EACH, all_=ALL)
+    async with authorization.system_db.begin() as conn:
         return await create_client(
             conn,
-            desk.clients.peppers,
+            authorization.clients.peppers,
             metadata=metadata,
             scopes=scopes_of_a_stranger(metadata),
-            actor=_stranger(where),
+            actor=_stranger(origin),
             org_id=None,
             audit_org=await find_operator(conn),
         )
 
 
-async def unregister(desk: Authorization, client: Client, where: LoginOrigin) -> None:
+async def unregister(authorization: Authorization, client: Client, origin: LoginOrigin) -> None:
     """Raises: ChangeNotAnnounced."""
-    async with announcing(desk.redis) as announcement, desk.system_db.begin() as conn:
+    async with (
+        announcing(authorization.redis) as announcement,
+        authorization.system_db.begin() as conn,
+    ):
         orgs = await archive_registered(
-            conn, client, actor=_stranger(where), audit_org=await find_operator(conn)
+            conn, client, actor=_stranger(origin), audit_org=await find_operator(conn)
         )
         if orgs:
-            # The client's tokens wherever they are; the row is that of an org which had some.
+            # It revokes the client's tokens in all orgs; the row needs one of them.
             await announcement.revoke(conn, org_id=min(orgs), kind="client", subject=client.id)
 
 
@@ -79,7 +84,7 @@ def to_information(
     client_secret: str | None = None,
     registration_access_token: str | None = None,
 ) -> dict[str, Any]:
-    """Return what is registered, which may be less than was asked for (RFC 7591, 3.2.1 and RFC
+    """Return the registered metadata, which may differ from the requested (RFC 7591, 3.2.1 and RFC
     7592, 3)."""
     assert client.created_at is not None
     optional = {
@@ -106,5 +111,5 @@ def to_information(
     }
 
 
-def _stranger(where: LoginOrigin) -> Actor:
-    return Actor(kind="system", id="registration", ip=where.address, request_id=where.request_id)
+def _stranger(origin: LoginOrigin) -> Actor:
+    return Actor(kind="system", id="registration", ip=origin.address, request_id=origin.request_id)

@@ -1,7 +1,7 @@
-"""Token introspection (RFC 7662), for clients that can keep a secret, of tokens of their own org.
+"""Token introspection (RFC 7662): confidential clients may introspect tokens of their own org.
 
-A token that is unknown, over, or another org's is inactive, and nothing more is said of it (section
-2.2).
+For a token that is unknown, expired, revoked, or another org's the response is `active: false` and
+nothing more (section 2.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INACTIVE: dict[str, Any] = {"active": False}
 async def introspect(authority: Authority, form: Form, client: Client) -> dict[str, Any]:
     """Raises: OAuthError."""
     if not client.confidential or client.org_id is None:
-        raise invalid_client("it cannot keep a secret, or belongs to nobody")
+        raise invalid_client("a public client, or one without an org")
     token = form.require("token")
     try:
         if token.startswith(PREFIX):
@@ -37,29 +37,32 @@ async def introspect(authority: Authority, form: Form, client: Client) -> dict[s
         return INACTIVE
     except (*DATABASE_ERRORS, AuthUnavailable) as error:
         raise unavailable(type(error).__name__) from error
-    return INACTIVE if claims.org_id != client.org_id else _said(claims)
+    return INACTIVE if claims.org_id != client.org_id else _describe(claims)
 
 
-def _said(claims: AccessClaims) -> dict[str, Any]:
+def _describe(claims: AccessClaims) -> dict[str, Any]:
     names = ("scope", "client_id", "sub", "aud", "iss", "jti", "iat", "exp", "act", "cnf")
-    stated = msgspec.to_builtins(claims)
-    said = {name: stated[name] for name in names if name in stated}
+    fields = msgspec.to_builtins(claims)
     jkt = None if claims.cnf is None else claims.cnf.jkt
-    return {"active": True, "token_type": token_type(jkt), **said}
+    return {
+        "active": True,
+        "token_type": token_type(jkt),
+        **{name: fields[name] for name in names if name in fields},
+    }
 
 
 async def _refresh_token(authority: Authority, token: str, client: Client) -> dict[str, Any]:
-    """A client's own: who else would show one?"""
+    """Describe a refresh token of the client itself; those of others are inactive."""
     async with authority.db.connect() as conn:
         held = await authority.refresh_tokens.find(conn, token, client_id=client.id)
         if held is None or held.used_at is not None or held.expires_at <= authority.now():
             return INACTIVE
         grant = await find_grant(conn, org_id=held.org_id, grant_id=held.grant_id)
-        stated = _as_access(authority, held, grant)
-        conferred = within_role(stated, await find_principal(conn, stated))
+        claims = _access_claims(authority, held, grant)
+        checked = within_role(claims, await find_principal(conn, claims))
     return {
         "active": True,
-        "scope": conferred.scope,
+        "scope": checked.scope,
         "client_id": held.client_id,
         "sub": grant.user_id,
         "iss": authority.issuer,
@@ -68,9 +71,9 @@ async def _refresh_token(authority: Authority, token: str, client: Client) -> di
     }
 
 
-def _as_access(authority: Authority, held: RefreshToken, grant: Grant) -> AccessClaims:
-    """Return the claims of the access token that a refresh token would be exchanged for now: it
-    shows whether its user is gone, and what is conferred."""
+def _access_claims(authority: Authority, held: RefreshToken, grant: Grant) -> AccessClaims:
+    """Return the claims of the access token that a refresh token would give now, to look its
+    subject up by."""
     return AccessClaims(
         iss=authority.issuer,
         sub=grant.user_id,

@@ -1,8 +1,4 @@
-"""Describes what this authorization server can do (RFC 8414); it serves as OpenID Connect discovery
-too.
-
-Pure.
-"""
+"""The metadata of this authorization server (RFC 8414), also used as OpenID Connect discovery."""
 
 from __future__ import annotations
 

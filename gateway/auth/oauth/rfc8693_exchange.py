@@ -1,8 +1,8 @@
 """Token exchange (RFC 8693): an agent acts for a user, with a token of its own that says so.
 
-What goes out is never more than what came in: fewer scopes or the same, the same resources or some
-of them, no later an end, no refresh token. It dies with what it came from: it carries the ids of
-the grant, of the tokens behind it, and of the clients that had those.
+The issued token never allows more than the subject token: no further scopes or resources, no later
+expiry, no refresh token. It is revoked with it: it carries the ids of the grant, of the tokens that
+it was derived from, and of their clients.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ async def exchange(
 ) -> IssuedTokens:
     """Raises: OAuthError, AuthUnavailable."""
     if not client.confidential or client.org_id is None:
-        raise OAuthError("unauthorized_client", "an agent is known to its org")
+        raise OAuthError("unauthorized_client", "a public client, or one without an org")
     if form.get("requested_token_type") not in (None, *TYPES):
-        raise OAuthError("invalid_request", "another type of token")
+        raise OAuthError("invalid_request", "an unsupported requested_token_type")
     check_binding(client, jkt)
     subject = await _verified(authority, form, "subject_token")
     if subject.org_id != client.org_id:
-        raise OAuthError("invalid_grant", "of another org")
-    claims = await _conferred(authority, await _claims(authority, form, client, subject, jkt))
+        raise OAuthError("invalid_grant", "a subject token of another org")
+    claims = await _checked(authority, await _claims(authority, form, client, subject, jkt))
     access_token = sign(authority.keys.ring, claims)
     return IssuedTokens(
         access_token=access_token,
@@ -64,8 +64,8 @@ async def exchange(
 async def _claims(
     authority: Authority, form: Form, client: Client, subject: AccessClaims, jkt: str | None
 ) -> AccessClaims:
-    asked = [*form.all("resource"), *form.all("audience")]
-    resources = authority.narrowed_resources(asked, sorted(subject.audiences), subject.org_id)
+    requested = [*form.all("resource"), *form.all("audience")]
+    resources = authority.narrowed_resources(requested, sorted(subject.audiences), subject.org_id)
     allowed = policy.common(subject.scopes, client.scopes)
     actor, bound = await _actor(authority, form, client, subject)
     now = authority.clock()
@@ -84,29 +84,31 @@ async def _claims(
     )
 
 
-async def _conferred(authority: Authority, claims: AccessClaims) -> AccessClaims:
-    """Raises: OAuthError where someone is gone whom they name, or who acts: a client whose service
-    account is, acts for nobody."""
+async def _checked(authority: Authority, claims: AccessClaims) -> AccessClaims:
+    """Return the claims with the scopes that the subject still has.
+
+    Raises: OAuthError if a user, client, ... that they name is gone, or an actor's service account.
+    """
     try:
         async with authority.db.connect() as conn:
             return within_role(claims, await find_principal(conn, claims))
     except RevokedToken as error:
-        raise OAuthError("invalid_grant", "someone is gone") from error
+        raise OAuthError("invalid_grant", "a user, client or project is gone") from error
 
 
 async def _actor(
     authority: Authority, form: Form, client: Client, subject: AccessClaims
 ) -> tuple[ActorClaim, dict[str, int]]:
-    """Return who acts now, in front of who acted before, and the actor's token with its end, if one
-    was shown: it must be the client's own, since nobody else could speak for it."""
+    """Return the `act` claim, with the client before earlier actors, and the id and expiry of the
+    actor token, if there is one: it must be the client's own."""
     sub, bound = client.service_account_id or client.id, {}
     if form.get("actor_token") is not None:
-        shown = await _verified(authority, form, "actor_token")
-        if shown.client_id != client.id or shown.org_id != client.org_id or shown.act is not None:
+        actor = await _verified(authority, form, "actor_token")
+        if actor.client_id != client.id or actor.org_id != client.org_id or actor.act is not None:
             raise OAuthError("invalid_grant", "the actor is not the client")
-        sub, bound = shown.sub, {shown.jti: shown.exp}
+        sub, bound = actor.sub, {actor.jti: actor.exp}
     elif form.get("actor_token_type") is not None:
-        raise OAuthError("invalid_request", "an actor's type and no actor")
+        raise OAuthError("invalid_request", "actor_token_type without actor_token")
     depth, before = 1, subject.act
     while before is not None:
         depth, before = depth + 1, before.act
@@ -117,11 +119,11 @@ async def _actor(
 
 async def _verified(authority: Authority, form: Form, name: str) -> AccessClaims:
     if form.require(f"{name}_type") not in TYPES:
-        raise OAuthError("invalid_request", "another type of token")
+        raise OAuthError("invalid_request", f"an unsupported {name}_type")
     try:
         claims = await authority.access_tokens.verify(form.require(name))
     except InvalidToken as error:
         raise OAuthError("invalid_grant", f"{name}: {error}") from error
     if claims.cnf is not None:
-        raise OAuthError("invalid_grant", "bound to a key that was not shown")
+        raise OAuthError("invalid_grant", f"{name}: bound to a key that was not proven")
     return claims

@@ -1,8 +1,8 @@
-"""OAuth 2.0 Protected Resource Metadata (RFC 9728), and the challenges that lead there.
+"""OAuth 2.0 Protected Resource Metadata (RFC 9728), and the challenges that point to it. Pure.
 
-Pure. Three kinds of resources, each with its metadata in path form: the installation, its API, and
-one MCP endpoint for each org. What it says is the same for every org; the route says it of those
-that there are. Every value that goes into a challenge is a constant or one of our own URLs.
+There are three kinds of resources, each with its metadata in path form: the installation, its API,
+and one MCP endpoint for each org. The metadata is the same for every org; the route checks that the
+org exists. Every value in a challenge is a constant or a URL of ours.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 RESOURCE_NAME = "Tollgate"
 
 ChallengeError = Literal["invalid_token", "insufficient_scope", "invalid_dpop_proof"]
-"""RFC 6750, 3.1; RFC 9449, 7.1."""
+"""The codes of RFC 6750, 3.1 and RFC 9449, 7.1."""
 Scheme = Literal["Bearer", "DPoP"]
 
 
 class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 9728, section 2."""
+    """The metadata of a resource (RFC 9728, section 2)."""
 
     resource: str
     authorization_servers: tuple[str, ...]
@@ -36,8 +36,8 @@ class ProtectedResource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_metadata(path: str, public_url: str) -> ProtectedResource | None:
-    """Return the metadata of the resource at `path` (of its URL; empty for the installation); None:
-    there is none."""
+    """Return the metadata of the resource at a URL path (empty for the installation), if there is
+    such a resource."""
     scopes: Iterable[str]
     if path in ("", API_PATH):
         scopes = KEY_SCOPES
@@ -53,14 +53,14 @@ def find_metadata(path: str, public_url: str) -> ProtectedResource | None:
 
 
 def metadata_url(path: str, public_url: str) -> str:
-    """Return the URL of the metadata (section 3.1): the well-known part stands between host and
-    path."""
+    """Return the URL of the metadata: the well-known part is between host and path (section
+    3.1)."""
     return public_url + WELL_KNOWN + path
 
 
 def find_error(error: Exception) -> ChallengeError | None:
-    """Return what a challenge says of why a credential was refused; None: there was none (RFC 6750,
-    3.1: then nothing is said), or it was not for the credential."""
+    """Return the `error` of a challenge; None: no credential was sent (RFC 6750, 3.1), or the error
+    is not about the credential."""
     match error:
         case MissingScope():
             return "insufficient_scope"
@@ -82,8 +82,10 @@ def challenge(
     error: ChallengeError | None = None,
     scheme: Scheme = "Bearer",
 ) -> str:
-    """The value of `WWW-Authenticate` (section 5.1; RFC 6750, section 3; RFC 9449, 7.1). error:
-    only where a credential was shown; scheme: the one that it was shown by."""
+    """Return the value of `WWW-Authenticate` (section 5.1; RFC 6750, section 3; RFC 9449, 7.1).
+
+    `error`: only if a credential was sent. `scheme`: the one of that credential.
+    """
     parts = [] if error is None else [f'error="{error}"']
     if scope is not None:
         parts.append(f'scope="{scope}"')

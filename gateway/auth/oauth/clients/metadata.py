@@ -1,7 +1,6 @@
-"""Reads and checks the metadata of a client (RFC 7591, section 2).
+"""Parses and checks the metadata of a client (RFC 7591, section 2). Pure.
 
-Pure. Members that are not known are ignored, as the RFC has it; what is known is valid or refused
-by its name.
+Unknown members are ignored, as the RFC requires; a known one that is invalid is refused by name.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ CLIENT_CREDENTIALS = "client_credentials"
 TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 GRANT_TYPES = frozenset({AUTHORIZATION_CODE, REFRESH_TOKEN, CLIENT_CREDENTIALS, TOKEN_EXCHANGE})
 GRANT_TYPES_OF_STRANGERS = frozenset({AUTHORIZATION_CODE, REFRESH_TOKEN})
-"""What a client that nobody vouched for may use: all of them need a user."""
+"""The grant types of a client that registered itself or has a metadata document: all need a
+user."""
 SECRET_METHODS = frozenset({"client_secret_basic", "client_secret_post"})
 AUTH_METHODS = SECRET_METHODS | {"private_key_jwt", "none"}
 MAX_REDIRECT_URIS = 16
@@ -43,7 +43,7 @@ ApplicationType = Literal["web", "native"]
 
 
 class InvalidMetadata(Exception):
-    """`field` breaks a rule."""
+    """The value of `field` is invalid."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -52,13 +52,13 @@ class InvalidMetadata(Exception):
 
     @property
     def error(self) -> str:
-        """RFC 7591, 3.2.2."""
+        """The error code (RFC 7591, 3.2.2)."""
         is_redirect = self.field == "redirect_uris"
         return "invalid_redirect_uri" if is_redirect else "invalid_client_metadata"
 
 
 class ClientMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The members of RFC 7591, of OpenID's registration and of RFC 9449 that are honoured."""
+    """The members of RFC 7591, OpenID Connect Registration and RFC 9449 that are supported."""
 
     client_name: str | None = None
     redirect_uris: list[str] = []
@@ -80,9 +80,8 @@ class ClientMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def native(self) -> bool:
-        """True if the client says that it is native, or, where it says nothing, if all of its
-        redirects are or one has a private scheme: agents register such a one beside an https URI
-        for their web interface."""
+        """True if `application_type` says so. Without it, if all redirect URIs are native, or one
+        has a private scheme: some agents register such a one beside an https URI."""
         if self.application_type is not None:
             return self.application_type == "native"
         if any(map(has_own_scheme, self.redirect_uris)):
@@ -95,7 +94,7 @@ class ClientMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def from_document(document: Any, *, grant_types: frozenset[str] = GRANT_TYPES) -> ClientMetadata:
-    """The metadata in a decoded JSON object. Raises: InvalidMetadata."""
+    """Return the metadata in a decoded JSON object. Raises: InvalidMetadata."""
     if not isinstance(document, Mapping):
         raise InvalidMetadata("body", "must be a JSON object")
     given = {name: value for name, value in document.items() if value is not None}
@@ -103,7 +102,7 @@ def from_document(document: Any, *, grant_types: frozenset[str] = GRANT_TYPES) -
         try:
             msgspec.convert({name: given[name]}, ClientMetadata)
         except msgspec.ValidationError:
-            raise InvalidMetadata(str(name), "is not of its type, or unknown") from None
+            raise InvalidMetadata(str(name), "has the wrong type, or an unknown value") from None
     metadata = msgspec.convert(given, ClientMetadata)
     check(metadata, grant_types)
     return metadata
@@ -114,12 +113,12 @@ def check(metadata: ClientMetadata, grant_types: frozenset[str]) -> None:
     _check_name(metadata.client_name)
     unknown = set(metadata.grant_types) - grant_types
     if unknown or not metadata.grant_types:
-        raise InvalidMetadata("grant_types", "names one that is not offered, or none")
+        raise InvalidMetadata("grant_types", "must be one or more of the supported ones")
     needs_user = AUTHORIZATION_CODE in metadata.grant_types
     if metadata.response_types not in (["code"], []) or (
         needs_user and not metadata.response_types
     ):
-        raise InvalidMetadata("response_types", "must be code alone")
+        raise InvalidMetadata("response_types", 'must be ["code"]')
     _check_redirects(metadata, needs_user)
     _check_keys(metadata)
     if CLIENT_CREDENTIALS in metadata.grant_types:
@@ -137,7 +136,7 @@ def _check_name(name: str | None) -> None:
         return
     if not 1 <= len(name) <= MAX_NAME_LENGTH or name != name.strip():
         raise InvalidMetadata("client_name", f"must have 1 to {MAX_NAME_LENGTH} characters")
-    # Cf holds what turns text around: a name that reads as another one.
+    # Category Cf has characters that reverse text: a name could read as another one.
     if any(unicodedata.category(c)[0] == "C" for c in name):
         raise InvalidMetadata("client_name", "must be printable")
 
@@ -147,7 +146,9 @@ def _check_redirects(metadata: ClientMetadata, needs_user: bool) -> None:
     if needs_user and not uris:
         raise InvalidMetadata("redirect_uris", "authorization_code needs at least one")
     if len(uris) > MAX_REDIRECT_URIS or len(set(uris)) < len(uris):
-        raise InvalidMetadata("redirect_uris", f"at most {MAX_REDIRECT_URIS}, each once")
+        raise InvalidMetadata(
+            "redirect_uris", f"must be at most {MAX_REDIRECT_URIS}, without duplicates"
+        )
     public = metadata.token_endpoint_auth_method == "none"
     for uri in uris:
         reason = refusal(uri, native=metadata.native, public=public)
@@ -156,7 +157,7 @@ def _check_redirects(metadata: ClientMetadata, needs_user: bool) -> None:
 
 
 def _check_keys(metadata: ClientMetadata) -> None:
-    """Check that keys are public ones, given once, and there where they are needed."""
+    """Check that keys are public, given in one way, and present if they are needed."""
     if metadata.jwks is not None and metadata.jwks_uri is not None:
         raise InvalidMetadata("jwks", "cannot be given with jwks_uri")
     if metadata.token_endpoint_auth_method == "private_key_jwt":
@@ -174,9 +175,9 @@ def _check_keys(metadata: ClientMetadata) -> None:
         found = KeySet.import_key_set({"keys": keys}).keys
         public = all(key.key_type != "oct" and not key.is_private for key in found)
     except (JoseError, ValueError, TypeError, KeyError, AttributeError):
-        raise InvalidMetadata("jwks", "is not a set of keys") from None
+        raise InvalidMetadata("jwks", "must be a JWK Set") from None
     if not public:
-        raise InvalidMetadata("jwks", "must hold public keys alone")
+        raise InvalidMetadata("jwks", "must have public keys only")
 
 
 def _check_texts(metadata: ClientMetadata) -> None:
@@ -186,6 +187,7 @@ def _check_texts(metadata: ClientMetadata) -> None:
             raise InvalidMetadata(name, f"must have at most {MAX_TEXT_LENGTH} characters")
     contacts = metadata.contacts
     if len(contacts) > MAX_CONTACTS or any(len(each) > MAX_TEXT_LENGTH for each in contacts):
-        raise InvalidMetadata("contacts", f"at most {MAX_CONTACTS} of {MAX_TEXT_LENGTH} characters")
+        most = f"must be at most {MAX_CONTACTS} of {MAX_TEXT_LENGTH} characters"
+        raise InvalidMetadata("contacts", most)
     if metadata.scope is not None and len(metadata.scope) > MAX_URI_LENGTH:
         raise InvalidMetadata("scope", f"must have at most {MAX_URI_LENGTH} characters")

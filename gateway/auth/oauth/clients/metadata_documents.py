@@ -46,7 +46,7 @@ MAX_STALE_S = 86_400.0
 RETRY_S = 30.0
 """The wait before a host that did not answer is asked again."""
 MAX_FETCHES_PER_MINUTE = 20
-"""Of one host, for documents that are not known."""
+"""The maximum for one host, of documents that are not cached."""
 TRANSIENT = frozenset({408, 425, 429})
 """Statuses, besides 5xx, that say nothing about the document."""
 MAX_COUNTED_HOSTS = 4_096

@@ -1,9 +1,9 @@
 """Checks which redirect URIs a client may have, and which one a request may name (RFC 6749, 3.1.2;
 OAuth 2.1; RFC 8252).
 
-Everything is read off the string itself by one grammar that is narrower than RFC 3986: no parser
-stands between what is compared and what a browser will make of it. Hosts are ASCII, so that none
-looks like another; no user part, no backslash, no fragment, no wildcard.
+URIs are matched as strings against one grammar that is narrower than RFC 3986: so no URL parser can
+read them differently than a browser does. Hosts are ASCII, so that none looks like another. User
+parts, backslashes, fragments and wildcards are refused.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PRIVATE = re.compile(rf"[a-z][a-z0-9+-]*(?:\.[a-z0-9+-]+)+:(?:/{{0,2}}{LABEL})?{
 """A private-use scheme should be a domain name backwards (RFC 8252, 7.1), so has a dot: no
 `javascript:`, no `data:`."""
 SHORT = re.compile(rf"(?P<scheme>[a-z][a-z0-9+-]{{1,31}})://{LABEL}(?:\.{LABEL})*{REST}", re.ASCII)
-"""What agents register all the same: `cursor://anysphere.cursor-mcp/oauth/callback`. Only for a
-native client without a secret, only with an authority, and of no scheme that means something to
-browsers or systems already."""
+"""A private scheme without a dot, which some agents register all the same, such as
+`cursor://anysphere.cursor-mcp/oauth/callback`. It is allowed for native clients without a secret,
+with an authority, and with no scheme of TAKEN."""
 TAKEN = frozenset(
     """
     about acap acct afp android-app app attachment bitcoin blob brave cap cast cid coap coaps
@@ -56,65 +56,62 @@ TAKEN_PREFIXES = (
 def refusal(uri: str, *, native: bool, public: bool = False) -> str | None:
     """Return why a client may not have this redirect URI; None where it may.
 
-    `public`: it has no secret and no key.
+    `public`: the client has no secret and no key.
     """
     if len(uri) > MAX_URI_LENGTH:
         return f"must have at most {MAX_URI_LENGTH} characters"
     found = WEB.fullmatch(uri) or LOOPBACK.fullmatch(uri)
     if found is not None:
-        return None if _is_port(found["port"]) else "its port is none"
+        return None if _is_port(found["port"]) else "has an invalid port"
     if PRIVATE.fullmatch(uri):
-        return None if native else "only a native client may have a scheme of its own"
+        return None if native else "may have a private scheme only for a native client"
     short = SHORT.fullmatch(uri)
     if short is not None and not is_taken(short["scheme"]):
         if native and public:
             return None
-        return "only a native client without a secret may have a scheme without a dot"
+        return "may have a scheme without a dot only for a native client without a secret"
     return (
-        "must be an https URI, or http on a loopback address, or of a scheme like com.example.app:"
-        " or myapp://host, which nothing else has, in ASCII, without user, fragment or wildcard"
+        "must be an https URI, an http URI on a loopback address, or have a private scheme such as"
+        " com.example.app: or myapp://host; in ASCII, without user, fragment or wildcard"
     )
 
 
 def is_taken(scheme: str) -> bool:
-    """True if a scheme without a dot means something already, so is no application's own."""
+    """True if a scheme without a dot has a known meaning, so cannot be an application's own."""
     return scheme in TAKEN or scheme.startswith(TAKEN_PREFIXES)
 
 
 def has_own_scheme(uri: str) -> bool:
-    """True if only an application on the user's machine can be meant."""
+    """True if the URI has a private scheme, of an application on the user's machine."""
     return is_native(uri) and LOOPBACK.fullmatch(uri) is None
 
 
 def is_native(uri: str) -> bool:
-    """True if it leads to an application on the user's own machine, where any other could listen:
-    consent to it is never remembered (RFC 8252, 8.6)."""
+    """True if the URI leads to an application on the user's machine, where another one could listen
+    too: consent to it is not remembered (RFC 8252, 8.6)."""
     return WEB.fullmatch(uri) is None
 
 
 def find_registered(registered: Iterable[str], uri: str, *, native: bool) -> str | None:
-    """The registered URI that `uri` is: the very same string, or for a native client on a loopback
-    address one that differs in its port alone (RFC 8252, 7.3)."""
-    wanted = LOOPBACK.fullmatch(uri) if native else None
+    """Return the registered URI that `uri` matches: the same string, or for a native client on a
+    loopback address one that differs only in the port (RFC 8252, 7.3)."""
+    loopback = LOOPBACK.fullmatch(uri) if native else None
     for each in registered:
         if each == uri:
             return each
-        known = None if wanted is None else LOOPBACK.fullmatch(each)
-        if known is None or wanted is None:
+        if loopback is None or (other := LOOPBACK.fullmatch(each)) is None:
             continue
-        same = known["host"] == wanted["host"] and known["rest"] == wanted["rest"]
-        if same and _is_port(wanted["port"]):
+        is_same = other["host"] == loopback["host"] and other["rest"] == loopback["rest"]
+        if is_same and _is_port(loopback["port"]):
             return each
     return None
 
 
 def origin_of(uri: str) -> str:
-    """Return where the URI leads, for people and for a browser's policy: scheme and host, or a
-    private scheme alone. `uri` has passed `refusal`."""
+    """Return the origin of a checked URI, for people and for a Content-Security-Policy: scheme and
+    host, or a private scheme alone."""
     scheme, _, rest = uri.partition(":")
-    if not rest.startswith("//"):
-        return f"{scheme}:"
-    if has_own_scheme(uri):
+    if not rest.startswith("//") or has_own_scheme(uri):
         return f"{scheme}:"
     host = re.split(r"[/?]", rest[2:], maxsplit=1)[0]
     return f"{scheme}://{host}"

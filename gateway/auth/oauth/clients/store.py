@@ -1,8 +1,7 @@
-"""OAuth clients: made by an admin or by themselves (RFC 7591), found, changed, archived.
+"""OAuth clients: created by an admin or by themselves (RFC 7591), found, changed, archived.
 
-A client's id is ours (`client_...`), or the https URL of a document that describes it, which stands
-in no table. A secret exists in the return value of the verb that made it and is stored hashed.
-Knows no HTTP.
+A client's id is ours (`client_...`), or the https URL of its metadata document; such a client is in
+no table. A secret is returned once, by the function that made it, and stored hashed.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ SECRET_PEPPER_PURPOSE = "oauth-client-secret"
 SECRET_PREFIX = "tg-secret-"
 REGISTRATION_PREFIX = "tg-registration-"
 MAX_GRACE_S = 7 * 86_400
-"""So long a rotated secret may go on working."""
+"""A secret may stay valid for at most so long after its rotation."""
 MAX_ID_LENGTH = 2048
 STRANGERS = policy.SERVICE_SCOPES | policy.IDENTITY_SCOPES | {SCOPE_USAGE_READ}
 DESCRIPTION = (*LINKS, "contacts", "software_id", "software_version")
-"""What nobody here acts on, kept to be shown and read back."""
+"""Metadata that nothing here acts on; it is stored to be shown and read back."""
 
 CLIENT_ARCHIVED = "client_archived"
-"""Why its grants ended."""
+"""The `revoked_because` of an archived client's grants."""
 
 Source = Literal["admin", "dynamic", "document"]
 
@@ -57,13 +56,13 @@ Source = Literal["admin", "dynamic", "document"]
 class Client(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     org_id: str | None
-    """None: it registered itself, and is whose user lets it in."""
+    """None: it registered itself, or has a metadata document; users of any org may allow it."""
     project_id: str | None
-    """Who is billed for it; None: a project of the user."""
+    """The project that is billed; None: a project of the user."""
     service_account_id: str | None
-    """Whom it acts for when it comes alone (client_credentials)."""
+    """The account that it acts for with client credentials."""
     plan: str | None
-    """What all that hold its tokens may use together; None: no limits of its own."""
+    """The limits that all its tokens share; None: no limits of its own."""
     name: str
     source: Source
     token_endpoint_auth_method: AuthMethod
@@ -71,11 +70,11 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     redirect_uris: list[str]
     grant_types: list[str]
     scopes: list[str]
-    """All that it can ever be given."""
+    """The scopes that it can be granted."""
     jwks: dict[str, Any] | None
     jwks_uri: str | None
     dpop_bound: bool
-    """RFC 9449 `dpop_bound_access_tokens`."""
+    """True: it must use DPoP (RFC 9449, `dpop_bound_access_tokens`)."""
     metadata: dict[str, Any]
     version: int
     created_at: datetime | None
@@ -93,9 +92,9 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 class CreatedClient(msgspec.Struct, frozen=True, kw_only=True):
     client: Client
     client_secret: str | None
-    """For this once, where its method needs one."""
+    """Shown once; None if its authentication method needs none."""
     registration_access_token: str | None = None
-    """RFC 7592, of a client that registered itself."""
+    """The token of RFC 7592, for a client that registered itself."""
 
     def __repr__(self) -> str:
         return f"CreatedClient({self.client.id})"
@@ -103,14 +102,14 @@ class CreatedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 COLUMNS = [oauth_clients.c[name] for name in Client.__struct_fields__]
 Check = Callable[[Client], None]
-"""Of the row under its lock, before it is changed; raises where that must not be."""
+"""Called with the locked row before a change; raises to refuse the change."""
 FetchDocument = Callable[[str], Awaitable[Client | None]]
-"""By its URL; None where there is no such client. Raises: AuthUnavailable."""
+"""Returns the client with a metadata document at the URL. Raises: AuthUnavailable."""
 
 
 class Clients:
-    """How endpoints find the client that speaks to them, whatever kind it is. `db`: sees all orgs.
-    `fetch`: reads client metadata documents; None: there are none."""
+    """Finds the client of a request, whatever kind it is. `db` sees all orgs. `fetch` reads client
+    metadata documents; None: they are not supported."""
 
     def __init__(
         self, *, db: AsyncEngine, peppers: Peppers, fetch: FetchDocument | None = None
@@ -120,7 +119,7 @@ class Clients:
         self.peppers = peppers
 
     async def find(self, client_id: str) -> Client | None:
-        """A live one. Raises: what `fetch` raises."""
+        """Return a live client. Raises: what `fetch` raises."""
         if len(client_id) > MAX_ID_LENGTH or "\0" in client_id:
             return None
         if client_id.startswith(("https://", "http://")):
@@ -130,7 +129,7 @@ class Clients:
         return None if row is None else Client(**row._mapping)
 
     async def has_secret(self, client_id: str, secret: str, *, now: datetime) -> bool:
-        """True if a live client has this secret, be it for the rest of a rotation's grace."""
+        """True if a live client has this secret, also during the grace period of a rotation."""
         c = oauth_clients.c
         columns = (c.secret_hash, c.older_secret_hash, c.older_secret_expires_at)
         if len(secret) > MAX_ID_LENGTH or "\0" in client_id:
@@ -142,13 +141,14 @@ class Clients:
         stored = [row.secret_hash]
         if row.older_secret_expires_at is not None and row.older_secret_expires_at > now:
             stored.append(row.older_secret_hash)
-        found = [self.peppers.matches(secret, each) for each in stored if each is not None]
-        return any(found)
+        matches = [self.peppers.matches(secret, each) for each in stored if each is not None]
+        return any(matches)
 
     async def find_registered(
         self, client_id: str, registration_access_token: str
     ) -> Client | None:
-        """A live one that registered itself, for who shows the token that this gave (RFC 7592)."""
+        """Return a live client that registered itself, by its registration access token (RFC
+        7592)."""
         known = oauth_clients.c.registration_hash
         hashes = self.peppers.hashes(registration_access_token)
         found = _live(*COLUMNS, client_id=client_id).where(known.in_(hashes))
@@ -181,10 +181,11 @@ async def create_client(
     audit_org: str | None = None,
     by: Principal | None = None,
 ) -> CreatedClient:
-    """org_id None: it registers itself, and gets the token of RFC 7592; then `audit_org` is whose
-    log says so. `metadata` has been checked, `scopes` are known ones. `by`: who will have its
-    secret, and so what it is given when it comes alone (`tenancy.delegation`).
+    """Create a client of checked `metadata` and known `scopes`.
 
+    `org_id` None: the client registers itself, and gets a token of RFC 7592; the audit log of
+    `audit_org` records it. `by`: who will have its secret, and so must have the rights that the
+    client gets with client credentials (`tenancy.delegation`).
     Raises: NotFound (project_id, service_account_id, plan), NotAllowed.
     """
     if by is not None:
@@ -261,8 +262,9 @@ async def update_client(
     check: Check = unchecked,
     by: Principal | None = None,
 ) -> Client:
-    """Update all of a client that can be changed; how it authenticates cannot where that needs
-    another secret. `by`: as `create_client` has it. To be announced: workers know its plan.
+    """Replace the metadata and owners of a client. Its authentication method cannot change from one
+    with to one without a secret, or back. `by`: as in `create_client`. The caller announces the
+    change, since workers cache the plan.
 
     Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
@@ -279,7 +281,7 @@ async def update_client(
     method = metadata.token_endpoint_auth_method
     if (method in SECRET_METHODS) != (before.token_endpoint_auth_method in SECRET_METHODS):
         raise InvalidField(
-            "token_endpoint_auth_method", "with or without a secret it is another client"
+            "token_endpoint_auth_method", "cannot change between with and without a secret"
         )
     values = _columns(metadata, scopes)
     values |= {"project_id": project_id, "service_account_id": service_account_id}
@@ -299,7 +301,7 @@ async def rotate_secret(
     check: Check = unchecked,
     by: Principal | None = None,
 ) -> CreatedClient:
-    """A new secret; the old one works for `grace_s` more. `by`: as `create_client` has it.
+    """Make a new secret; the old one stays valid for `grace_s`. `by`: as in `create_client`.
 
     Raises: NotFound, InvalidField, NotAllowed, what `check` raises.
     """
@@ -334,8 +336,8 @@ async def archive_client(
     actor: Actor,
     check: Check = unchecked,
 ) -> Client:
-    """Archive a client: it gets nothing from now on, and its grants end with their refresh tokens.
-    Idempotent. Its access tokens die with `revocations`, which callers tell.
+    """Archive a client: it gets no further tokens, and its grants and refresh tokens are revoked.
+    Idempotent. The caller revokes its access tokens (`revocations`).
 
     Raises: NotFound, what `check` raises.
     """
@@ -345,23 +347,23 @@ async def archive_client(
         return known
     before = await _locked(conn, org_id, client_id)
     check(before)
-    because = CLIENT_ARCHIVED
-    ended = await revoke_grants(conn, because=because, org_id=org_id, client_id=client_id)
+    ended = await revoke_grants(conn, because=CLIENT_ARCHIVED, org_id=org_id, client_id=client_id)
     values = {"archived_at": sa.func.now()}
     after = await _change(conn, before, actor, "oauth_client.archived", values)
-    await record_revoked(conn, ended, target=client_id, because=because, actor=actor)
+    await record_revoked(conn, ended, target=client_id, because=CLIENT_ARCHIVED, actor=actor)
     return after
 
 
 async def archive_registered(
     conn: AsyncConnection, client: Client, *, actor: Actor, audit_org: str | None
 ) -> Collection[str]:
-    """A client that registered itself takes its leave (RFC 7592, 2.3); its grants end, in the orgs
-    that this returns. Its access tokens die with `revocations`, which callers tell."""
+    """Archive a client that registered itself, at its own request (RFC 7592, 2.3).
+
+    Return the orgs in which grants were revoked. The caller revokes its access tokens.
+    """
     archived = sa.update(oauth_clients).where(oauth_clients.c.id == client.id)
     await conn.execute(archived.values(archived_at=sa.func.now()))
-    because = CLIENT_ARCHIVED
-    ended = await revoke_grants(conn, because=because, client_id=client.id)
+    ended = await revoke_grants(conn, because=CLIENT_ARCHIVED, client_id=client.id)
     if audit_org is not None:
         await record(
             conn,
@@ -372,7 +374,7 @@ async def archive_registered(
             before={"name": client.name, "archived_at": None},
             after={"archived_at": datetime.now(UTC)},
         )
-    await record_revoked(conn, ended, target=client.id, because=because, actor=actor)
+    await record_revoked(conn, ended, target=client.id, because=CLIENT_ARCHIVED, actor=actor)
     return ended.keys()
 
 
@@ -381,7 +383,7 @@ def _of(org_id: str, client_id: str) -> sa.ColumnElement[bool]:
 
 
 async def _locked(conn: AsyncConnection, org_id: str, client_id: str) -> Client:
-    """A live one, until the transaction ends. Raises: NotFound."""
+    """Lock a live client, and return it. Raises: NotFound."""
     found = sa.select(*COLUMNS).where(_of(org_id, client_id), oauth_clients.c.archived_at.is_(None))
     row = (await conn.execute(found.with_for_update())).one_or_none()
     if row is None:
@@ -414,7 +416,7 @@ async def _check_owners(
     project_id: str | None,
     service_account_id: str | None,
 ) -> None:
-    """Check that both are the org's own and live; the locks keep them so until this commits."""
+    """Check that both are live and belong to the org; they are locked, so that they stay so."""
     owners = (
         ("project_id", projects, project_id),
         ("service_account_id", service_accounts, service_account_id),
@@ -425,7 +427,7 @@ async def _check_owners(
         live = sa.select(table.c.id).where(table.c.id == value, table.c.org_id == org_id)
         live = live.where(table.c.archived_at.is_(None)).with_for_update(read=True)
         if await conn.scalar(live) is None:
-            raise NotFound(field, f"none is {value!r}")
+            raise NotFound(field, f"no {field.removesuffix('_id').replace('_', ' ')} {value!r}")
 
 
 def _columns(metadata: ClientMetadata, scopes: Sequence[str]) -> dict[str, Any]:
@@ -445,14 +447,13 @@ def _columns(metadata: ClientMetadata, scopes: Sequence[str]) -> dict[str, Any]:
 
 
 def scopes_of_a_stranger(metadata: ClientMetadata) -> list[str]:
-    """Return the scopes that a client may get that nobody vouched for: what it asks for, or all,
-    but nothing of administration. Unknown scopes are left out (RFC 7591, 2: the server may)."""
-    asked = STRANGERS & set(metadata.scopes)
-    return sorted(asked or STRANGERS)
+    """Return the scopes of a client that no admin created: those of STRANGERS that it requests, or
+    all of them. Unknown ones are ignored, which RFC 7591, section 2 allows."""
+    return sorted(STRANGERS & set(metadata.scopes) or STRANGERS)
 
 
 def from_metadata(client_id: str, metadata: ClientMetadata, scopes: Sequence[str]) -> Client:
-    """The client that a document at `client_id` describes."""
+    """Return the client that the document at the URL `client_id` describes."""
     return Client(
         id=client_id,
         org_id=None,
@@ -481,14 +482,14 @@ def check_client(
     grant_types: Collection[str],
     service_account_id: str | None,
 ) -> None:
-    """Check that `maker` may make a client that acts for itself (client credentials) with `scopes`.
+    """Check that `maker` may create a client with client credentials and these scopes.
 
-    What other clients get, a user allows.
+    Other clients get nothing without a user's consent, so they are not checked.
     Raises: NotAllowed.
     """
     if CLIENT_CREDENTIALS not in grant_types:
         return
     if is_bound(maker):
-        raise NotAllowed("grant_types", "this key is bound, and a client is not")
+        raise NotAllowed("grant_types", "a restricted key cannot allow client_credentials")
     if service_account_id is None and administers(scopes):
         check_owner(maker, NOBODY, "service_account_id")

@@ -1,8 +1,7 @@
-"""Remembers what a user allowed: one row for (user, client, redirect URI, resource).
+"""Remembers what a user consented to: one row for (user, client, redirect URI, resource).
 
-A consent saves the user a question, and is no grant: nothing can be had with it. Consent to an
-application on the user's own machine is asked for each time (RFC 8252, 8.6), which is decided
-above.
+A consent only saves the user a question; tokens need a grant. Consent to an application on the
+user's own machine is never remembered (RFC 8252, 8.6), which the caller decides.
 """
 
 from __future__ import annotations
@@ -30,14 +29,20 @@ async def is_remembered(
     resources: Sequence[str],
     scopes: Iterable[str],
 ) -> bool:
-    """True if all of it was allowed before, for each of the resources."""
+    """True if the user consented to all the scopes for each of the resources."""
     c = oauth_consents.c
-    wanted = list(resources) or [NO_RESOURCE]
-    found = sa.select(c.resource, c.scopes).where(c.user_id == user_id, c.client_id == client_id)
-    found = found.where(c.org_id == org_id, c.redirect_uri == redirect_uri, c.resource.in_(wanted))
-    rows = (await conn.execute(found.where(c.revoked_at.is_(None)))).all()
+    requested = list(resources) or [NO_RESOURCE]
+    found = sa.select(c.resource, c.scopes).where(
+        c.org_id == org_id,
+        c.user_id == user_id,
+        c.client_id == client_id,
+        c.redirect_uri == redirect_uri,
+        c.resource.in_(requested),
+        c.revoked_at.is_(None),
+    )
+    rows = (await conn.execute(found)).all()
     allowed = {row.resource for row in rows if set(scopes) <= set(row.scopes)}
-    return allowed == set(wanted)
+    return allowed == set(requested)
 
 
 async def remember(
@@ -51,26 +56,30 @@ async def remember(
     scopes: Iterable[str],
     now: datetime,
 ) -> None:
-    """The scopes are added to those allowed before, unless that was taken back."""
+    """Add the scopes to those of the user's earlier consents that are not revoked."""
     c = oauth_consents.c
-    primary = [c.user_id, c.client_id, c.redirect_uri, c.resource]
     for resource in sorted(set(resources)) or [NO_RESOURCE]:
-        values = (user_id, client_id, redirect_uri, resource)
-        key = {column.name: value for column, value in zip(primary, values, strict=True)}
-        same = [column == key[column.name] for column in primary]
-        known = sa.select(c.scopes).where(*same, c.org_id == org_id, c.revoked_at.is_(None))
+        key = {
+            "user_id": user_id,
+            "client_id": client_id,
+            "redirect_uri": redirect_uri,
+            "resource": resource,
+        }
+        known = sa.select(c.scopes).filter_by(**key, org_id=org_id, revoked_at=None)
         before = await conn.scalar(known.with_for_update()) or []
-        allowed = {"scopes": sorted({*before, *scopes}), "updated_at": now, "revoked_at": None}
-        added = insert(oauth_consents).values(org_id=org_id, **key, **allowed)
-        await conn.execute(added.on_conflict_do_update(index_elements=primary, set_=allowed))
+        values = {"scopes": sorted({*before, *scopes}), "updated_at": now, "revoked_at": None}
+        added = insert(oauth_consents).values(org_id=org_id, **key, **values)
+        await conn.execute(added.on_conflict_do_update(index_elements=list(key), set_=values))
 
 
 async def forget(
     conn: AsyncConnection, *, org_id: str, user_id: str, client_id: str | None, now: datetime
 ) -> None:
-    """A grant was revoked: the client has to ask again; None: all of them have to."""
+    """Revoke a user's consents to a client, or to all clients (None): they are asked again."""
     c = oauth_consents.c
-    theirs = sa.update(oauth_consents).where(c.org_id == org_id, c.user_id == user_id)
+    live = sa.update(oauth_consents).where(
+        c.org_id == org_id, c.user_id == user_id, c.revoked_at.is_(None)
+    )
     if client_id is not None:
-        theirs = theirs.where(c.client_id == client_id)
-    await conn.execute(theirs.where(c.revoked_at.is_(None)).values(revoked_at=now))
+        live = live.where(c.client_id == client_id)
+    await conn.execute(live.values(revoked_at=now))

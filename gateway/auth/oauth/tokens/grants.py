@@ -1,8 +1,8 @@
-"""Grants, and the authorization codes that stand for them for a minute (RFC 6749, 4.1).
+"""Grants, and their authorization codes (RFC 6749, 4.1).
 
-A grant is what one user allowed one client once: the tokens made from it die with it. A code is a
-row under the hash of its secret. It is redeemed by one UPDATE: of twenty at once one wins, the
-others are told whose grant to revoke. Knows no HTTP and no token.
+A grant is what one user allowed one client once; its tokens are revoked with it. A code is stored
+as a hash, and redeemed by one UPDATE: of concurrent attempts one succeeds, and the others get the
+grant to revoke.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from gateway.tenancy.errors import NotFound
 CODE_PEPPER_PURPOSE = "oauth-code"
 CODE_LIFETIME_S = 60
 CODE_KEPT_S = 3600
-"""So long a code that comes back is known to be a replay."""
+"""Codes are kept for so long after their expiry, to detect replays."""
 MAX_PURGED = 100
-"""Old codes that one new one sweeps away."""
+"""The maximum of old codes that are deleted when a new one is issued."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     client_id: str
     project_id: str | None
-    """Who is billed: the client's project, or else one of the user's. None: nothing costs."""
+    """The project that is billed: the client's, or else one of the user's. None: no scope of it
+    costs money."""
     resources: list[str]
-    """RFC 8707; empty: the client named none. Never widened."""
+    """The resources that it is for (RFC 8707); empty: the client named none."""
     scopes: list[str]
     created_at: datetime
     revoked_at: datetime | None
@@ -47,7 +48,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """The grant and the request that a code stands for."""
+    """The grant and the request that a code was issued for."""
 
     org_id: str
     grant_id: str
@@ -55,23 +56,23 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     project_id: str | None
     redirect_uri: str
-    """As the client sent it: a token request that names one must repeat it."""
+    """As in the authorization request; a token request that has one must repeat it."""
     code_challenge: str
-    """S256, always."""
+    """By the method S256."""
     resources: list[str]
     scopes: list[str]
     nonce: str | None
     auth_time: datetime
-    """When the user last proved who they are."""
+    """When the user last authenticated."""
     amr: list[str]
-    """How (RFC 8176)."""
+    """The methods by which the user authenticated (RFC 8176)."""
     dpop_jkt: str | None
     expires_at: datetime
     redeemed_at: datetime | None
 
 
 class CodeReplayed(msgspec.Struct, frozen=True):
-    """The code was redeemed before: whoever sees this revokes the grant, and commits that."""
+    """The code was redeemed before: the caller revokes this grant, and commits that."""
 
     org_id: str
     grant_id: str
@@ -119,7 +120,7 @@ async def issue_code(
     dpop_jkt: str | None,
     now: datetime,
 ) -> str:
-    """The code, for this once. Sweeps away some of the org's that nobody can replay any more."""
+    """Issue a code and return it, the only time it is readable; delete some old ones of the org."""
     code = random_secret()
     await conn.execute(
         sa.insert(oauth_codes).values(
@@ -153,34 +154,34 @@ async def issue_code(
 async def redeem_code(
     conn: AsyncConnection, peppers: Peppers, *, code: str, client_id: str, now: datetime
 ) -> Code | CodeReplayed | None:
-    """Redeem `code` once and return what it stands for; None for one that is unknown, expired, or
-    another client's.
+    """Redeem a code, and return what it was issued for. None: it is unknown, expired, of another
+    client, or its grant is revoked.
 
-    What the caller's transaction does with it commits with the redemption or not at all. A code
-    whose grant was revoked meanwhile is nobody's.
+    The redemption commits with the caller's transaction.
     """
-    found = oauth_codes.c.code_hash.in_(peppers.hashes(code))
-    mine = sa.and_(found, oauth_codes.c.client_id == client_id)
+    found = sa.and_(
+        oauth_codes.c.code_hash.in_(peppers.hashes(code)), oauth_codes.c.client_id == client_id
+    )
     live = sa.exists().where(
         oauth_grants.c.id == oauth_codes.c.grant_id, oauth_grants.c.revoked_at.is_(None)
     )
     redeemed = sa.update(oauth_codes).where(
-        mine, oauth_codes.c.redeemed_at.is_(None), oauth_codes.c.expires_at > now, live
+        found, oauth_codes.c.redeemed_at.is_(None), oauth_codes.c.expires_at > now, live
     )
     columns = [oauth_codes.c[name] for name in Code.__struct_fields__]
     row = (await conn.execute(redeemed.values(redeemed_at=now).returning(*columns))).one_or_none()
     if row is not None:
         return Code(**row._mapping)
-    known = sa.select(oauth_codes.c.org_id, oauth_codes.c.grant_id)
-    known = known.where(mine, oauth_codes.c.redeemed_at.is_not(None))
-    replay = (await conn.execute(known)).one_or_none()
+    replayed = sa.select(oauth_codes.c.org_id, oauth_codes.c.grant_id)
+    replayed = replayed.where(found, oauth_codes.c.redeemed_at.is_not(None))
+    replay = (await conn.execute(replayed)).one_or_none()
     return None if replay is None else CodeReplayed(replay.org_id, replay.grant_id)
 
 
 async def find_grant(
     conn: AsyncConnection, *, org_id: str, grant_id: str, lock: bool = False
 ) -> Grant:
-    """Return a grant, revoked or not; lock: nobody changes it before this commits.
+    """Return a grant, revoked or not; `lock`: lock it until the transaction ends.
 
     Raises: NotFound.
     """
@@ -210,8 +211,8 @@ def to_grants(rows: Iterable[sa.Row[Any]]) -> list[Grant]:
 async def revoke_grant(
     conn: AsyncConnection, *, org_id: str, grant_id: str, because: str, actor: Actor
 ) -> bool:
-    """Mark the row, and say whether that was news. It does not reach access tokens that are out:
-    `revocations` tells the workers, and is what callers want.
+    """Mark a grant as revoked; False if it was before. It does not reach access tokens that were
+    issued: `revocations.end_grant` does both.
 
     Raises: NotFound.
     """
@@ -240,11 +241,10 @@ async def revoke_grants(
     client_id: str | None = None,
     user_id: str | None = None,
 ) -> Mapping[str, int]:
-    """Revoke all live grants of a client, in all orgs or in one, or of a user; return how many, by
-    org.
+    """Mark all live grants of a client or user as revoked; return how many, by org.
 
-    The rows alone. The caller holds the lock under which no new one is made, and writes the audit
-    log behind this (`record_revoked`), for whoever ends a single grant locks it before the log.
+    The caller holds a lock that prevents new grants, and records the change afterwards
+    (`record_revoked`): grants are locked before the audit log.
     """
     assert client_id is not None or user_id is not None
     c = oauth_grants.c
@@ -259,7 +259,7 @@ async def revoke_grants(
 async def record_revoked(
     conn: AsyncConnection, ended: Mapping[str, int], *, target: str, because: str, actor: Actor
 ) -> None:
-    """One entry in the log of each org that lost grants; `target`: whose they were."""
+    """Record the end of grants in each org's audit log; `target`: the client or user."""
     for org_id in sorted(ended):
         await record(
             conn,

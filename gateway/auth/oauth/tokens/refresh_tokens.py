@@ -1,14 +1,12 @@
 """Refresh tokens: rotated at each use, each derived from the one before it.
 
-A token's successor is its HMAC under a key that Postgres never sees. So an answer that was lost can
-be given once more, byte for byte, though neither token stands anywhere: the successor is derived
-again, and the access token is signed again from its claims, which are kept beside the successor's
-hash.
+A token's successor is its HMAC under a key that Postgres never sees. So a lost response can be
+repeated byte for byte, although neither token is stored: the successor is derived again, and the
+access token is signed again from its claims, which are stored with the successor's hash.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 from datetime import datetime, timedelta
@@ -16,6 +14,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from joserfc.util import urlsafe_b64encode
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.peppers import Peppers, random_secret
@@ -27,10 +26,11 @@ PREFIX = "tg-refresh-"
 PEPPER_PURPOSE = "oauth-refresh-token"
 CHAIN_PURPOSE = "oauth-refresh-chain"
 LIFETIME_S = 30 * 86_400
-"""Unused for so long it expires."""
+"""A token expires after so long without use."""
 GRANT_LIFETIME_S = 180 * 86_400
-"""However often it is used: after so long the user is asked again."""
+"""All tokens of a grant expire after it: the user must consent again."""
 LOST_ANSWER_S = 10
+"""A used token may be sent again within this time, if the response to it was lost."""
 MAX_LENGTH = 256
 
 
@@ -40,7 +40,7 @@ class RefreshToken(msgspec.Struct, frozen=True, kw_only=True):
     grant_id: str
     client_id: str
     answer: dict[str, Any]
-    """What was issued with it, but the tokens."""
+    """The response in which it was issued, without the tokens."""
     scopes: list[str]
     resources: list[str]
     dpop_jkt: str | None
@@ -59,17 +59,17 @@ class RefreshTokens:
         self.current = secret.current.id
 
     def successor(self, token: str, secret_id: str) -> str | None:
-        """Return the token that follows; None where that secret is gone."""
+        """Return the token that follows; None if that secret is gone."""
         key = self._chain.get(secret_id)
         if key is None:
             return None
         derived = hmac.digest(key, token.encode(), hashlib.sha256)
-        return PREFIX + base64.urlsafe_b64encode(derived).rstrip(b"=").decode()
+        return PREFIX + urlsafe_b64encode(derived).decode()
 
     async def find(
         self, conn: AsyncConnection, token: str, *, client_id: str | None
     ) -> RefreshToken | None:
-        """Find a token, used, expired or not; client_id None: anybody's."""
+        """Find a token, used, expired or not; client_id None: of any client."""
         if len(token) > MAX_LENGTH or not token.startswith(PREFIX):
             return None
         known = oauth_refresh_tokens.c.token_hash.in_(self._peppers.hashes(token))
@@ -100,22 +100,21 @@ class RefreshTokens:
         granted_at: datetime,
         now: datetime,
     ) -> str:
-        """Mark `parent` as used from now on; the caller holds its grant's lock."""
+        """Mark `parent` as used, and return its successor. The caller holds the grant's lock."""
         fresh = self.successor(token, self.current)
         assert fresh is not None
-        used = sa.update(oauth_refresh_tokens).where(oauth_refresh_tokens.c.id == parent.id)
-        await conn.execute(used.values(used_at=now))
-        over = oauth_refresh_tokens.c.grant_id == parent.grant_id
-        expired = sa.delete(oauth_refresh_tokens).where(
-            over, oauth_refresh_tokens.c.expires_at < now
+        c = oauth_refresh_tokens.c
+        used = sa.update(oauth_refresh_tokens).where(c.id == parent.id).values(used_at=now)
+        await conn.execute(used)
+        await conn.execute(
+            sa.delete(oauth_refresh_tokens).where(c.grant_id == parent.grant_id, c.expires_at < now)
         )
-        await conn.execute(expired)
         last = granted_at + timedelta(seconds=GRANT_LIFETIME_S)
-        kept = ("org_id", "grant_id", "client_id", "scopes", "resources", "dpop_jkt")
+        copied = ("org_id", "grant_id", "client_id", "scopes", "resources", "dpop_jkt")
         await self._insert(
             conn,
             fresh,
-            **{name: getattr(parent, name) for name in kept},
+            **{name: getattr(parent, name) for name in copied},
             parent_id=parent.id,
             answer=answer | {"secret_id": self.current},
             created_at=now,

@@ -1,15 +1,12 @@
-"""Access tokens as JWTs (RFC 9068): issued, and read back with every check that needs no database.
+"""Access tokens as JWTs (RFC 9068): signs them, and makes all checks that need no database.
 
-Knows no revocation and no tenant beyond the names in the claims.
-
-Of a token that comes in, nothing is believed before its signature: the algorithm is RS256 and never
-the token's choice, the key is one of ours by its id, `typ` says `at+jwt`, so that no other JWT that
-we sign (an ID token) passes for one.
+No claim is used before the signature is verified: the algorithm is always RS256, the key is one of
+ours by its id, and `typ` is `at+jwt`, so that no other JWT that we sign (an ID token) passes for an
+access token.
 """
 
 from __future__ import annotations
 
-import binascii
 from typing import Any
 
 import msgspec
@@ -23,31 +20,30 @@ from gateway.ids import uuid7
 
 TOKEN_TYPE = "at+jwt"
 TOKEN_TYPES = (TOKEN_TYPE, "application/at+jwt")
-"""RFC 9068, section 4; media types are compared without case."""
+"""The valid `typ` (RFC 9068, section 4), compared without case."""
 MAX_LIFETIME_S = 600
 MAX_TOKEN_BYTES = 8 * 1024
-"""What is longer is refused unread."""
 CLOCK_SKEW_S = 5
-"""Between gateways of one installation: how far ahead `iat` may lie. `exp` has no leeway."""
+"""`iat` may be so far in the future, for the clocks of the gateways differ. `exp` has no leeway."""
 MAX_ACTORS = 4
-"""In the chain of `act`."""
+"""The maximum length of the chain of `act`."""
 
 
 class ActorClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 8693, section 4.1: who acts for the subject, for whom that one acts, ..."""
+    """The actor for the subject, with the earlier actors in `act` (RFC 8693, section 4.1)."""
 
     sub: str
     act: ActorClaim | None = None
 
 
 class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
-    """RFC 9449, section 6.1: the key that must come with the token."""
+    """The key that the token is bound to (RFC 9449, section 6.1)."""
 
     jkt: str
 
 
 class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """RFC 9068, section 2.2, and ours."""
+    """The claims of RFC 9068, section 2.2, and our own."""
 
     iss: str
     sub: str
@@ -59,15 +55,15 @@ class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     scope: str
     org_id: str
     project_id: str | None = None
-    """Who is billed; a token without one may administer, and use nothing that costs."""
+    """The project that is billed; a token without one cannot use what costs money."""
     user_id: str | None = None
     service_account_id: str | None = None
     grant_id: str | None = None
     auth_time: int | None = None
     derived_from: list[str] = []
-    """The `jti` of each token this one was exchanged from: revoked with any of them."""
+    """The `jti` of each token this one was exchanged from; it is revoked with any of them."""
     passed_through: list[str] = []
-    """The clients that those were issued to: refused with any of them, too."""
+    """The clients that those were issued to; it is revoked with any of them."""
     act: ActorClaim | None = None
     cnf: Confirmation | None = None
 
@@ -85,44 +81,39 @@ def token_id() -> str:
 
 
 def as_audience(resources: list[str]) -> str | list[str]:
-    """One resource stands as a string (RFC 7519, 4.1.3)."""
+    """Return the `aud` claim: a string for one resource, else a list (RFC 7519, 4.1.3)."""
     return resources[0] if len(resources) == 1 else resources
 
 
 def sign(ring: Ring, claims: AccessClaims, *, kid: str | None = None) -> str:
-    """Sign the claims; `kid`: the key that an answer was signed with before; None: the active one.
+    """Sign the claims. `kid`: the key of an earlier signature to repeat; None: the active key.
 
     The same claims under the same key make the same bytes.
-    Raises: InvalidToken where that key is gone.
+    Raises: InvalidToken if that key is gone.
     """
     assert claims.exp - claims.iat <= MAX_LIFETIME_S
     key = ring.active if kid is None else ring.signing.get(kid)
     if key is None:
-        raise InvalidToken("its key is gone")
+        raise InvalidToken("the signing key is gone")
     return encode(key, msgspec.to_builtins(claims), TOKEN_TYPE)
 
 
 def encode(key: RSAKey, claims: dict[str, Any], typ: str) -> str:
-    """Encode with one key, never with a set of keys, of which joserfc would choose any."""
+    """Sign a JWT with this key. (Given a set of keys, joserfc would choose any of them.)"""
     header = {"alg": ALGORITHM, "kid": key.kid, "typ": typ}
     return jwt.encode(header, claims, key, algorithms=[ALGORITHM])
 
 
 async def read(ring: KeyRing, token: str, *, issuer: str, now: float) -> AccessClaims:
-    """The claims of a good token. Raises: InvalidToken, ExpiredToken, AuthUnavailable."""
-    claims = await read_expired(ring, token, issuer=issuer, now=now)
-    if claims.exp <= now:
-        raise ExpiredToken(claims.jti)
-    return claims
+    """Verify a token, and return its claims.
 
-
-async def read_expired(ring: KeyRing, token: str, *, issuer: str, now: float) -> AccessClaims:
-    """Read a token that was good once, like `read` without its end."""
+    Raises: InvalidToken, ExpiredToken, AuthUnavailable.
+    """
     if len(token) > MAX_TOKEN_BYTES:
         raise InvalidToken("too long")
     try:
         header = jws.extract_compact(token.encode("ascii")).headers()
-    except (JoseError, ValueError, binascii.Error) as error:
+    except (JoseError, ValueError) as error:
         raise InvalidToken("not a JWS") from error
     kid, typ = header.get("kid"), header.get("typ")
     if header.get("alg") != ALGORITHM:
@@ -135,10 +126,12 @@ async def read_expired(ring: KeyRing, token: str, *, issuer: str, now: float) ->
     try:
         found = jwt.decode(token, key, algorithms=[ALGORITHM]).claims
         claims = msgspec.convert(found, AccessClaims)
-    except (JoseError, ValueError, msgspec.ValidationError) as error:
+    except (JoseError, ValueError) as error:
         raise InvalidToken(type(error).__name__) from error
     if claims.iss != issuer:
         raise InvalidToken("another issuer")
     if claims.iat > now + CLOCK_SKEW_S or claims.exp - claims.iat > MAX_LIFETIME_S:
-        raise InvalidToken("times that we do not issue")
+        raise InvalidToken("iat in the future, or too long a lifetime")
+    if claims.exp <= now:
+        raise ExpiredToken(claims.jti)
     return claims

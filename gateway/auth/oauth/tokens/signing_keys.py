@@ -1,13 +1,11 @@
-"""The keys that sign our tokens: one at a time, published before it signs and after it has.
+"""The keys that sign our tokens: one at a time, published before it signs and after.
 
-Knows no claim.
-
-A key's life: *next* (published, signs nothing, so that whoever keeps our key set has it before it
-is needed), *active* (signs), *retired* (verifies what it signed until that has expired). Private
-keys stand encrypted in Postgres. Every process holds a `KeyRing`, a copy that it reads anew each
-RELOAD_S; a process that has not heard of a rotation goes on signing with the old key for so long,
-which is why a retired key verifies for longer than its youngest token lives. A key that is revoked
-may be in the wrong hands: that reaches every process as revocations do (`withdraw`), in a second.
+A key is first *next* (published, so that caches of our key set have it in time; it signs nothing),
+then *active* (it signs), then *retired* (it verifies until what it signed has expired). Private
+keys are stored encrypted. Every process has a copy of the keys, a `KeyRing`, and reads it again
+every RELOAD_S. Until then it may sign with a key that was retired meanwhile, so a retired key
+verifies for longer than the lifetime of a token. A revoked key may be stolen: that reaches every
+process within a second, as revocations do (`withdraw`).
 """
 
 from __future__ import annotations
@@ -40,24 +38,24 @@ log = logging.getLogger(__name__)
 ALGORITHM = "RS256"
 KEY_BITS = 2048
 JWKS_MAX_AGE_S = 300
-"""How long others may keep our key set: a key is published for so long before it signs."""
+"""Caches may keep our key set for so long, so a key is published for as long before it signs."""
 ROTATE_AFTER_S = 30 * 24 * 3600.0
-"""A key signs for about so long, if nobody rotates earlier."""
+"""The age of an active key at which it is rotated."""
 RELOAD_S = 10.0
 RETRY_S = 1.0
 MIN_RELOAD_INTERVAL_S = 1.0
-"""Tokens with key ids that nobody knows cause at most one read of Postgres in so long."""
+"""Unknown key ids cause at most one read of Postgres in this time."""
 VERIFY_FOR_S = 900.0
-"""A retired key's: ten minutes of its youngest token, RELOAD_S, and clocks that differ."""
+"""A retired key verifies for so long: a token's ten minutes, RELOAD_S, and clock skew."""
 MAX_RING = 64
 ROTATION_LOCK = 0x7369676E_6B657973
 """Postgres advisory lock: "signkeys" in ASCII."""
 PURPOSE = "signing-keys"
-"""What `Secret` derives the key for, under which private keys are encrypted."""
+"""The purpose for which `Secret` derives the key that encrypts private keys."""
 
 
 class SigningKeyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as people may see it."""
+    """A key without its private part."""
 
     kid: str
     created_at: datetime
@@ -73,7 +71,7 @@ class SigningKeyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooSoon(TenancyError):
-    """The next key has not been published for long enough; `retry_after_s` says how long yet."""
+    """The next key has not been published for long enough; it will be in `retry_after_s`."""
 
     constant = "the next key has not been published for long enough"
 
@@ -87,12 +85,12 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
 
     active: RSAKey
     verifying: Mapping[str, RSAKey]
-    """By key id: the active one, the next one, retired ones. Public keys."""
+    """The public keys by id: next, active and retired."""
     signing: Mapping[str, RSAKey]
-    """Those that have signed, retired ones too: an answer may have to be given twice."""
+    """The private keys by id: active and retired, for a response that must be repeated."""
 
     def jwks(self) -> dict[str, Any]:
-        """Return the JWK set (RFC 7517, section 5), never a private part. Never a private part."""
+        """Return the JWK Set (RFC 7517, section 5), without private parts."""
         return {
             "keys": [
                 key.as_dict(private=False, kid=kid, use="sig", alg=ALGORITHM)
@@ -102,14 +100,16 @@ class Ring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> list[str]:
-    """An active key and a next one, where there are none; returns those that were made. Of many at
-    once, one makes them."""
+    """Create an active and a next key if there are none; return the ids of the created ones.
+
+    A lock keeps several gateways from doing so at once.
+    """
     made: list[str] = []
     await _lock(conn)
     rows = await _live_rows(conn)
     states = {row.state for row in rows}
     if "active" not in states:
-        # Nothing that it signed can be in anybody's hands before it is published.
+        # It may sign at once: no cache of our key set can need it earlier than now.
         ahead = next((row for row in rows if row.state == "next"), None)
         if ahead is None:
             made.append(await _add(conn, cipher, now, activated_at=now))
@@ -124,8 +124,10 @@ async def ensure_keys(conn: AsyncConnection, cipher: Cipher, now: datetime) -> l
 async def rotate(
     conn: AsyncConnection, cipher: Cipher, now: datetime, *, older_than_s: float = 0.0
 ) -> SigningKeyRow | None:
-    """The next key signs, the active one retires, a new next one is published. None: the active key
-    is not `older_than_s` yet. Raises: TooSoon."""
+    """Activate the next key, retire the active one, and publish a new next one.
+
+    None: the active key is not older than `older_than_s`. Raises: TooSoon.
+    """
     await ensure_keys(conn, cipher, now)
     rows = {row.state: row for row in await _live_rows(conn)}
     active, ahead = rows["active"], rows["next"]
@@ -149,8 +151,11 @@ async def revoke(
     *,
     check: Callable[[SigningKeyRow], None] = unchecked,
 ) -> SigningKeyRow:
-    """A key that may be in the wrong hands: from now on it verifies nothing. The active key is
-    replaced at once. Idempotent. Raises: NotFound, what `check` raises."""
+    """Revoke a key that may be stolen: it verifies nothing from now on. Idempotent. An active key
+    is replaced at once.
+
+    Raises: NotFound, what `check` raises.
+    """
     await _lock(conn)
     found = sa.select(*public_columns()).where(signing_keys.c.kid == kid)
     row = (await conn.execute(found)).one_or_none()
@@ -181,7 +186,7 @@ async def _live_rows(conn: AsyncConnection) -> list[SigningKeyRow]:
 async def _add(
     conn: AsyncConnection, cipher: Cipher, now: datetime, *, activated_at: datetime | None = None
 ) -> str:
-    # Ids sort by age. 50 ms of arithmetic, off the event loop.
+    # It takes 50 ms, so it runs in a thread. Ids sort by age.
     key = await asyncio.to_thread(RSAKey.generate_key, KEY_BITS)
     kid = f"{int(now.timestamp() * 1000):012x}{key.thumbprint()[:12]}"
     sealed = cipher.seal(key.as_der(private=True), kid.encode())
@@ -199,7 +204,7 @@ async def _add(
 
 
 async def _note(conn: AsyncConnection, action: str, kids: list[str]) -> None:
-    """Record what keys do by themselves in the operator's audit log."""
+    """Record an automatic change of keys in the operator's audit log."""
     operator = await find_operator(conn)
     if operator is None:
         return
@@ -228,10 +233,10 @@ async def _retire(
 async def read_ring(
     conn: AsyncConnection, cipher: Cipher, now: datetime, *, before: Ring | None = None
 ) -> Ring:
-    """Read all keys, and reuse those that `before` holds already: a key id stands for one key, and
-    to import a private one keeps the loop for some 50 ms.
+    """Read all keys. Those in `before` are reused: importing a private key blocks the event loop
+    for some 50 ms, and a key id always names the same key.
 
-    Raises: AuthUnavailable where no key can sign.
+    Raises: AuthUnavailable if no key can sign.
     """
     alive = sa.or_(signing_keys.c.verify_until.is_(None), signing_keys.c.verify_until > now)
     found = sa.select(signing_keys).where(alive).order_by(signing_keys.c.kid.desc()).limit(MAX_RING)
@@ -249,7 +254,7 @@ async def read_ring(
         try:
             private = cipher.open(row.private_key, row.kid.encode(), row.secret_id)
         except UnknownSecret:
-            log.error("signing key %s is sealed under a secret that is gone", row.kid)
+            log.error("signing key %s is encrypted under a secret that is gone", row.kid)
             continue
         signing[row.kid] = signed.get(row.kid) or RSAKey.import_key(private, parameters)
         if row.retired_at is None:
@@ -260,8 +265,8 @@ async def read_ring(
 
 
 class KeyRing:
-    """One per process. `db`: the system pool. `clock`: Unix seconds; `monotonic`: what intervals
-    are measured with."""
+    """The keys that one process knows. `db`: the system pool. `clock`: Unix seconds; `monotonic`:
+    monotonic seconds, for intervals."""
 
     def __init__(
         self,
@@ -276,9 +281,9 @@ class KeyRing:
         self._clock = clock
         self._monotonic = monotonic
         self.on_withdrawn: Callable[[], None] = lambda: None
-        """Called when a key that was believed is believed no more."""
+        """Called when a known key is no longer valid."""
         self._withdrawn: set[str] = set()
-        """As many as operators revoke while this process lives. No read brings one back."""
+        """The ids of revoked keys: a read that began before may still show them."""
         self._wake = asyncio.Event()
         self._ring: Ring | None = None
         self._read_at = -MIN_RELOAD_INTERVAL_S
@@ -289,7 +294,7 @@ class KeyRing:
         return datetime.fromtimestamp(self._clock(), UTC)
 
     async def start(self) -> None:
-        """Start reading the keys; without Postgres it starts too, and goes on trying."""
+        """Start to read the keys. Without Postgres it starts too, and goes on trying."""
         try:
             async with self._db.begin() as conn:
                 made = await ensure_keys(conn, self.cipher, self.now())
@@ -306,8 +311,8 @@ class KeyRing:
 
     @property
     def ring(self) -> Ring:
-        """Raises: AuthUnavailable before the first read, and while the key that signed is revoked
-        and the next one is not known here yet."""
+        """The keys. Raises: AuthUnavailable before the first read, and while the active key is
+        revoked and its successor not yet read."""
         if self._ring is None:
             raise AuthUnavailable("signing keys have not been read yet")
         if self._ring.active.kid in self._withdrawn:
@@ -315,8 +320,7 @@ class KeyRing:
         return self._ring
 
     def withdraw(self, kid: str) -> None:
-        """Withdraw a key that was revoked, as all processes are told: here it verifies and signs
-        nothing more."""
+        """Drop a key that was revoked: in this process it verifies and signs nothing more."""
         if kid in self._withdrawn:
             return
         self._withdrawn.add(kid)
@@ -325,7 +329,8 @@ class KeyRing:
             self._take(self._ring)
 
     async def verifier(self, kid: str) -> RSAKey | None:
-        """The public key with this id; asks Postgres where it is not known, at a bounded rate."""
+        """Return the public key with this id. An unknown one is read from Postgres, at a bounded
+        rate."""
         if self._ring is not None and kid in self._ring.verifying:
             return self._ring.verifying[kid]
         async with self._reading:
@@ -349,8 +354,7 @@ class KeyRing:
         self._take(found)
 
     def _take(self, found: Ring) -> None:
-        """Take the ring without the keys that were withdrawn, which a read that began before may
-        still show."""
+        """Replace the ring, leaving out withdrawn keys."""
         verifying, signing = (
             {kid: key for kid, key in keys.items() if kid not in self._withdrawn}
             for keys in (found.verifying, found.signing)
@@ -390,4 +394,4 @@ class KeyRing:
                 row = await rotate(conn, self.cipher, self.now(), older_than_s=ROTATE_AFTER_S)
                 await _note(conn, "signing_key.rotated", [] if row is None else [row.kid])
             except TooSoon:
-                log.info("a signing key is due, its successor not published for long enough")
+                log.info("a signing key is due, but the next one is not published for long enough")

@@ -268,7 +268,7 @@ async def test_without_redis_each_process_bounds_guesses_and_lets_who_is_right_i
         assert (await guess(process, client.id, "guess", HERE)).status == 401
     assert (await guess(process, client.id, "guess", HERE)).status == 429
     assert (await process.authenticate(Form({}, {}), right, HERE)).id == client.id
-    assert caplog.text.count("bounded by process alone") == 1
+    assert caplog.text.count("counted per process only") == 1
     other = another_process(world, nowhere)
     for _ in range(client_authentication.MAX_FAILURES):
         assert (await guess(other, client.id, "guess", HERE)).status == 401

@@ -106,7 +106,7 @@ def test_web_clients_have_https_and_loopback(uri: str) -> None:
 @pytest.mark.parametrize("uri", GOOD_NATIVE)
 def test_only_native_clients_have_a_scheme_of_their_own(uri: str) -> None:
     assert refusal(uri, native=True) is None
-    assert refusal(uri, native=False) == "only a native client may have a scheme of its own"
+    assert refusal(uri, native=False) == "may have a private scheme only for a native client"
 
 
 @pytest.mark.parametrize("uri", GOOD_SHORT)
@@ -114,7 +114,7 @@ def test_a_scheme_without_a_dot_is_for_native_clients_without_a_secret(uri: str)
     assert refusal(uri, native=True, public=True) is None
     for native, public in ((True, False), (False, True), (False, False)):
         said = refusal(uri, native=native, public=public)
-        assert said == "only a native client without a secret may have a scheme without a dot"
+        assert said == "may have a scheme without a dot only for a native client without a secret"
     assert find_registered([uri], uri, native=True) == uri
     for other in (uri + "/", uri.upper(), uri.replace("://", "://x.")):
         assert find_registered([uri], other, native=True) is None
