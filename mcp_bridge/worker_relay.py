@@ -42,7 +42,20 @@ MAX_QUEUED = 1024
 ANSWER_S = 60.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """How long, and how much in all, answers are kept that may be requested again."""
+OWNED_S = 10
+OWNED_HEARTBEAT_S = 3.0
 EVERYBODY = "mcp:workers"
+
+RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+RENEW = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
+"""
 
 Payload = dict[str, Any]
 Emit = Callable[[Message], Awaitable[None]]
@@ -281,6 +294,31 @@ class Relay:
         answer = self._answers.get(number)
         lost: Payload = {"kind": "said", "number": number, "lost": True}
         await self._answer(back, answer or msgspec.json.encode(lost))
+
+
+class Ownership:
+    """Records in Redis which worker owns what, for OWNED_S after the owner's last heartbeat."""
+
+    def __init__(self, redis: Redis, worker: str) -> None:
+        self._redis, self._worker = redis, worker
+        self._renew = redis.register_script(RENEW)
+        self._release = redis.register_script(RELEASE)
+
+    async def owner(self, key: str) -> str:
+        """Return the worker that owns a key: this one, if nobody did."""
+        while not await self._redis.set(key, self._worker, nx=True, ex=OWNED_S):
+            found: Any = await self._redis.get(key)
+            if found is not None:
+                return str(found.decode())
+        return self._worker
+
+    async def renew(self, key: str) -> bool:
+        """Own a key for another OWNED_S; False: another worker owns it."""
+        return bool(await self._renew(keys=[key], args=[self._worker, OWNED_S]))
+
+    async def release(self, key: str, owner: str | None = None) -> None:
+        """Delete the ownership of a worker, by default of this one."""
+        await self._release(keys=[key], args=[owner or self._worker])
 
 
 def channel(worker: str) -> str:

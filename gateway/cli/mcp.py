@@ -83,11 +83,11 @@ def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
                 waiting = problem or str(len(changes))
                 known = str(len(approved.pins))
                 if as_json:
-                    row = {"server": config.name, "trust": config.trust, "url": config.place}
+                    row = {"server": config.name, "trust": config.trust, "url": config.address}
                     said = {"approved": len(approved.pins), "waiting": len(changes)}
                     click.echo(msgspec.json.encode({**row, **said, "problem": problem}))
                 else:
-                    found = (config.name, config.trust, known, waiting, config.place)
+                    found = (config.name, config.trust, known, waiting, config.address)
                     click.echo(in_columns(found, SERVER_COLUMNS))
 
     run(work())

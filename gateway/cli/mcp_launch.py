@@ -50,11 +50,11 @@ def now(
 ) -> list[dict[str, str]]:
     """Return what the command is now. Raises: click.ClickException."""
     from mcp_bridge.upstream.launch_errors import StdioError
-    from mcp_bridge.upstream.stdio.launch_digests import measured
+    from mcp_bridge.upstream.stdio.launch_digests import digests_of
 
     try:
         found: list[dict[str, str]] = msgspec.to_builtins(
-            list(measured(name, command, arguments, kept))
+            list(digests_of(name, command, arguments, kept))
         )
     except StdioError as error:
         raise click.ClickException(str(error)) from None

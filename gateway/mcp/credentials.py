@@ -1,8 +1,10 @@
-"""Shows MCP servers credentials of the vault: the tenant's or the user's own. A server without a
-credential is asked without one, so that it can say whom to ask; what it says when it refuses is
-kept for whoever signs in there. A person is sent there only if that can change something: a scope
-that was granted already is not asked for again. A server whose issuer takes our word for who calls
-is shown the token that the issuer gives for it, for everybody who is a user."""
+"""Sends MCP servers the credentials of the vault: the tenant's or the user's own.
+
+A server without a stored credential gets the request without one, and its challenge is stored for
+the sign-in. A person is sent to sign in only if that can change something: a scope that was granted
+already is not requested again. A server whose issuer accepts token exchange gets a token for the
+calling user.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from mcp_bridge.upstream.credentials import NO_CREDENTIAL, CredentialSet, Refusa
 from mcp_bridge.upstream.transport import NotSent
 
 KNOWN_S = 5.0
-"""So long a credential is shown without looking whether it is there still."""
+"""How long a credential is used before the vault is read again."""
 MAX_KNOWN = 10_000
 CHALLENGE_S = 3_600
 CONSENT_NEEDED = "consent_needed"
@@ -38,26 +40,29 @@ INSUFFICIENT = "insufficient_scope"
 
 
 class Challenges:
-    """The challenges of servers that refused, by whose credential it was; kept for an hour."""
+    """The challenges of servers that refused a credential, by its owner; kept for an hour."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def put(self, whose: UpstreamOwner, server: str, challenge: Challenge) -> None:
-        key = self._key(whose, server)
+    async def put(self, owner: UpstreamOwner, server: str, challenge: Challenge) -> None:
+        key = self._key(owner, server)
         await self._redis.set(key, msgspec.json.encode(challenge), ex=CHALLENGE_S)
 
-    async def get(self, whose: UpstreamOwner, server: str) -> Challenge:
-        found = await self._redis.get(self._key(whose, server))
+    async def get(self, owner: UpstreamOwner, server: str) -> Challenge:
+        found = await self._redis.get(self._key(owner, server))
         return Challenge() if found is None else msgspec.json.decode(found, type=Challenge)
 
-    def _key(self, whose: UpstreamOwner, server: str) -> str:
-        return f"mcp:{{{whose.org_id}}}:challenge:{server}:{whose.user_id or ''}"
+    def _key(self, owner: UpstreamOwner, server: str) -> str:
+        return f"mcp:{{{owner.org_id}}}:challenge:{server}:{owner.user_id or ''}"
 
 
 class VaultCredentials:
-    """A Credentials of the bridge, from the vault. `db`: the tenants' pool. `sign_in_url`: where
-    somebody lets us in at a server, if that is how it is done. `clock`: monotonic seconds."""
+    """The `Credentials` of the bridge, from the vault.
+
+    `db`: the tenants' pool. `sign_in_url`: the page to sign in at a server, if people do. `clock`:
+    monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -76,86 +81,86 @@ class VaultCredentials:
         self._known: Lru[tuple[UpstreamOwner, str], tuple[CredentialSet, float]] = Lru(MAX_KNOWN)
 
     def forget(self, org_id: str) -> None:
-        """Forget credentials that somebody changed. EVERYTHING: of all orgs."""
+        """Forget the cached credentials of an org. EVERYTHING: of all orgs."""
         for key in [key for key, _ in self._known.items()]:
             if org_id in (EVERYTHING, key[0].org_id):
                 self._known.drop(key)
 
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
         """Raises: NotSent."""
-        key = (whose, server)
+        key = (owner, server)
         known = self._known.get(key)
         if refused is None and known is not None and self._clock() < known[1]:
             return known[0]
         self._known.drop(key)
         try:
-            found = await self._find(whose, server, refused)
+            found = await self._find(owner, server, refused)
         except VaultError as error:
             if refused is not None:
-                await self._keep(whose, server, read_challenge(refused.challenge))
-            raise self._not_sent(error.code, whose, server) from error
+                await self._keep(owner, server, read_challenge(refused.challenge))
+            raise self._not_sent(error.code, owner, server) from error
         if found is not NO_CREDENTIAL:
             self._known.put(key, (found, self._clock() + KNOWN_S))
         return found
 
     async def _find(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None
     ) -> CredentialSet:
         exchanges = self._exchanges
-        if exchanges is not None and whose.user_id is not None and exchanges.has(server):
+        if exchanges is not None and owner.user_id is not None and exchanges.has(server):
             if refused is not None and (refused.status != 401 or refused.is_last):
                 reason = REFUSED if refused.status == 401 else INSUFFICIENT
-                await self._refuse(whose, server, refused, reason)
-            given = await exchanges.token(whose.org_id, whose.user_id, server, shown_in(refused))
-            return bearer(given)
-        async with tenant(self._db, whose.org_id) as conn:
+                await self._refuse(owner, server, refused, reason)
+            old_token = token_in(refused)
+            return bearer(await exchanges.token(owner.org_id, owner.user_id, server, old_token))
+        async with tenant(self._db, owner.org_id) as conn:
             found = await open_credential(
-                conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
+                conn, self._vault, org_id=owner.org_id, upstream=server, user_id=owner.user_id
             )
         if found is None:
             if refused is None:
                 return NO_CREDENTIAL
-            await self._refuse(whose, server, refused, CONSENT_NEEDED)
+            await self._refuse(owner, server, refused, CONSENT_NEEDED)
         elif found.credential.kind == "static":
-            shown = CredentialSet(found.credential.credential_set, found.values)
-            if refused is None or refused.credential.name != shown.name:
-                return shown
-            await self._refuse(whose, server, refused, REFUSED)
+            current = CredentialSet(found.credential.credential_set, found.values)
+            if refused is None or refused.credential.name != current.name:
+                return current
+            await self._refuse(owner, server, refused, REFUSED)
         elif refused is not None and (refused.status != 401 or refused.is_last):
-            await self._refuse(whose, server, refused, reason_of(found, refused))
-        return await self._token(whose, server, refused)
+            await self._refuse(owner, server, refused, reason_of(found, refused))
+        return await self._token(owner, server, refused)
 
     async def _token(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None
     ) -> CredentialSet:
         token = await self._tokens.access_token(
-            org_id=whose.org_id,
+            org_id=owner.org_id,
             upstream=server,
-            user_id=whose.user_id,
-            refused=shown_in(refused),
+            user_id=owner.user_id,
+            refused=token_in(refused),
         )
         return bearer(token)
 
     async def _refuse(
-        self, whose: UpstreamOwner, server: str, refused: Refusal, reason: str
+        self, owner: UpstreamOwner, server: str, refused: Refusal, reason: str
     ) -> NoReturn:
-        await self._keep(whose, server, read_challenge(refused.challenge))
-        raise self._not_sent(reason, whose, server)
+        await self._keep(owner, server, read_challenge(refused.challenge))
+        raise self._not_sent(reason, owner, server)
 
-    def _not_sent(self, reason: str, whose: UpstreamOwner, server: str) -> NotSent:
+    def _not_sent(self, reason: str, owner: UpstreamOwner, server: str) -> NotSent:
         is_for_people = reason == CONSENT_NEEDED
-        return NotSent(reason, self._sign_in_url(whose, server) if is_for_people else None)
+        return NotSent(reason, self._sign_in_url(owner, server) if is_for_people else None)
 
-    async def _keep(self, whose: UpstreamOwner, server: str, challenge: Challenge) -> None:
+    async def _keep(self, owner: UpstreamOwner, server: str, challenge: Challenge) -> None:
         try:
-            await self._challenges.put(whose, server, challenge)
+            await self._challenges.put(owner, server, challenge)
         except RedisError as error:
             raise NotSent("challenge_lost") from error
 
 
-def shown_in(refused: Refusal | None) -> str | None:
+def token_in(refused: Refusal | None) -> str | None:
     """Return the access token that a server refused."""
     value = None if refused is None else refused.credential.values.get("authorization")
     return None if value is None else value.partition(" ")[2]
@@ -167,8 +172,7 @@ def bearer(token: UpstreamToken) -> CredentialSet:
 
 
 def reason_of(found: OpenCredential, refused: Refusal) -> str:
-    """Return whether a person is to be asked for more, or has granted it already and it is not
-    enough."""
+    """Return CONSENT_NEEDED if a person can grant more, INSUFFICIENT if all was granted already."""
     if refused.status == 401:
         return CONSENT_NEEDED
     wanted = read_challenge(refused.challenge).scopes

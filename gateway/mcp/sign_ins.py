@@ -1,6 +1,7 @@
-"""Lets people sign in at the bridge's servers: where it begins, and as which client of ours. A
-server whose endpoints the operator wrote down is signed in at with those; others are discovered by
-their URL."""
+"""Lets people sign in at the bridge's servers: starts and finishes the OAuth flow of a server.
+
+The endpoints are those of the settings; without them they are discovered from the server's URL.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +73,10 @@ class SignIns:
         self._servers = {each.name: each for each in servers}
         self._turns = asyncio.Semaphore(MAX_DISCOVERING)
 
-    def url(self, whose: UpstreamOwner, server: str) -> str | None:
+    def url(self, owner: UpstreamOwner, server: str) -> str | None:
         """Return the URL of the page where a sign-in begins; None: nobody signs in there."""
         at = self._servers.get(server)
-        return None if at is None else start_url(self._issuer, server, at.credential, whose)
+        return None if at is None else start_url(self._issuer, server, at.credential, owner)
 
     def is_for_tenant(self, org_id: str, server: str, wanted: str | None) -> bool:
         """Return whether what begins with `for=wanted` is for all of the tenant. Raises:
@@ -88,17 +89,17 @@ class SignIns:
         """Return where to send the browser in which `user_id` is signed in. Raises: NotFound,
         SignInRefused, IssuerUnavailable, CannotOpen."""
         at = self._at(org_id, server)
-        whose = UpstreamOwner(org_id, None if for_tenant else user_id)
+        owner = UpstreamOwner(org_id, None if for_tenant else user_id)
         begun: dict[str, Any] = {
             "org_id": org_id,
-            "user_id": whose.user_id,
+            "user_id": owner.user_id,
             "began": user_id,
             "browser": browser,
         }
         if at.client is not None:
             return self._consents.start(at.client, upstream=server, **begun)
-        before, is_refused = await self._before(server, whose)
-        challenge = await self._challenge(server, whose, user_id)
+        before, is_refused = await self._before(server, owner)
+        challenge = await self._challenge(server, owner, user_id)
         async with self._turns:
             return await self._sign_in.start(
                 upstream=server,
@@ -111,7 +112,7 @@ class SignIns:
             )
 
     def read(self, said: Mapping[str, str], **began: str) -> Consent:
-        """Read what came back, and whose consent it is. Raises: SignInRefused."""
+        """Read the parameters of the callback, and return the consent. Raises: SignInRefused."""
         return self._consents.read(said.get("state", ""), **began)
 
     async def finish(self, consent: Consent, said: Mapping[str, str], actor: Actor) -> None:
@@ -127,31 +128,31 @@ class SignIns:
         return found
 
     async def _before(
-        self, server: str, whose: UpstreamOwner
+        self, server: str, owner: UpstreamOwner
     ) -> tuple[UpstreamClient | None, bool]:
         """Return our client there when this very credential was given."""
-        async with tenant(self._db, whose.org_id) as conn:
+        async with tenant(self._db, owner.org_id) as conn:
             found = await open_credential(
-                conn, self._vault, org_id=whose.org_id, upstream=server, user_id=whose.user_id
+                conn, self._vault, org_id=owner.org_id, upstream=server, user_id=owner.user_id
             )
         if found is None or found.credential.kind != "oauth":
             return None, False
-        if found.credential.user_id != whose.user_id:
+        if found.credential.user_id != owner.user_id:
             return None, False
         is_refused = found.credential.refused_at is not None
         return UpstreamClient.from_values(found.values), is_refused
 
-    async def _challenge(self, server: str, whose: UpstreamOwner, user_id: str) -> Challenge:
+    async def _challenge(self, server: str, owner: UpstreamOwner, user_id: str) -> Challenge:
         """Return what the server said to them; for who begins for all, what it said to
         themselves."""
-        found = await self._challenges.get(whose, server)
-        if found == Challenge() and whose.user_id is None:
-            return await self._challenges.get(UpstreamOwner(whose.org_id, user_id), server)
+        found = await self._challenges.get(owner, server)
+        if found == Challenge() and owner.user_id is None:
+            return await self._challenges.get(UpstreamOwner(owner.org_id, user_id), server)
         return found
 
 
-def start_url(issuer: str, server: str, credential: CredentialOf, whose: UpstreamOwner) -> str:
-    is_plain = credential == TENANTS or whose.user_id is not None
+def start_url(issuer: str, server: str, credential: CredentialOf, owner: UpstreamOwner) -> str:
+    is_plain = credential == TENANTS or owner.user_id is not None
     return f"{issuer}{ROOT}/{server}/start" + ("" if is_plain else f"?for={TENANTS}")
 
 

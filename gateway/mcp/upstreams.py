@@ -9,7 +9,7 @@ from gateway.home import Home
 from gateway.mcp.network import open_networks
 from gateway.settings.load import Settings
 from mcp_bridge.upstream.credentials import Credentials
-from mcp_bridge.upstream.stdio.isolation import OwnUid, chosen
+from mcp_bridge.upstream.stdio.isolation import OwnUid, choose_isolation
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords
 from mcp_bridge.upstream.transports.factory import Transports
@@ -41,7 +41,7 @@ def launcher_of(settings: Settings) -> Callable[[], Launcher]:
     written = settings.mcp_stdio
 
     def open_launcher() -> Launcher:
-        isolation = chosen(written.isolation, written.uids)
+        isolation = choose_isolation(written.isolation, written.uids)
         if isinstance(isolation, OwnUid):
             isolation.leases.sweep()
         return Launcher(isolation, written.scratch or Home(settings.home).root / "mcp")

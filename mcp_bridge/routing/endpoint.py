@@ -460,7 +460,9 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
                     found += (upstream,)
             except RpcError as error:
                 lost = error
-                if upstream.known is not None and await self.guard.opens(self.caller, upstream):
+                if upstream.known_claims is not None and await self.guard.opens(
+                    self.caller, upstream
+                ):
                     found += (upstream,)
         if lost is not None and not found:
             raise lost

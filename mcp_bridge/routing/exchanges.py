@@ -133,7 +133,7 @@ class ModernExchange:
     def __init__(
         self, upstream: Upstream, envelope: Envelope, method: str, params: dict[str, Any]
     ) -> None:
-        self._upstream, self._envelope = upstream, upstream.seen(envelope)
+        self._upstream, self._envelope = upstream, upstream.to_server_envelope(envelope)
         self._method, self._params = method, for_server(params)
         self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
@@ -418,7 +418,7 @@ def open_exchange(
 ) -> Exchange:
     if modern:
         return ModernExchange(upstream, envelope, method, params)
-    can = upstream.seen(envelope).capabilities
+    can = upstream.to_server_envelope(envelope).capabilities
     return LegacyExchange(upstream, sessions, method, params, can)
 
 

@@ -69,9 +69,9 @@ async def owner_of(
 async def claims_of(upstream: Upstream, ask: Ask) -> Claims:
     """Return what a server claims, as it listed it last where it does not say now: who has fallen
     silent is not replaced."""
-    async with upstream.listing:
+    async with upstream.claims_lock:
         now = asyncio.get_running_loop().time()
-        known = upstream.known
+        known = upstream.known_claims
         is_fresh = known is not None and known.at + FRESH_S > now
         if known is None or not is_fresh or known.generation != upstream.generation:
             claims = Claims() if known is None else known.claims
@@ -80,7 +80,7 @@ async def claims_of(upstream: Upstream, ask: Ask) -> Claims:
                     claims = await listed(upstream, ask)
             except (RpcError, TimeoutError) as error:
                 log.info("mcp: %s: it does not list its resources: %s", upstream.name, error)
-            known = upstream.known = KnownClaims(claims, upstream.generation, now)
+            known = upstream.known_claims = KnownClaims(claims, upstream.generation, now)
         return known.claims
 
 

@@ -39,7 +39,7 @@ MAX_UPSTREAMS = 1024
 """Of all tenants, in one worker."""
 MAX_SERVERS = 64
 KEEPS_NAMES = "identity"
-"""The namespace whose one server keeps its names."""
+"""The namespace whose only server keeps its names."""
 NAMESPACE = re.compile(r"[a-z0-9](?:-?[a-z0-9]){0,31}")
 
 
@@ -149,16 +149,16 @@ class Bridge:
         """
         return [
             upstream.breaker.health()
-            for (whose, _), upstream in self._upstreams.items()
-            if org_id in (None, whose.org_id)
+            for (owner, _), upstream in self._upstreams.items()
+            if org_id in (None, owner.org_id)
         ]
 
     def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
-        whose = upstream_owner(config, org_id, user_id)
-        key = (whose, config.name)
+        owner = upstream_owner(config, org_id, user_id)
+        key = (owner, config.name)
         upstream = self._upstreams.get(key)
         if upstream is None:
-            transport = self._transports.open(config, whose)
+            transport = self._transports.open(config, owner)
             upstream = self._upstreams[key] = Upstream(config, self.info, transport, self._sampler)
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._close_soon(self._upstreams.popitem(last=False)[1])

@@ -1,6 +1,6 @@
-"""Whom a server is there for: everybody, or these organizations and projects. Pure data.
+"""The audience of a server: everybody, or some organizations and projects. Pure data.
 
-For all others it is as one that does not exist.
+For all others the server does not exist.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ import msgspec
 
 
 class Audience(msgspec.Struct, frozen=True):
-    """The organizations and projects that a server is there for, by their ids; a project's with its
-    organization's. Both None: everybody. An empty set is nobody, so that who takes the last one
-    away does not let all others in."""
+    """The ids of organizations, and of projects with their organizations. Both None: everybody.
+
+    An empty set is nobody, so that removing the last id does not admit everybody.
+    """
 
     orgs: frozenset[str] | None = None
     projects: frozenset[tuple[str, str]] | None = None
 
     def has(self, org_id: str, project_id: str | None) -> bool:
-        """True if the server is there for this caller.
-
-        `project_id` None: for who sees to a whole organization, any of its projects.
-        """
+        """True if the server exists for this caller. `project_id` None: an admin of the whole
+        organization, who sees the servers of any of its projects."""
         if self.orgs is None and self.projects is None:
             return True
         if org_id in (self.orgs or ()):

@@ -1,13 +1,11 @@
-"""Decides whether an upstream is worth asking now: one that fails rests, and is tried by one call
-at first.
+"""The circuit breaker of an upstream: one that fails gets no requests for a while, then one trial.
 
-Pure but for the clock and the draw that are handed in. Words are those of the gateway's fleet:
-failures in a row, a cool-down that doubles. Who asks says what is a failure: no connection, no
-answer, an answer that is none. A tool that says no, or a server that refuses, is alive.
+Pure but for the clock and the random generator. The caller reports failures: no connection, no
+answer, an invalid answer. A tool error or a refusal by the server is no failure.
 
-    closed    asked as usual; FAILURES_TO_REST in a row make it rest
-    resting   nobody asks, for a cool-down that doubles with each failure behind it
-    trying    one call is on its way; it decides. One that never reports is given up.
+    closed    requests pass; FAILURES_TO_REST failures in a row open the breaker
+    resting   no requests, for a cool-down that doubles with each failure
+    trying    one request is under way and decides; after TRIAL_S another one may try
 """
 
 from __future__ import annotations
@@ -26,16 +24,14 @@ FAILURES_TO_REST = 3
 COOL_DOWN_MIN_S = 1.0
 COOL_DOWN_MAX_S = 60.0
 JITTER = 0.25
-"""A cool-down is drawn from this much above it, so that those that failed together do not come
-back together."""
+"""A cool-down is lengthened at random by up to this share, so that retries spread out."""
 TRIAL_S = 120.0
-"""For the call that tries; then another one may."""
 
 State = Literal["closed", "resting", "trying"]
 
 
 class UpstreamResting(BridgeError):
-    """It failed, and is not asked again before `retry_after_s`."""
+    """The upstream failed, and gets no requests before `retry_after_s`."""
 
     code = "upstream_unavailable"
 
@@ -52,20 +48,20 @@ class UpstreamHealth(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     failures_in_a_row: int
     retry_after_s: float
-    """0 where it may be asked now."""
+    """0 if requests pass now."""
     last_failure: str | None
-    """The code of the error that came last, where none came right since."""
+    """The code of the last failure, if no answer came since."""
     failing_s: float | None = None
-    """Since the first failure after which nothing came right; None: the last one asked answered."""
+    """Seconds since the first failure after the last answer; None: no failure since then."""
     answered_s: float | None = None
-    """Since it last answered; None: it has not, since this process asks it."""
+    """Seconds since the last answer; None: there was none in this process."""
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):
-    """A call that may be made; `Breaker.report` wants it back."""
+    """A permitted request, to be given to `Breaker.report`."""
 
     era: int
-    """Of those before it that has ended, the outcome says nothing any more."""
+    """Changes when the breaker opens or a trial begins; outcomes of earlier eras are ignored."""
 
 
 class Breaker:
@@ -85,7 +81,7 @@ class Breaker:
         self._era = 0
         self._rests_until = -math.inf
         self._trial_until: float | None = None
-        """Of the call that tries, while one is on its way."""
+        """The end of the current trial, if there is one."""
         self._last_failure: str | None = None
         self._failing_since: float | None = None
         self._answered_at: float | None = None
@@ -97,7 +93,7 @@ class Breaker:
         return "trying" if self._trying() else "resting"
 
     def attempt(self) -> Attempt:
-        """Return a permission to call, to be reported, whatever comes. Raises: UpstreamResting."""
+        """Permit a request, whose outcome must be reported. Raises: UpstreamResting."""
         if self._in_a_row >= FAILURES_TO_REST:
             if (wait_s := self._wait_s()) > 0:
                 raise UpstreamResting(self.upstream, wait_s)
@@ -106,8 +102,7 @@ class Breaker:
         return Attempt(self._era)
 
     def report(self, attempt: Attempt, *, failure: str | None) -> None:
-        """failure: the code of what went wrong; None: it answered. Calls that were on their way
-        before it rested, or whose trial was given up, change nothing."""
+        """Report an outcome. `failure`: its code; None: there was an answer."""
         if attempt.era != self._era:
             return
         now = self._clock()
@@ -126,7 +121,7 @@ class Breaker:
             self._rests_until = now + self._cool_down_s()
 
     def give_up(self, attempt: Attempt) -> None:
-        """Release a call that nobody waits for any more: it said nothing about the upstream."""
+        """Release an attempt that was abandoned without an outcome."""
         if attempt.era == self._era:
             self._trial_until = None
 

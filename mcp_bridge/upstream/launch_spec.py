@@ -1,9 +1,8 @@
-"""Specifies what may be started as an MCP server on this machine, and with what: the operator's
-list.
+"""The launch specs of MCP servers that may be started on this machine: the operator's list.
 
-Starts nothing. A tenant chooses a name of the list and gives values for the credentials that it
-names; no tenant says what is run. `LaunchSpec.to_canonical` is what an approval is bound to: a
-command that changes after it was approved (CVE-2025-54136, "MCPoison") is another pin.
+Starts nothing. Tenants give values for the credentials that a spec names; they cannot say what is
+run. An approval is bound to `LaunchSpec.to_canonical`: a command that changes after it was approved
+(CVE-2025-54136, "MCPoison") is another pin.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from mcp_bridge.upstream.launch_errors import BadLaunch, DigestMismatch
 MAX_ARGS = 64
 MAX_ARG_BYTES = 4096
 MAX_NAMES = 64
-"""Of fixed values and of credentials, each."""
+"""Fixed values, and credentials, of one spec."""
 MAX_VALUE_BYTES = 32 * 1024
 MAX_PATHS = 64
 MAX_TREE_FILES = 100_000
 MAX_HASHED_BYTES = 4 * 1024**3
-"""Of all that one spec pins."""
+"""Bytes of all files that one spec pins."""
 CHUNK_BYTES = 1024 * 1024
 
 SPEC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
@@ -40,7 +39,7 @@ STEERS = re.compile(
     r"|_JAVA_OPTIONS|JDK_.*|CLASSPATH|BASH_.*|ENV|IFS|SHELL.*|PS4|PROMPT_COMMAND|GIT_.*|GCONV_PATH"
     r"|DOTNET_.*|DOCKER_.*|SSL_CERT_.*|OPENSSL_.*|.*_PROXY|PATH|HOME|PWD|TMPDIR|LANG|LC_.*|TZ.*)"
 )
-"""Variables that say what a process loads, runs or whom it asks: never a tenant's to fill."""
+"""Variables that decide what a process loads, runs or connects to; no tenant may set them."""
 
 
 class FileDigest(msgspec.Struct, frozen=True, kw_only=True, tag="file", tag_field="kind"):
@@ -51,15 +50,15 @@ class FileDigest(msgspec.Struct, frozen=True, kw_only=True, tag="file", tag_fiel
 
 
 class TreeDigest(msgspec.Struct, frozen=True, kw_only=True, tag="tree", tag_field="kind"):
-    """A folder, a package as it was installed, by `tree_sha256` of it."""
+    """The digest of a folder, such as an installed package: its `tree_sha256`."""
 
     path: str
     sha256: str
 
 
 class ImageDigest(msgspec.Struct, frozen=True, kw_only=True, tag="image", tag_field="kind"):
-    """A container's image, `repository@sha256:...`, which has to stand among the arguments: whoever
-    runs the container compares it."""
+    """The digest of a container image, `repository@sha256:...`, which must be one of the arguments:
+    the container engine compares it."""
 
     reference: str
 
@@ -71,16 +70,16 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The limits of one server process (setrlimit(2)); each is hard."""
 
     data_bytes: int = 2 * 1024**3
-    """What it writes to in memory (RLIMIT_DATA)."""
+    """Writable memory (RLIMIT_DATA)."""
     address_space_bytes: int = 64 * 1024**3
-    """All that it maps. Runtimes that reserve without using, as V8 does, need much of it."""
+    """Mapped memory. Runtimes such as V8 reserve much more than they use."""
     cpu_s: int = 3600
-    """Of processor time, over its life."""
+    """Processor time over the whole life of the process."""
     open_files: int = 1024
     processes: int = 256
-    """And threads, of its uid; where it has one of its own."""
+    """Processes and threads of its uid, if it has one of its own."""
     file_bytes: int = 256 * 1024**2
-    """Of each file that it writes."""
+    """The size of each file that it writes."""
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,18 +87,18 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     command: str
-    """An absolute path: what a name would be found as depends on who looks."""
+    """An absolute path, which does not depend on PATH."""
     args: tuple[str, ...] = ()
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Values that are no secret, the same for all."""
+    """Fixed values, the same for all owners and not secret."""
     credential_names: tuple[str, ...] = ()
-    """Of variables that are filled from the vault, for each who uses it."""
+    """Names of variables that are set from the vault, for each owner."""
     digests: tuple[Digest, ...] = ()
     """Compared before each start."""
     readable: tuple[str, ...] = ()
-    """Paths that a server in a sandbox sees besides the system's own."""
+    """Paths that a sandboxed server can read besides those of the system."""
     network: bool = True
-    """False: a server in a sandbox reaches nobody."""
+    """False: a sandboxed server has no network."""
     limits: ProcessLimits = ProcessLimits()
 
     def check(self) -> None:
@@ -113,10 +112,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise BadLaunch(self.name, f"limits.{field}", "must be more than 0")
 
     def to_canonical(self) -> dict[str, Any]:
-        """Return what is pinned, as JSON values: all that says what runs.
-
-        Limits are not part of it, nor are credentials, of which only the names are known here.
-        """
+        """Return what is pinned, as JSON values: everything but name, limits and the values of
+        credentials."""
         whole: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         del whole["name"], whole["limits"]
         whole["credential_names"] = sorted(whole["credential_names"])
@@ -127,8 +124,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def filled_environment(spec: LaunchSpec, credentials: Mapping[str, str]) -> dict[str, str]:
     """Return all variables that the spec names, with their values.
 
-    Raises: BadLaunch, which names a variable that is missing, that the spec does not have, or whose
-    value cannot be one.
+    Raises: BadLaunch, which names a missing variable, an unknown one, or one with an invalid value.
     """
     for name, value in credentials.items():
         field = f"credentials.{name[:128]}"
@@ -143,17 +139,17 @@ def filled_environment(spec: LaunchSpec, credentials: Mapping[str, str]) -> dict
 
 
 def check_on_disk(spec: LaunchSpec) -> None:
-    """Compare what lies on the disk with what was pinned; it blocks. What can write there between
-    this and the start can write there later too: the operator's folders are the operator's.
+    """Compare the files of a spec with their pinned digests; it blocks.
 
-    Raises: BadLaunch where the command cannot be run, DigestMismatch.
+    A file may change between this and the start, or later: the folders must be the operator's.
+    Raises: BadLaunch, if the command cannot be run; DigestMismatch.
     """
     if not os.path.isfile(spec.command) or not os.access(spec.command, os.X_OK):
         raise BadLaunch(spec.name, "command", "is no file that can be run")
     budget = Budget(spec.name)
     for digest in spec.digests:
         if isinstance(digest, ImageDigest):
-            continue  # `check` has seen it among the arguments
+            continue  # `check` found it among the arguments
         path = Path(digest.path)
         try:
             if isinstance(digest, FileDigest):
@@ -167,7 +163,7 @@ def check_on_disk(spec: LaunchSpec) -> None:
 
 
 class Budget:
-    """Counts how much is read for one spec."""
+    """Bounds how much is read for one spec."""
 
     def __init__(self, upstream: str = "") -> None:
         self._upstream = upstream
@@ -183,7 +179,7 @@ class Budget:
 
 
 def file_sha256(path: Path, budget: Budget) -> str:
-    """Raises: OSError, DigestMismatch for what is larger than can be compared."""
+    """Raises: OSError; DigestMismatch, for more than the budget."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -193,9 +189,9 @@ def file_sha256(path: Path, budget: Budget) -> str:
 
 
 def tree_sha256(root: Path, budget: Budget | None = None) -> str:
-    """Return the digest of a folder: SHA-256 over `KIND MODE PATH CONTENT` of each entry, NUL
-    between them, in the order of their paths' bytes. MODE is `x` where it may be run. A link is its
-    target's text.
+    """Return the digest of a folder: SHA-256 over `KIND MODE PATH CONTENT` of each entry, separated
+    by NUL, sorted by the bytes of their paths. MODE is `x` for executables; the content of a link
+    is its target.
 
     Raises: OSError, DigestMismatch.
     """
@@ -217,7 +213,7 @@ def tree_sha256(root: Path, budget: Budget | None = None) -> str:
 
 
 def _walk(root: Path, budget: Budget) -> Iterator[Path]:
-    """Yield all that is no folder, and links to folders."""
+    """Yield all files and links."""
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -1,4 +1,4 @@
-"""A credential as whoever was given it may say it back, so that it can be left out. Pure."""
+"""Removes credentials from texts of those who were given them. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 
 HIDDEN = b"[credential]"
 MIN_HIDDEN_CHARS = 6
-"""What is shorter is no secret, and a part of many words."""
+"""Shorter values are no secrets, and parts of many words."""
 
 
-def written(secrets: Iterable[str]) -> tuple[bytes, ...]:
-    """Return secrets as an answer may say them back: a value, what comes behind its scheme, or a
-    line of it; plain, in JSON and in a URL. The longest first, so that none is left in pieces."""
+def spellings(secrets: Iterable[str]) -> tuple[bytes, ...]:
+    """Return how a text may spell secrets: a value, its part behind the scheme, or a line of it;
+    plain, in JSON and in a URL. The longest come first, so that no part of one is left."""
     found: set[bytes] = set()
     for secret in secrets:
         for value in (secret, secret.partition(" ")[2], *secret.splitlines()):
@@ -26,7 +26,7 @@ def written(secrets: Iterable[str]) -> tuple[bytes, ...]:
 
 
 def without(body: bytes, hidden: Sequence[bytes]) -> bytes:
-    """Return a body without what is hidden. `hidden`: of `written`."""
+    """Return a body without secrets. `hidden`: their `spellings`."""
     for each in hidden:
         body = body.replace(each, HIDDEN)
     return body

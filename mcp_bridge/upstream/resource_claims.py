@@ -1,7 +1,4 @@
-"""The claims of one server on resources: URIs, and templates of them (RFC 6570).
-
-Pure.
-"""
+"""The claims of one server on resources: the URIs and URI templates (RFC 6570) it lists. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 MAX_URIS = 10_000
 MAX_TEMPLATES = 256
-"""Of one server; what is beyond them is as if it were not listed."""
+"""Bounds of one server; URIs and templates beyond them count as not listed."""
 MAX_TEMPLATE_LEN = 1_024
 MAX_VARIABLES = 16
-"""Of one template."""
+"""Variables of one template."""
 
 
 class Claims:
-    """The claims of a server; of URIs the digests are kept."""
+    """The claims of a server; URIs are stored as digests."""
 
     def __init__(self) -> None:
         self._uris: set[bytes] = set()
@@ -30,8 +27,8 @@ class Claims:
             self._uris.add(digest_of(uri))
 
     def add_template(self, template: object) -> None:
-        """Add a template, unless it does not begin with a scheme: it would match all there is, and
-        claims nothing. One that cannot be matched claims all that begins as it does."""
+        """Add a template. One without a scheme would match everything and is ignored; one that
+        cannot be parsed claims every URI with its prefix."""
         if not isinstance(template, str) or len(template) > MAX_TEMPLATE_LEN:
             return
         if len(self._templates) < MAX_TEMPLATES and ":" in beginning_of(template):
@@ -42,7 +39,7 @@ class Claims:
             self._templates[template] = found
 
     def has(self, uri: str) -> bool:
-        """True if the server claims it. `uri`: a resource's, or a template as it is listed."""
+        """True if the server claims `uri`, of a resource or a template as it is listed."""
         if digest_of(uri) in self._uris or uri in self._templates:
             return True
         return any(
@@ -53,10 +50,7 @@ class Claims:
 
 
 class KnownClaims(msgspec.Struct, frozen=True):
-    """The claims that a server listed last.
-
-    `generation`: the server's, when it was asked; `at`: on the loop's clock, in seconds.
-    """
+    """The claims of a last listing, with the upstream's generation and loop time then."""
 
     claims: Claims
     generation: int

@@ -1,8 +1,8 @@
-"""The transport of messages to a server and back, whatever the server is behind it.
+"""The interface of transports, which carry messages to a server and back.
 
-`http_transport` is the one of Streamable HTTP, whose words all transports speak: a request has a
-method, headers and at most one message, an answer has a status, headers and messages. A transport
-knows no era and no caller.
+All imitate Streamable HTTP (`transports.streamable_http`): a request has a method, headers and at
+most one message, an answer has a status, headers and messages. A transport knows no era and no
+caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mcp_bridge.protocol.rpc import Message
 
 
 class TransportFailed(Exception):
-    """There is no answer, and why, in one word. What was asked may or may not have been done."""
+    """There is no answer; `reason` is one word. The request may or may not have been executed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -25,9 +25,9 @@ class TransportFailed(Exception):
 
 
 class NotSent(TransportFailed):
-    """The request did not go out, and it is nothing that the server did: no credential, say.
+    """The request did not go out, for a reason on our side, such as a missing credential.
 
-    `sign_in_url`: where a person can change that.
+    `sign_in_url`: the page where a person can sign in at the server.
     """
 
     def __init__(self, reason: str, sign_in_url: str | None = None) -> None:
@@ -36,8 +36,8 @@ class NotSent(TransportFailed):
 
 
 class CredentialRefused(TransportFailed):
-    """The server did not take the credential that it was shown, and has done nothing. `challenge`:
-    its `WWW-Authenticate`."""
+    """The server refused the credential and has done nothing. `challenge`: its
+    `WWW-Authenticate`."""
 
     def __init__(self, status: int, challenge: str) -> None:
         super().__init__(f"status_{status}")
@@ -45,20 +45,20 @@ class CredentialRefused(TransportFailed):
 
 
 class ReadCount(msgspec.Struct):
-    """Counts how much was read for one owner, over however many answers."""
+    """Counts what was read for one request, over all its answers."""
 
     bytes: int = 0
     messages: int = 0
 
 
 class TransportAnswer(Protocol):
-    """An answer whose head is there."""
+    """An answer whose status and headers are known."""
 
     status: int
     kind: str
     """Its media type."""
     last_id: str | None
-    """Of the event that came last; where to read on."""
+    """The id of the last event, from which the stream can be resumed."""
     retry_ms: int
 
     @property
@@ -72,10 +72,7 @@ class TransportAnswer(Protocol):
     async def body(self) -> bytes: ...
 
     def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
-        """Yield the messages of the answer.
-
-        `spent`: of what its owner may read altogether; None: it stands for itself.
-        """
+        """Yield the messages of the answer. `spent`: the count of the whole request, for bounds."""
         ...
 
 
@@ -84,10 +81,10 @@ def ignore() -> None:
 
 
 class TransportRequest(msgspec.Struct, frozen=True):
-    """A request in the words of Streamable HTTP.
+    """A request as Streamable HTTP has it.
 
-    `endless`: its answer is a stream that may say nothing for long. `on_change`: the server offers
-    something else now. `on_sent`: from now on the server may have been asked.
+    `endless`: its answer is a stream that may be silent for long. `on_change`: called when the
+    server says that its offer changed. `on_sent`: called when the server may have got the request.
     """
 
     method: str
@@ -108,16 +105,16 @@ class Transport(Protocol):
 
 
 class StreamTransport(Protocol):
-    """A transport of whole messages, both ways."""
+    """A bidirectional stream of messages."""
 
     @property
     def legacy_only(self) -> bool:
-        """It is of a transport that the newer era does not have."""
+        """True if the newer era does not have this transport."""
         ...
 
     @property
     def left(self) -> bool:
-        """It ended because nothing was on its way for long."""
+        """True if the stream ended because it was idle for long."""
         ...
 
     async def send(self, message: Message) -> None:
@@ -125,5 +122,5 @@ class StreamTransport(Protocol):
         ...
 
     def messages(self) -> AsyncIterator[Message]:
-        """Yield messages until the server has ended it. Raises: TransportFailed."""
+        """Yield messages until the stream ends. Raises: TransportFailed."""
         ...

@@ -1,7 +1,6 @@
-"""An MCP server as one tenant talks to it, in either era, by the words of Streamable HTTP.
+"""An MCP server as one owner (a tenant or a user) talks to it, in either era.
 
-Knows nothing of who calls us. What the owner of a server keeps apart (tenants, credentials) has an
-`Upstream` each, with its own connections.
+Each owner has an `Upstream` of its own with its own connections. Knows nothing of our callers.
 """
 
 from __future__ import annotations
@@ -47,29 +46,28 @@ from mcp_bridge.upstream.transport import (
 )
 
 CONNECT_TIMEOUT_S = 5.0
-PLACE_TIMEOUT_S = 5.0
-"""For one of our connections to be free."""
+POOL_TIMEOUT_S = 5.0
+"""How long a request waits for a free connection."""
 READ_TIMEOUT_S = 300.0
-"""Between two pieces of an answer; those who keep a stream open say so more often."""
+"""Between two pieces of an answer; servers send keepalives on open streams more often."""
 WRITE_TIMEOUT_S = 10.0
 SETUP_TIMEOUT_S = 15.0
-"""For a handshake, or a look at what a server is."""
+"""For a handshake or a discovery."""
 MAX_CONNECTIONS = 64
-"""For requests; streams that wait for changes have their own."""
+"""For requests; endless streams have MAX_STREAMS besides."""
 MAX_STREAMS = 64
 MAX_IDLE_CONNECTIONS = 16
 IDLE_S = 30.0
 MAX_RECONNECTS = 5
-"""In a row that brought nothing."""
+"""Attempts in a row without a message."""
 DEFAULT_RETRY_MS = 1000
 MAX_SESSION_ID_LENGTH = 1024
 MAX_DISCOVERS = 2
 DESCRIBED_S = 300.0
-"""How long a server is what it said it was."""
+"""How long a server's description is used before it is asked for again."""
 
 ACCEPT = "application/json, text/event-stream"
-FAILURES = (
-    TransportFailed,
+HTTP_FAILURES = (
     httpcore.NetworkError,
     httpcore.ProtocolError,
     httpcore.TimeoutException,
@@ -78,21 +76,20 @@ FAILURES = (
 
 Trusted = Literal["pinned", "all"]
 TransportKind = Literal["http", "sse", "stdio", "openapi"]
-"""`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: a process, of `launch`.
-`openapi`: an HTTP API, of `document`."""
+"""`sse`: HTTP with server-sent events, of 2024-11-05. `stdio`: the process of `launch`.
+`openapi`: the HTTP API of `document`."""
 Addresses = Literal["public", "private", "loopback"]
-"""Where a server may be dialled, besides the public internet: in the operator's own networks, or on
-this machine."""
+"""Addresses that may be dialled: the public internet, also the operator's networks, or also this
+machine."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration of a server.
 
-    `namespace`: the part of an endpoint's path that it is found under; in "identity" it keeps its
-    tools' names. `headers`: its own credentials. `trust`: whether what it offers has to be approved
-    ("pinned") or the operator vouches for all of it. `taints`: after a result of it, tools with
-    side effects ask a person first. `credential`: whose it is shown besides. `audience`: for all
-    others there is no such server.
+    `namespace`: the part of an endpoint's path; the server in "identity" keeps its tools' names.
+    `headers`: credentials of the installation. `trust`: whether its offer must be approved
+    ("pinned") or the operator vouches for all of it. `taints`: after a result of this server, tools
+    with side effects need a person's approval. `audience`: the server does not exist for others.
     """
 
     name: str
@@ -107,21 +104,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     transport: TransportKind = "http"
     launch: LaunchSpec | None = None
     document: str = ""
-    """An absolute path or a URL; `url` is where the API is, whatever it says."""
+    """An absolute path or a URL. The document's `servers` are ignored: requests go to `url`."""
     query_credentials: tuple[str, ...] = ()
-    """Names of what is shown in the query of an API's URL; all else is headers."""
+    """Names of credentials that go into the query of an API's URL; all others are headers."""
     sampling: SampledBy = "caller"
     max_samples: int = 8
-    """Of one call, by a model of ours."""
+    """Samplings by a model of ours during one call."""
 
     @property
-    def place(self) -> str:
-        """Return where it is, for people."""
+    def address(self) -> str:
+        """Return the URL or the command, for people."""
         return self.url if self.launch is None else self.launch.command
 
 
 class Sampler(Protocol):
-    """A model of ours, and who pays for what it writes."""
+    """Answers sampling requests with a model of ours, on the caller's bill."""
 
     async def sample(self, caller: Caller, server: str, params: dict[str, Any]) -> dict[str, Any]:
         """Return the result of a `sampling/createMessage`. Raises: RpcError."""
@@ -139,7 +136,7 @@ class ServerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session at a server of the older era. `id` None: it keeps none."""
+    """A session at a server of the older era. `id` None: the server keeps no sessions."""
 
     id: str | None
     version: str
@@ -149,28 +146,25 @@ class SessionEnded(Exception):
     """The server does not know the session (any more), and has done nothing."""
 
 
-class SpeaksModern(Exception):
-    """It refuses our revision and names the same one: it may take it the next time."""
+class ModernRefused(Exception):
+    """The server refused 2026-07-28 and lists it as supported: it may accept the next request."""
 
 
 class Unreachable(RpcError):
-    """It gave no answer, or none that is one. A request may or may not have been carried out."""
+    """The server gave no usable answer. The request may or may not have been executed."""
 
     def __init__(self, server: str, reason: str, sign_in_url: str | None = None) -> None:
-        said = {"server": server, "reason": reason}
+        data = {"server": server, "reason": reason}
         message = f"The server {server!r} gave no usable answer"
         if sign_in_url is not None:
-            said["url"] = sign_in_url
+            data["url"] = sign_in_url
             message = f"Somebody has to sign in at the server {server!r} first: {sign_in_url}"
-        super().__init__(INTERNAL_ERROR, message, said)
+        super().__init__(INTERNAL_ERROR, message, data)
         self.server, self.sign_in_url = server, sign_in_url
 
 
 class Upstream:
-    """A server as one owner reaches it.
-
-    `transport`: of this one alone; closed with it. `sampler`: for servers that ours answers.
-    """
+    """A server as one owner reaches it. `transport` is closed with it."""
 
     def __init__(
         self,
@@ -186,28 +180,27 @@ class Upstream:
         self.breaker = Breaker(config.name)
         self._ids = 0
         self._described: ServerDescription | None = None
-        self._describing: asyncio.Lock = asyncio.Lock()
+        self._describing = asyncio.Lock()
         self.schemas = HeaderSchemas()
         self.shortened = ShortenedNames()
-        self.known: KnownClaims | None = None
-        """What it listed of resources, last."""
-        self.listing = asyncio.Lock()
+        self.known_claims: KnownClaims | None = None
+        self.claims_lock = asyncio.Lock()
         self.generation = 0
-        """Another one whenever what it offers may be another: it said so, or a session began."""
+        """Grows whenever the offer may have changed: on a notification or a new session."""
         self.mute_until = 0.0
-        """Until then it is taken for one without streams outside of requests (monotonic)."""
+        """Until this monotonic time no streams outside of requests are opened: it has none."""
 
     async def close(self) -> None:
         await self._transport.close()
 
-    def seen(self, envelope: Envelope) -> Envelope:
-        """A caller as the server is to see it: whether a model can be asked is not its alone."""
+    def to_server_envelope(self, envelope: Envelope) -> Envelope:
+        """Return a caller's envelope for the server, with `sampling` as it is configured."""
         if self.config.sampling == "caller":
             return envelope
-        can = {name: each for name, each in envelope.capabilities.items() if name != "sampling"}
+        capabilities = {k: v for k, v in envelope.capabilities.items() if k != "sampling"}
         ours = SAMPLING_BY[self.config.sampling]
-        can |= {} if ours is None else {"sampling": ours}
-        return msgspec.structs.replace(envelope, capabilities=can)
+        capabilities |= {} if ours is None else {"sampling": ours}
+        return msgspec.structs.replace(envelope, capabilities=capabilities)
 
     def next_id(self) -> int:
         self._ids += 1
@@ -225,7 +218,7 @@ class Upstream:
     ) -> AsyncIterator[TransportAnswer]:
         """Send a request and yield its answer.
 
-        `on_sent`: from now on the server may have been asked. Raises: Unreachable.
+        `on_sent`: called when the server may have got the request. Raises: Unreachable.
         """
         attempt, is_open = self._attempt(), True
         try:
@@ -236,11 +229,11 @@ class Upstream:
                 is_open = False
                 yield answer
         except (NotSent, httpcore.PoolTimeout) as error:
-            # Our own bounds: the server has done nothing that the breaker should hear of.
+            # Our own bounds, which say nothing about the server's health.
             if isinstance(error, NotSent):
                 raise Unreachable(self.name, error.reason, error.sign_in_url) from error
             raise Unreachable(self.name, "busy") from error
-        except FAILURES as error:
+        except (TransportFailed, *HTTP_FAILURES) as error:
             reason = error.reason if isinstance(error, TransportFailed) else type(error).__name__
             if is_open:
                 self.breaker.report(attempt, failure=reason)
@@ -265,10 +258,10 @@ class Upstream:
             self.breaker.report(self._attempt(), failure="timeout")
             raise Unreachable(self.name, "timeout") from None
 
-    # What it is.
+    # The server's description.
 
     async def describe(self, envelope: Envelope) -> ServerDescription:
-        """Return what the server is, asked now and then. Raises: RpcError."""
+        """Return the server's description, at most DESCRIBED_S old. Raises: RpcError."""
         async with self._describing:
             now = asyncio.get_running_loop().time()
             found = self._described
@@ -285,30 +278,28 @@ class Upstream:
         self.generation += 1
 
     def forget(self) -> None:
-        """Forget what it is: it does not behave so."""
+        """Forget the server's description, which its behaviour contradicts."""
         self._described = None
 
     async def _discover(self, envelope: Envelope, now: float) -> ServerDescription | None:
-        """Discover what a server of the newer era is; None: it is of the older era.
-
-        Any answer but the newer era's own says so.
-        """
+        """Return the description of a server of the newer era; None for any other answer, which
+        means the older era."""
         for _ in range(MAX_DISCOVERS):
             try:
                 return await self._discover_once(envelope, now)
-            except SpeaksModern:
+            except ModernRefused:
                 continue
         raise Unreachable(self.name, "version")
 
     async def _discover_once(self, envelope: Envelope, now: float) -> ServerDescription | None:
-        params = to_modern_params({}, self.seen(envelope))
+        params = to_modern_params({}, self.to_server_envelope(envelope))
         message = rpc.request(self.next_id(), "server/discover", params)
         headers = modern_headers("server/discover", {})
         async with self.ask("POST", message, headers) as answer:
             if answer.status >= 500:
                 raise Unreachable(self.name, f"status_{answer.status}")
-            if answer.status == 400 and MODERN in await self._supported(answer):
-                raise SpeaksModern
+            if answer.status == 400 and MODERN in await self._supported_versions(answer):
+                raise ModernRefused
             if answer.status != 200:
                 return None
             async with aclosing(answer.messages()) as messages:
@@ -329,8 +320,8 @@ class Upstream:
                     )
         return None
 
-    async def _supported(self, answer: TransportAnswer) -> list[Any]:
-        """Return what a server that refuses a revision says that it speaks instead."""
+    async def _supported_versions(self, answer: TransportAnswer) -> list[Any]:
+        """Return the revisions that a server supports instead of the one that it refuses."""
         if answer.kind != "application/json":
             return []
         try:
@@ -346,10 +337,10 @@ class Upstream:
     # Sessions of the older era.
 
     async def initialize(self, envelope: Envelope) -> tuple[UpstreamSession, ServerDescription]:
-        """Begin a session, with what the caller can. Raises: RpcError."""
+        """Begin a session with the caller's capabilities. Raises: RpcError."""
         params = {
             "protocolVersion": LEGACY,
-            "capabilities": to_legacy_capabilities(self.seen(envelope).capabilities),
+            "capabilities": to_legacy_capabilities(self.to_server_envelope(envelope).capabilities),
             "clientInfo": envelope.info or self._info,
         }
         message = rpc.request(self.next_id(), "initialize", params)
@@ -387,7 +378,7 @@ class Upstream:
     async def request(
         self, session: UpstreamSession, method: str, params: dict[str, Any]
     ) -> dict[str, Any]:
-        """The result of a request that is answered at once. Raises: RpcError, SessionEnded."""
+        """Return the result of a quick request. Raises: RpcError, SessionEnded."""
         message = rpc.request(self.next_id(), method, params)
         async with (
             self._setting_up(),
@@ -398,10 +389,7 @@ class Upstream:
             return await self._one_result(answer)
 
     async def notify(self, session: UpstreamSession, message: Message) -> None:
-        """Send a notification, or our answer to what it asked.
-
-        Raises: SessionEnded, Unreachable.
-        """
+        """Send a notification or a response. Raises: SessionEnded, Unreachable."""
         async with self.ask("POST", message, legacy_headers(session)) as answer:
             if answer.status == 404:
                 raise SessionEnded
@@ -410,8 +398,7 @@ class Upstream:
             await answer.body()  # or the connection could not be used again
 
     async def end(self, session: UpstreamSession) -> None:
-        """End a session as far as the server lets us: one that is gone, or keeps none, has nothing
-        to end."""
+        """End a session; an unreachable server ends it by itself."""
         if session.id is None:
             return
         try:

@@ -111,7 +111,7 @@ class Wallet:
         self.refused: list[Refusal] = []
 
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
         if refused is not None:
             self.refused.append(refused)

@@ -15,7 +15,7 @@ import redis.asyncio
 
 from gateway.home import Home
 from gateway.secret import Secret
-from mcp_bridge.upstream.stdio.isolation import Bubblewrap, Isolation, OwnUid, chosen
+from mcp_bridge.upstream.stdio.isolation import Bubblewrap, Isolation, OwnUid, choose_isolation
 from mcp_bridge.upstream.stdio.uids import UidLeases, may_change_uid
 from tests.mcp_bridge.upstream.stdio.servers import FIRST_UID, children
 from tests.mcp_bridge.upstream.transports.test_channel_owners import SERVER, World
@@ -89,7 +89,7 @@ async def test_where_nothing_keeps_them_apart_nothing_is_started(
     """The call fails by name, and no more is asked of the machine than whether it could."""
     monkeypatch.setattr("mcp_bridge.upstream.stdio.isolation.may_change_uid", lambda: False)
     monkeypatch.setenv("PATH", str(world.folder))
-    world.isolation = lambda: chosen(name, world.folder / "uids")  # type: ignore[arg-type]
+    world.isolation = lambda: choose_isolation(name, world.folder / "uids")  # type: ignore[arg-type]
     before = children()
     async with world.worker() as worker:
         failed = await worker.tool("about")

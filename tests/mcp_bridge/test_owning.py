@@ -56,11 +56,10 @@ class Worker:
             finally:
                 await self.may_end.wait()
 
-        unasked: Any = None
         self.hosts = ConnectionOwners(
-            info={}, open_stream=open_stream, credentials=unasked, redis=store, relay=self.relay
+            info={}, open_stream=open_stream, credentials=None, shared=(store, self.relay)
         )
-        self.hosts.knows(CONFIG)
+        self.hosts.add_config(CONFIG)
 
     async def ask(self, org_id: str) -> int:
         told = await self.hosts.ask(CONFIG, UpstreamOwner(org_id), NO_CREDENTIAL, HELLO, unheard)
@@ -69,7 +68,7 @@ class Worker:
 
 @pytest.fixture
 async def worker(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
-    monkeypatch.setattr(hosts, "SIGN_S", 0.02)
+    monkeypatch.setattr(hosts, "OWNED_HEARTBEAT_S", 0.02)
     async with AsyncExitStack() as stack:
         store = redis.asyncio.from_url(redis_url)
         stack.push_async_callback(store.aclose)
@@ -87,14 +86,16 @@ async def test_who_comes_as_it_is_let_go_has_it_anew(
     """It was nobody's for a moment while one worker used it, and so another one's, too."""
     monkeypatch.setattr(hosts, "IDLE_S", 0.0)
     letting_go, may_go_on = asyncio.Event(), asyncio.Event()
-    disown = worker.hosts._disown
+    ownership = worker.hosts._ownership
+    assert ownership is not None
+    release = ownership.release
 
-    async def slowly(place: ConnectionKey, owner: str) -> None:
+    async def slowly(key: str) -> None:
         letting_go.set()
         await may_go_on.wait()
-        await disown(place, owner)
+        await release(key)
 
-    monkeypatch.setattr(worker.hosts, "_disown", slowly)
+    monkeypatch.setattr(ownership, "release", slowly)
     worker.refuses = True
     with pytest.raises(TransportFailed):
         await worker.ask("org_a")
@@ -105,7 +106,7 @@ async def test_who_comes_as_it_is_let_go_has_it_anew(
         await asyncio.sleep(0.1)
         may_go_on.set()
         assert await coming == 200
-    assert await redis.get(place_of("org_a").key) == worker.relay.worker.encode()
+    assert await redis.get(place_of("org_a").redis_key) == worker.relay.worker.encode()
 
 
 async def test_one_that_is_long_in_ending_costs_no_other_its_sign_of_life(
@@ -113,14 +114,14 @@ async def test_one_that_is_long_in_ending_costs_no_other_its_sign_of_life(
 ) -> None:
     for org_id in ("org_a", "org_b"):
         assert await worker.ask(org_id) == 200
-    await redis.set(place_of("org_a").key, "another")
+    await redis.set(place_of("org_a").redis_key, "another")
     async with asyncio.timeout(60):
         while worker.hosts._connections.keys() != {place_of("org_b")}:
             await asyncio.sleep(0.01)
-        key = place_of("org_b").key
+        key = place_of("org_b").redis_key
         await redis.expire(key, 5)
         while (left_s := await redis.ttl(key)) <= 5:
             assert left_s >= 0, "nobody's"
             await asyncio.sleep(0.01)
     assert await redis.get(key) == worker.relay.worker.encode()
-    assert await redis.get(place_of("org_a").key) == b"another"
+    assert await redis.get(place_of("org_a").redis_key) == b"another"

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 class TenantsOwn:
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
-        return CredentialSet(whose.org_id, {"Authorization": f"Bearer of-{whose.org_id}"})
+        return CredentialSet(owner.org_id, {"Authorization": f"Bearer of-{owner.org_id}"})
 
 
 class Renewing:
@@ -43,7 +43,7 @@ class Renewing:
         self.refused: list[tuple[str, int, str, bool]] = []
 
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
         if refused is None:
             return CredentialSet(self.shown, {"Authorization": f"Bearer {self.shown}"})

@@ -92,9 +92,8 @@ class Worker:
 
         self.opened, self.is_out = asyncio.Event(), False
         self.relay = Relay(store)
-        unasked: Any = None
         self.hosts = ConnectionOwners(
-            info={}, open_stream=open_stream, credentials=unasked, redis=store, relay=self.relay
+            info={}, open_stream=open_stream, credentials=None, shared=(store, self.relay)
         )
         config = ServerConfig(name="s", url="http://x/", transport="sse")
         self._transport = ChannelTransport(config, UpstreamOwner("org_a"), self.hosts, nothing)

@@ -133,11 +133,11 @@ async def vault_credentials(
     """Give a command what a worker shows servers, for as long as the command takes."""
     servers = {each.name: each for each in settings.mcp_servers}
 
-    def sign_in_url(whose: UpstreamOwner, server: str) -> str | None:
+    def sign_in_url(owner: UpstreamOwner, server: str) -> str | None:
         at = servers[server]
         if not is_signed_in_at(at):
             return None
-        return start_url(settings.issuer, server, at.credential, whose)
+        return start_url(settings.issuer, server, at.credential, owner)
 
     egress = open_egress(settings)
     vault = Vault(secret)

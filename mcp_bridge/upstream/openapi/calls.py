@@ -1,7 +1,7 @@
-"""Makes an HTTP request of a tool call, and a result of its answer.
+"""Translates a tool call into an HTTP request, and the answer into a result. Pure.
 
-Pure: whoever sends it is handed in, since where a request may go is the gateway's business. Where
-it goes is the operator's base URL, whatever the document's `servers` or the arguments say.
+The host is always that of the operator's base URL, whatever the document's `servers` or the
+arguments say.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_URL_CHARS = 8_192
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_ERROR_CHARS = 4_096
-"""Of what an answer that is an error says."""
+"""Characters of an error's body that are passed on."""
 BASE_URL: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
 
 
@@ -53,17 +53,16 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class HttpClient(Protocol):
     async def send(self, request: HttpRequest, *, max_body_bytes: int) -> HttpAnswer:
-        """The answer, whatever its status; no redirect is followed. Raises: HttpFailed, for a body
-        that is larger, too."""
+        """Return the answer, whatever its status; redirects are not followed. Raises: HttpFailed,
+        also for a larger body."""
         ...
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """Credentials of the upstream: they stand over whatever an argument says."""
+    """Credentials of the upstream, which replace arguments of the same name."""
 
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     query: Mapping[str, str] = msgspec.field(default_factory=dict)
-    cookies: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "Secrets(...)"
@@ -73,7 +72,7 @@ NO_SECRETS = Secrets()
 
 
 def checked_base_url(url: str) -> str:
-    """Return a URL without a slash at its end. Raises: BadDocument."""
+    """Return a valid base URL without a slash at its end. Raises: BadDocument."""
     if BASE_URL.fullmatch(url) is None or not urlsplit(url).hostname:
         raise BadDocument("/servers", "the base URL must be http(s)://host/path and nothing else")
     if any(segment in (".", "..") for segment in urlsplit(url).path.split("/")):
@@ -87,8 +86,10 @@ def request_of(
     base_url: str,
     secrets: Secrets = NO_SECRETS,
 ) -> HttpRequest:
-    """Raises: BadArguments, which names the argument. They were validated; what is refused here is
-    what a schema does not see."""
+    """Return the request for a call. The arguments conform to the input schema already.
+
+    Raises: BadArguments, which names the argument.
+    """
     known = {each.argument for each in operation.parameters} | ({BODY} if operation.body else set())
     for name in arguments:
         if name not in known:
@@ -114,19 +115,12 @@ def request_of(
         raise BadArguments("the arguments", f"make a URL of more than {MAX_URL_CHARS} characters")
     body, content_type = _body_of(operation, arguments)
     headers = {p.name.lower(): header_value(p, v) for p, v in by_place.get("header", [])}
-    cookies = _cookies(by_place.get("cookie", []), secrets)
-    headers |= {"cookie": cookies} if cookies else {}
+    pairs = [pair for p, v in by_place.get("cookie", []) if (pair := cookie_pair(p, v))]
+    headers |= {"cookie": "; ".join(pairs)} if pairs else {}
     headers |= {"content-type": content_type} if content_type else {}
     headers |= {"accept": "application/json, text/plain;q=0.5, */*;q=0.1"}
     headers |= {name.lower(): value for name, value in secrets.headers.items()}
     return HttpRequest(method=operation.method, url=url, headers=tuple(headers.items()), body=body)
-
-
-def _cookies(given: list[tuple[Parameter, Any]], secrets: Secrets) -> str:
-    """A secret's name stands once: which of two is read is the server's choice."""
-    pairs = [cookie_pair(p, v) for p, v in given if p.name not in secrets.cookies]
-    pairs += [f"{name}={value}" for name, value in secrets.cookies.items()]
-    return "; ".join(pair for pair in pairs if pair)
 
 
 def _body_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes, str | None]:
@@ -152,12 +146,11 @@ def _body_of(operation: Operation, arguments: Mapping[str, Any]) -> tuple[bytes,
 
 
 def result_of(operation: Operation, answer: HttpAnswer) -> CallToolResult:
-    """A status of 2xx is a result, every other one an error that the model reads; a redirect, too:
-    it would lead where nobody was asked."""
+    """Return a result for a status of 2xx, and a tool error for all others, also redirects."""
     media_type = answer.headers.get("content-type", "")
     if not 200 <= answer.status < 300:
-        said = _text_of(answer.body, media_type)[:MAX_ERROR_CHARS]
-        return _failed(f"HTTP {answer.status}" + (f": {said}" if said else ""))
+        text = _text_of(answer.body, media_type)[:MAX_ERROR_CHARS]
+        return _failed(f"HTTP {answer.status}" + (f": {text}" if text else ""))
     if len(answer.body) > MAX_ANSWER_BYTES:
         return _failed(f"the answer is larger than {MAX_ANSWER_BYTES} bytes")
     if is_json(media_type) and answer.body:
@@ -200,7 +193,7 @@ def _content(body: bytes, media_type: str) -> ContentBlock | None:
 
 
 def _text_of(body: bytes, media_type: str) -> str:
-    """Return the text of an error: what can be read of it on a few lines."""
+    """Return the beginning of an error's body as text without control characters."""
     if media_type.startswith(("image/", "audio/", "video/")):
         return ""
     start = body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")

@@ -1,8 +1,7 @@
 """Reads an OpenAPI document as bounded JSON, and resolves its references.
 
 A reference is a JSON pointer into the document itself; nothing is ever fetched (OpenAPI 3.0.4 and
-3.1.1, "Reference Object"). What is not a schema is resolved where it stands, through so many
-references at most; schemas keep theirs.
+3.1.1, "Reference Object"). References are resolved in place, but those of schemas stay.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from mcp_bridge.upstream.openapi.errors import BadDocument
 
 MAX_DOCUMENT_BYTES = 8 * 1024 * 1024
 MAX_YAML_BYTES = 2 * 1024 * 1024
-"""Reading it takes far longer than JSON."""
+"""Less than for JSON, since parsing YAML takes far longer."""
 MAX_NODES = 1_000_000
 MAX_DEPTH = 100
 MAX_REFERENCES = 16
-"""In a row, before there is something."""
+"""References to references that are followed."""
 
 VERSIONS: Final = ("3.0.", "3.1.")
 
@@ -30,7 +29,7 @@ Object = dict[str, Any]
 
 
 class Document:
-    """Parsed and bounded; `root` is not to be changed."""
+    """A parsed document within its bounds; `root` must not be changed."""
 
     def __init__(self, root: Object) -> None:
         self.root = root
@@ -49,7 +48,7 @@ class Document:
         return cls(root)
 
     def at(self, pointer: str) -> Json:
-        """Return what stands at a reference's `#/...`. Raises: BadDocument."""
+        """Return the value that a `#/...` reference points to. Raises: BadDocument."""
         found: Json = self.root
         for part in parts_of(pointer):
             if isinstance(found, dict) and part in found:
@@ -63,7 +62,7 @@ class Document:
         return found
 
     def resolved(self, value: Json, pointer: str) -> Object:
-        """Return `value`, or what it refers to: an object. Raises: BadDocument."""
+        """Return `value`, or the object that it refers to. Raises: BadDocument."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(value, dict):
                 raise BadDocument(pointer, "is no object")
@@ -74,7 +73,7 @@ class Document:
 
 
 def local(reference: Json, pointer: str) -> str:
-    """Raises: BadDocument for one that leads out of the document: it is never followed."""
+    """Return a reference into this document. Raises: BadDocument, for any other."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise BadDocument(pointer, "$ref must be a `#/...` of this document; no other is followed")
     return reference
@@ -113,8 +112,8 @@ def _parsed(content: bytes) -> Json:
 
 
 def _check_events(content: bytes) -> None:
-    """Check the events of a YAML text before anything is made of it: an alias would make a small
-    text a large document."""
+    """Refuse aliases and deep nesting before the document is built: an alias can make a small text
+    a large document."""
     depth = 0
     for event in yaml.parse(content, Loader=yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -128,10 +127,10 @@ def _check_events(content: bytes) -> None:
 
 
 class PlainLoader(yaml.CSafeLoader):
-    """A YAML loader that knows JSON's values alone."""
+    """A YAML loader that produces JSON values only."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Keys as JSON has them: a status is `200:` without quotes more often than not."""
+        """Return a mapping with string keys: a status is often written `200:` without quotes."""
         plain = super().construct_mapping(node, deep=deep)
         return {key if isinstance(key, str) else str(key): each for key, each in plain.items()}
 
@@ -143,7 +142,7 @@ PlainLoader.yaml_implicit_resolvers = {
 
 
 def _check_size(root: Json) -> None:
-    """No recursion: whoever wrote it says how deep it is."""
+    """Bound values and depth, without recursion. Raises: BadDocument."""
     nodes = 0
     level: list[Json] = [root]
     for _ in range(MAX_DEPTH):

@@ -1,7 +1,6 @@
-"""The operations of a document as tools, each with what is needed to ask for it.
+"""Reads the operations of an OpenAPI document as tools. Knows no HTTP.
 
-Knows no HTTP. An operation that no request can be made of is left out by name; a document that is
-none is refused.
+An operation that cannot be a tool is left out and named; an invalid document is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_DESCRIPTION_CHARS = 8_192
 DIGEST_CHARS = 8
 BODY = "body"
 RESULT = "result"
-"""What an answer that is no object stands under."""
+"""The member of the structured content that holds an answer which is no object."""
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 TEMPLATE: Final = re.compile(r"\{([^{}]*)\}")
@@ -35,7 +34,7 @@ NOT_ARGUMENTS: Final = frozenset(
     "accept authorization connection content-length content-type cookie expect host keep-alive"
     " proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
-"""Headers that are ours to write; the first, second and fifth say OpenAPI's own words so."""
+"""Headers that only we set. OpenAPI itself excludes `accept`, `authorization`, `content-type`."""
 
 Place = Literal["path", "query", "header", "cookie"]
 DEFAULT_STYLE: Final[dict[str, str]] = {
@@ -54,14 +53,14 @@ STYLES: Final[dict[str, frozenset[str]]] = {
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     argument: str
-    """What the tool calls it."""
+    """Its name among the tool's arguments."""
     name: str
     place: Place
     style: str
     explode: bool
     required: bool
     as_json: bool = False
-    """Its value is written as JSON (`content` instead of `schema`)."""
+    """The value is sent as JSON (`content` instead of `schema`)."""
     allow_reserved: bool = False
 
 
@@ -78,11 +77,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[Parameter, ...]
     body: Body | None
     wraps: bool
-    """An answer is to stand under `RESULT`."""
+    """The answer goes under RESULT."""
 
 
 class OmittedOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation that is no tool, and why."""
+    """An operation that is not a tool, and the reason."""
 
     operation: str
     reason: str
@@ -94,7 +93,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def operations_of(document: Document) -> Operations:
-    """Raises: BadDocument, for what is no OpenAPI document or has too much in it."""
+    """Raises: BadDocument, for an invalid document or too many operations."""
     paths = document.root.get("paths", {})
     if not isinstance(paths, dict):
         raise BadDocument("/paths", "must be an object")
@@ -125,8 +124,8 @@ def operations_of(document: Document) -> Operations:
 
 
 def _names(found: list[tuple[str, str, Any]]) -> list[str]:
-    """Legal, and each another one: those that would be the same have a digest of method and path,
-    all of them, so that the order says nothing."""
+    """Return a legal and unique name for each operation. All operations with one name get a digest
+    of method and path, so that names do not depend on the order."""
     plain = []
     for path, method, operation in found:
         given = operation.get("operationId") if isinstance(operation, dict) else None
@@ -153,7 +152,7 @@ class _Reader:
         if not isinstance(operation, dict):
             raise BadDocument(self._pointer, "is no object")
         if method == "trace":
-            # RFC 9110, 9.3.8: our credential would be in the answer, which the model reads.
+            # RFC 9110, 9.3.8: the answer, which the model reads, would contain our credential.
             raise BadDocument(self._pointer, "TRACE says back what it was sent")
         properties: Object = {}
         required: list[str] = []
@@ -190,7 +189,7 @@ class _Reader:
     def _parameters(
         self, item: Object, operation: Object, properties: Object
     ) -> tuple[Parameter, ...]:
-        """Return the parameters: those of the operation stand for those of its path with the same
+        """Return the parameters. Those of the operation replace those of its path with the same
         place and name."""
         found: dict[tuple[str, str], tuple[Object, str]] = {}
         for holder, pointer in (
@@ -276,9 +275,8 @@ class _Reader:
         raise BadDocument(pointer, "only JSON, forms and plain text can be sent")
 
     def _output(self, operation: Object) -> tuple[Object | None, bool]:
-        """Return the output schema, where every answer that means success is JSON, and says of
-        which form: a tool that has an output schema has to keep to it. And whether that is of what
-        stands under `RESULT`."""
+        """Return the output schema if the only successful answer is JSON with a schema, and whether
+        its answer goes under RESULT. A tool with an output schema must conform to it."""
         nothing = None, False
         responses = operation.get("responses", {})
         if not isinstance(responses, dict):
@@ -333,7 +331,7 @@ def _described(operation: Object, method: str, path: str) -> str:
 
 
 def _annotations(method: str) -> ToolAnnotations:
-    """Return what a method promises (RFC 9110, section 9.2)."""
+    """Return the hints that a method implies (RFC 9110, section 9.2)."""
     safe = method in ("get", "head", "options", "trace")
     return ToolAnnotations(
         read_only_hint=safe or None,

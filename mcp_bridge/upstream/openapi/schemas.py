@@ -1,9 +1,8 @@
-"""Schemas of a document as JSON Schema 2020-12 that stand on their own.
+"""Converts schemas of a document to self-contained JSON Schema 2020-12.
 
-References stay references, to `$defs` that come along: a schema that refers to itself has no end
-when it is written out, and one that refers to others twice at each step has an end that nobody
-sees. Of 3.0, whose schemas are a dialect of their own, the keywords are put in today's words. What
-is meant for one direction alone (`readOnly`, `writeOnly`) is left out of the other.
+References stay references, to `$defs` that are included: an expanded schema could be infinite, or
+exponential in size. The keywords of OpenAPI 3.0, a dialect of its own, are translated. Properties
+for one direction (`readOnly`, `writeOnly`) are left out of the other.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEFT_OUT: Final = frozenset(
     "$schema $id $anchor $comment $vocabulary xml externalDocs discriminator example nullable"
     " readOnly writeOnly $defs definitions".split()
 )
-"""Names of this document's own, or for people. `$defs` come with who refers to them."""
+"""Keywords that only mean something in the document, or only to people. `$defs` are added anew."""
 REFUSED: Final = frozenset(("$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"))
 NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -62,7 +61,7 @@ class Converter:
         if refused := REFUSED & schema.keys():
             raise BadDocument(pointer, f"{min(refused)} is not taken")
         if "$ref" in schema and self._document.is_30:
-            schema = {"$ref": schema["$ref"]}  # there, what stands beside it means nothing
+            schema = {"$ref": schema["$ref"]}  # OpenAPI 3.0 ignores its siblings
         made: Object = {}
         for keyword, value in schema.items():
             if keyword in LEFT_OUT or keyword.startswith("x-"):
@@ -74,7 +73,7 @@ class Converter:
         return made
 
     def with_defs(self, schema: Object) -> Object:
-        """Return `schema` with all that was referred to since. Raises: BadDocument."""
+        """Return `schema` with the `$defs` of all its references. Raises: BadDocument."""
         while self._waiting:
             reference = self._waiting.pop()
             found = self._document.at(reference)

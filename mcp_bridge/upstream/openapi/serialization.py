@@ -1,8 +1,7 @@
-"""Values of parameters as they stand in a URL, a header or a cookie (OpenAPI 3.1, "Style Values").
+"""Serializes parameters for a URL, a header or a cookie (OpenAPI 3.1, "Style Values"). Pure.
 
-Pure. All that is not unreserved (RFC 3986, section 2.3) is percent-encoded, so that no value ends
-the part of the URL that it stands in. A path's dot segments are refused, since what they would mean
-survives their encoding.
+All but unreserved characters (RFC 3986, section 2.3) are percent-encoded, so that no value leaves
+its part of the URL. Dot segments in a path are refused, since they keep their meaning when encoded.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from mcp_bridge.upstream.openapi.errors import BadArguments
 from mcp_bridge.upstream.openapi.operations import TEMPLATE, Parameter
 
 MAX_VALUE_CHARS = 16_384
-"""Of one parameter, as it is sent."""
+"""Characters of one parameter before encoding."""
 RESERVED_KEPT: Final = ":/?@!$'()*,;"
-"""Of `allowReserved`: what ends or splits a query stays encoded."""
+"""Characters that `allowReserved` leaves as they are; those that end or split a query are encoded.
+"""
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 DELIMITERS: Final = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
 
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 
 
 def filled_path(template: str, parameters: list[tuple[Parameter, Any]]) -> str:
-    """Raises: BadArguments, for a value that would lead elsewhere."""
+    """Return the path of a request. Raises: BadArguments, for dot segments."""
     values = {
         parameter.name: _in_path(parameter, value, template) for parameter, value in parameters
     }
@@ -41,7 +41,7 @@ def filled_path(template: str, parameters: list[tuple[Parameter, Any]]) -> str:
 
 
 def query_pairs(parameter: Parameter, value: Any) -> list[Pair]:
-    """Encoded names and values, in their order. Raises: BadArguments."""
+    """Return encoded names and values, in order. Raises: BadArguments."""
     name = encoded(parameter.name)
 
     def one(each: Any) -> str:
@@ -65,10 +65,7 @@ def query_pairs(parameter: Parameter, value: Any) -> list[Pair]:
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
-    """Return the value of a header, in style `simple`.
-
-    Raises: BadArguments for what no header can hold.
-    """
+    """Return a header's value, in style `simple`. Raises: BadArguments, for invalid characters."""
     if parameter.as_json:
         text = json_text(value)
     elif isinstance(value, dict):
@@ -90,7 +87,8 @@ def cookie_pair(parameter: Parameter, value: Any) -> str:
 
 
 def form_pairs(body: dict[str, Any]) -> list[Pair]:
-    """A form's body: lists repeat their name, objects are JSON ("Encoding Object", defaults)."""
+    """Return the pairs of a form: lists repeat their name, objects are JSON ("Encoding Object",
+    defaults)."""
     return [
         (encoded(name), encoded(plain_text(each)))
         for name, value in body.items()
@@ -99,10 +97,8 @@ def form_pairs(body: dict[str, Any]) -> list[Pair]:
 
 
 def text_of(parameter: Parameter, value: Any) -> str:
-    """Return the text of a value inside a parameter.
-
-    Raises: BadArguments for what has no place there, or is too long.
-    """
+    """Return the text of a value inside a parameter. Raises: BadArguments, if it is nested or too
+    long."""
     if isinstance(value, dict | list):
         raise BadArguments(parameter.argument, "is nested too deep for a parameter")
     text = plain_text(value)
@@ -112,7 +108,7 @@ def text_of(parameter: Parameter, value: Any) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Return a value as JSON writes it, but for strings; None is the empty one."""
+    """Return a string as it is, None as the empty string, and other values as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json_text(value)
@@ -123,12 +119,12 @@ def json_text(value: Any) -> str:
 
 
 def encoded(text: str, safe: str = "") -> str:
-    """A lone surrogate, which no UTF-8 has, becomes a question mark."""
+    """Return a text percent-encoded; a lone surrogate, which has no UTF-8, becomes `?`."""
     return quote(text.encode("utf-8", "replace"), safe=safe)
 
 
 def _in_path(parameter: Parameter, value: Any, template: str) -> str:
-    """Styles `simple`, `label` and `matrix`."""
+    """Return a path parameter, in style `simple`, `label` or `matrix`."""
     name, explode = encoded(parameter.name), parameter.explode
 
     def one(each: Any) -> str:

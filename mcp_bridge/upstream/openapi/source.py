@@ -1,8 +1,8 @@
-"""Fetches a server's OpenAPI document, and keeps the tools that were made of it last.
+"""Loads a server's OpenAPI document and caches its tools.
 
-One for each server of a process: the document is the same for all tenants, so nobody's credential
-is shown for it. A file is read anew when it is another one, a URL every DOCUMENT_S; while it does
-not answer, what it said before holds.
+There is one source for each server of a process: the document is the same for all tenants, so no
+credential is sent for it. A file is read again when it changes, a URL every DOCUMENT_S; if it does
+not answer, the previous document stays valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mcp_bridge.upstream.upstream import ServerConfig
 log = logging.getLogger(__name__)
 
 DOCUMENT_S = 60.0
-"""So long what a URL said is not asked for again, be it nothing of use."""
+"""How long an answer of a URL is used, even if it is unusable."""
 UNAVAILABLE = "openapi_document_unavailable"
 ACCEPT = "application/json, application/yaml;q=0.9, */*;q=0.1"
 
@@ -37,26 +37,23 @@ Stamp = tuple[int, ...]
 
 
 class LoadedDocument(msgspec.Struct, frozen=True):
-    """A document as it was read last. `page`: all tools as `tools/list` says them, in JSON."""
+    """A document in use. `page`: its tools as `tools/list` returns them, in JSON."""
 
     tools: OpenApiTools
     page: bytes
 
 
 class DocumentUnavailable(Exception):
-    """There is no document to read. Its text is for the log."""
+    """The document cannot be read. The text is for the log."""
 
 
 class DocumentSource:
-    """The document of one server.
-
-    `config`: of a server with a `document`. `open_pool`: to the host of a URL, closed here.
-    """
+    """The document of one server. `open_pool`: opens connections to the host of a URL."""
 
     def __init__(self, config: ServerConfig, open_pool: Callable[[str], Pool]) -> None:
         self._config, self._open_pool = config, open_pool
         self._is_url = config.document.startswith(("http://", "https://"))
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._stamp: Stamp = ()
         self._content: bytes | None = None
         self._found: LoadedDocument | BadDocument | DocumentUnavailable | None = None
@@ -64,25 +61,25 @@ class DocumentSource:
 
     async def get(self) -> LoadedDocument:
         """Raises: NotSent."""
-        async with self._turn:
+        async with self._lock:
             if self._is_url:
                 if self._found is None or self._until < time.monotonic():
-                    await self._look_at_url()
+                    await self._load_url()
             else:
-                await asyncio.to_thread(self._look_at_file)
+                await asyncio.to_thread(self._load_file)
             found = self._found
         if isinstance(found, LoadedDocument):
             return found
         reason = found.code if isinstance(found, BadDocument) else UNAVAILABLE
         raise NotSent(reason) from found
 
-    def _look_at_file(self) -> None:
+    def _load_file(self) -> None:
         try:
-            told = os.stat(self._config.document)
-            stamp = (told.st_mtime_ns, told.st_size, told.st_ino, told.st_dev)
+            status = os.stat(self._config.document)
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
             if self._found is not None and stamp == self._stamp:
                 return
-            if not stat.S_ISREG(told.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 raise OSError("no regular file")
             with Path(self._config.document).open("rb") as file:
                 content = file.read(MAX_DOCUMENT_BYTES + 1)
@@ -91,9 +88,9 @@ class DocumentSource:
             self._keep(DocumentUnavailable(error.strerror or str(error)))
             return
         self._stamp = stamp
-        self._make(content)
+        self._parse(content)
 
-    async def _look_at_url(self) -> None:
+    async def _load_url(self) -> None:
         try:
             content = await self._fetch()
         except DocumentUnavailable as error:
@@ -102,11 +99,11 @@ class DocumentSource:
             else:
                 self._keep(error)
         else:
-            await asyncio.to_thread(self._make, content)
+            await asyncio.to_thread(self._parse, content)
         self._until = time.monotonic() + DOCUMENT_S
 
     async def _fetch(self) -> bytes:
-        """Raises: Unavailable."""
+        """Raises: DocumentUnavailable."""
         pool = self._open_pool(self._config.document)
         request = HttpRequest(
             method="GET", url=self._config.document, headers=(("accept", ACCEPT),), body=b""
@@ -121,8 +118,8 @@ class DocumentSource:
             raise DocumentUnavailable(f"status_{answer.status}")
         return answer.body
 
-    def _make(self, content: bytes) -> None:
-        """Make the tools of a document; it blocks."""
+    def _parse(self, content: bytes) -> None:
+        """Read the tools of a document; it blocks."""
         if content == self._content and isinstance(self._found, LoadedDocument | BadDocument):
             return
         self._content = content

@@ -1,7 +1,4 @@
-"""An OpenAPI document as an upstream: its tools, and calls of them.
-
-The caller's own credential is nothing that it ever sees.
-"""
+"""The tools of an OpenAPI document, and calls of them."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ log = logging.getLogger(__name__)
 class OpenApiTools:
     """The tools of a document.
 
-    `content`: the document, JSON or YAML; made of it here, which blocks. `base_url`: where all
-    requests go, by the operator. Raises: BadDocument.
+    `content`: the document, JSON or YAML; parsing it blocks. `base_url`: where all requests go.
+    Raises: BadDocument.
     """
 
     def __init__(self, name: str, content: bytes, base_url: str) -> None:
@@ -50,7 +47,7 @@ class OpenApiTools:
 
     @property
     def left_out(self) -> Sequence[OmittedOperation]:
-        """Return the operations that no tool was made of, and why."""
+        """Return the operations that are not tools."""
         return self._operations.left_out
 
     async def call(
@@ -60,7 +57,7 @@ class OpenApiTools:
         http: HttpClient,
         secrets: Secrets = NO_SECRETS,
     ) -> CallToolResult:
-        """Raises: BadArguments, also for a tool that is none; HttpFailed."""
+        """Raises: BadArguments, also for an unknown tool; HttpFailed."""
         operation = self._operations.by_name.get(tool)
         if operation is None:
             raise BadArguments("name", "is no tool of this upstream")

@@ -1,8 +1,7 @@
-"""A Carrier to an HTTP API that an OpenAPI document describes: a server of the newer era that is
-nowhere but here, so that all that stands in the way of calls stands in the way of these.
+"""The transport to an HTTP API that an OpenAPI document describes. It answers as a server of
+2026-07-28 does, so its tools are pinned, ruled and recorded like all others.
 
-An answer of the API is a result, whatever its status; the API without an answer is a server without
-one.
+An answer of the API is a result, whatever its status; no answer is a failure of the server.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from mcp_types import CallToolResult, TextContent
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.credentials import CredentialSet, Refusal
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, ask_with_credential
 from mcp_bridge.upstream.http import FRAMING, HttpTarget, refusal_of
 from mcp_bridge.upstream.openapi.calls import Secrets
 from mcp_bridge.upstream.openapi.errors import BadArguments, HttpFailed
 from mcp_bridge.upstream.openapi.http import PoolClient
 from mcp_bridge.upstream.openapi.source import DocumentSource, LoadedDocument
-from mcp_bridge.upstream.redaction import written
+from mcp_bridge.upstream.redaction import spellings
 from mcp_bridge.upstream.transport import (
     NotSent,
     ReadCount,
@@ -37,7 +36,7 @@ from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS
 
 
 class OpenApiAnswer:
-    """An answer that is there as a whole."""
+    """A complete answer."""
 
     kind = "application/json"
     is_stream = False
@@ -57,11 +56,11 @@ class OpenApiAnswer:
 
 
 class OpenApiTransport:
-    """The transport to an HTTP API. `source`: everybody's. `dialled`: the API."""
+    """The transport to an HTTP API. `source`: its document, shared by all owners."""
 
-    def __init__(self, dialled: HttpTarget, source: DocumentSource) -> None:
-        self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
-        self._source = source
+    def __init__(self, target: HttpTarget, source: DocumentSource) -> None:
+        self._config, self._pool = target.config, target.pool
+        self._credentials, self._source = target.credentials, source
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -110,18 +109,11 @@ class OpenApiTransport:
             raise RpcError(INVALID_PARAMS, "name: is no tool of this server")
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments: must be an object")
-        once = partial(self._once, on_sent, loaded, name, arguments)
-        credential = await self._shown(None)
-        result, refused = await once(credential)
-        again = credential if refused is None else await self._shown(refused)
-        if again is not credential:
-            # Refused before anything was done: a newer token may be taken.
-            result, refused = await once(again)
-            if refused is not None:
-                await self._shown(msgspec.structs.replace(refused, is_last=True))
+        send = partial(self._send, on_sent, loaded, name, arguments)
+        result = await ask_with_credential(self._credentials, send)
         return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-    async def _once(
+    async def _send(
         self,
         on_sent: Callable[[], None],
         loaded: LoadedDocument,
@@ -129,22 +121,21 @@ class OpenApiTransport:
         arguments: dict[str, Any],
         credential: CredentialSet,
     ) -> tuple[CallToolResult, Refusal | None]:
-        # An API that refuses a key may say it back, to whoever may use it and not know it.
-        client = PoolClient(self._pool, written(credential.values.values()), on_sent)
+        # An API that refuses a key may repeat it, and callers must not learn it.
+        client = PoolClient(self._pool, spellings(credential.values.values()), on_sent)
         secrets = self._secrets(credential)
         try:
             result = await loaded.tools.call(name, arguments, client, secrets)
         except BadArguments as error:
-            said = TextContent(type="text", text=str(error))
-            return CallToolResult(content=[said], is_error=True), None
+            text = TextContent(type="text", text=str(error))
+            return CallToolResult(content=[text], is_error=True), None
         except HttpFailed as error:
             is_busy = isinstance(error.__cause__, httpcore.PoolTimeout)
             raise (NotSent("busy") if is_busy else TransportFailed(str(error))) from error
         return result, refusal_of(client.status, client.headers, credential)
 
     def _secrets(self, credential: CredentialSet) -> Secrets:
-        """Return what a request shows of a credential: what frames a message is never a
-        credential's to say."""
+        """Return what a request sends of a credential: no headers that frame a message."""
         in_query = self._config.query_credentials
         given = {**self._config.headers, **credential.values}
         return Secrets(

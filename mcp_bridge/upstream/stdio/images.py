@@ -1,7 +1,7 @@
-"""Checks that the image that a container would be made of is the one that was pinned.
+"""Checks that the image of a container is the pinned one.
 
-An engine names an image by its digest and fetches it by that; this finds one that was put in its
-place where it is kept.
+A container engine fetches an image by its digest; this check finds an image that was replaced in
+the engine's local store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASK = ("image", "inspect", "--format", "{{json .RepoDigests}}")
 
 
 def pinned_images(spec: LaunchSpec) -> list[str]:
-    """Return the images to ask the spec's command for."""
+    """Return the pinned images that the spec's container command runs."""
     if os.path.basename(spec.command) not in CONTAINERS:
         return []
     run = images_in(spec.command, spec.args)
@@ -39,10 +39,10 @@ def pinned_images(spec: LaunchSpec) -> list[str]:
 def check_images(
     spec: LaunchSpec, argv: Sequence[str], folder: Path, environment: Mapping[str, str]
 ) -> None:
-    """Check the pinned images of a spec.
+    """Check the pinned images of a spec; it blocks.
 
-    `argv`: what starts the server, its arguments last. It blocks. An engine that gives no answer or
-    has no such image yet is not one that has another. Raises: DigestMismatch, OSError.
+    `argv`: the command line of the server, its arguments last. An engine that gives no answer, or
+    does not have the image yet, passes. Raises: DigestMismatch, OSError.
     """
     for reference in pinned_images(spec):
         asked = [*argv[: len(argv) - len(spec.args)], *ASK, reference]
@@ -53,12 +53,12 @@ def check_images(
 
 
 def _answer(name: str, argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bytes:
-    """Empty: there was none."""
-    with tempfile.TemporaryFile() as said:
+    """Return the output of the engine; empty if it failed."""
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.DEVNULL,
             cwd=folder,
             env=environment,
@@ -72,13 +72,12 @@ def _answer(name: str, argv: Sequence[str], folder: Path, environment: Mapping[s
         if process.returncode != 0:
             log.warning("%s: its container engine does not say which image it has", name)
             return b""
-        said.seek(0)
-        return said.read(MAX_ANSWER_BYTES)
+        output.seek(0)
+        return output.read(MAX_ANSWER_BYTES)
 
 
 def _digests(answer: bytes) -> list[str]:
-    """Return `name@sha256:...`, of each registry that the image is from; none where there is no
-    such answer."""
+    """Return the `name@sha256:...` of the image at each registry."""
     try:
         return msgspec.json.decode(answer, type=list[str])
     except msgspec.DecodeError:

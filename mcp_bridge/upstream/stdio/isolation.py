@@ -1,13 +1,13 @@
-"""Isolates a server from the product's files, from other tenants' servers, and within bounds.
+"""Isolates a server process from the product's files and other tenants' servers, and bounds it.
 
-Makes command lines, starts nothing. Everything is set by programs that run before the server's own
-command, in its own process: nothing is done between fork and exec, and nothing afterwards, when the
-server could have done something already.
+Builds command lines and starts nothing. Programs that run before the server's command, in its own
+process, set everything up: nothing happens between fork and exec, and nothing after the server has
+begun to run.
 
-- `OwnUid`, where we are root: a uid that is nobody else's. Files of the product are 0700 and 0600.
-- `Bubblewrap`: a mount namespace in which the product's files are not, and a pid namespace that
-  dies as a whole with its first process.
-- `NoIsolation`: for development alone; nothing but limits. An operator has to ask for it.
+- `OwnUid`, if we are root: a uid of its own. Files of the product have modes 0700 and 0600.
+- `Bubblewrap`: a mount namespace without the product's files, and a pid namespace that dies as a
+  whole with its first process.
+- `NoIsolation`: limits only, for development. The operator has to configure it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ SYSTEM_FILES = (
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """The isolation that one start is given. `argv` begins with a program's absolute path."""
+    """The isolation of one process. `argv` begins with a program's absolute path."""
 
     argv: tuple[str, ...]
     uid: int | None
-    """Whose its folder must be; None: ours."""
+    """The owner of its folder; None: our own uid."""
     lease: UidLease | None = None
 
 
@@ -65,23 +65,23 @@ class Isolation(Protocol):
     name: str
 
     def cell(self, spec: LaunchSpec, owner: str, folder: Path) -> Cell:
-        """Return the cell for a server of `owner` with `folder` as its own. It may block for
-        milliseconds.
+        """Return the cell for a server of `owner` that has `folder`; it may block for milliseconds.
 
         Raises: CannotIsolate.
         """
         ...
 
     def end(self, cell: Cell) -> None:
-        """End all that is left of a cell, when its process group is gone.
+        """Kill what is left of a cell after its process group is gone; called once for each cell.
 
-        It may block for milliseconds; it comes once for each cell.
+        It may block for milliseconds.
         """
         ...
 
 
 def within_limits(limits: ProcessLimits, *, own_uid: bool) -> list[str]:
-    """RLIMIT_NPROC counts all that a uid runs: of a uid that is ours too it would count us."""
+    """Return the command prefix that sets limits."""
+    # RLIMIT_NPROC counts all processes of a uid: without an own uid, also those of the product.
     processes = [f"--nproc={limits.processes}"] if own_uid else []
     return [
         program("prlimit"),
@@ -97,14 +97,14 @@ def within_limits(limits: ProcessLimits, *, own_uid: bool) -> list[str]:
 
 
 def dying_with_us(*options: str) -> list[str]:
-    """The kernel ends it when the thread that started it dies (PR_SET_PDEATHSIG, prctl(2)). One
-    that died before the kernel was asked is no longer the parent then."""
-    asked = [program("setpriv"), *options, "--pdeathsig=KILL", "--"]
-    return [*asked, "/bin/sh", "-c", STILL_THERE, str(os.getpid())]
+    """Return the command prefix that has the kernel kill the process with the thread that started
+    it (PR_SET_PDEATHSIG, prctl(2)), and checks that this thread had not died before."""
+    setpriv = [program("setpriv"), *options, "--pdeathsig=KILL", "--"]
+    return [*setpriv, "/bin/sh", "-c", STILL_THERE, str(os.getpid())]
 
 
 class OwnUid:
-    """Raises: CannotIsolate where we may not become somebody else."""
+    """Runs servers under uids of their own. Raises: CannotIsolate, if we are not root."""
 
     name = "uid"
 
@@ -136,7 +136,7 @@ class OwnUid:
 
 
 class Bubblewrap:
-    """Raises: CannotIsolate where bwrap(1) is not there, or may not do it."""
+    """Runs servers in sandboxes of bwrap(1). Raises: CannotIsolate, if that does not work here."""
 
     name = "bubblewrap"
 
@@ -180,11 +180,11 @@ class Bubblewrap:
         return Cell(argv=argv, uid=None)
 
     def end(self, cell: Cell) -> None:
-        """Its pid namespace has ended with its process."""
+        """Do nothing: the pid namespace ended with its first process."""
 
 
 class NoIsolation:
-    """It reads what we read."""
+    """Runs servers under our own uid."""
 
     name = "none"
 
@@ -193,16 +193,15 @@ class NoIsolation:
         return Cell(argv=(*dying_with_us(), *limits, spec.command, *spec.args), uid=None)
 
     def end(self, cell: Cell) -> None:
-        """There is nothing that would find what left its process group."""
+        """Do nothing: processes that left the group cannot be found."""
 
 
-def chosen(name: IsolationName, uids: Path) -> Isolation:
-    """Return the isolation of that name; `auto`: another uid where we are root, else bubblewrap.
-    uids: the folder for `UidLeases`, of all gateways of this host, whatever their home: two that
-    know nothing of each other would give one uid twice, and end each other's servers. It blocks for
-    as long as a trial takes.
+def choose_isolation(name: IsolationName, uids: Path) -> Isolation:
+    """Return the isolation of that name; `auto`: own uids if we are root, else bubblewrap.
 
-    Raises: CannotIsolate, where there is neither.
+    `uids`: the folder for `UidLeases`, shared by all gateways of this host, since two that did not
+    share it would lease one uid twice and kill each other's servers. It blocks for a trial run.
+    Raises: CannotIsolate.
     """
     if name == "none":
         return NoIsolation()
@@ -215,15 +214,15 @@ def chosen(name: IsolationName, uids: Path) -> Isolation:
 
 
 def program(name: str) -> str:
-    """Its absolute path. Raises: CannotIsolate."""
+    """Return the absolute path of a program. Raises: CannotIsolate."""
     found = shutil.which(name)
     if found is None:
         raise CannotIsolate("stdio", f"{name}(1) is not installed")
     return os.path.abspath(found)
 
 
-def traversable(folder: Path) -> Path | None:
-    """The first of it and its parents that others may not go through; None: all may be."""
+def first_closed_folder(folder: Path) -> Path | None:
+    """Return the first of a folder and its parents that other users may not traverse, if any."""
     for each in (folder, *folder.parents):
         if not each.stat().st_mode & 0o001:
             return each

@@ -1,6 +1,6 @@
-"""Measures what is pinned of a command as it lies here now: its executable, its program, its image.
+"""Computes the digests of a command for its launch spec: executable, program and image.
 
-It reads files and starts nothing.
+Reads files and starts nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from mcp_bridge.upstream.stdio.package_refs import images_in
 INTERPRETERS = re.compile(
     r"(?:python|pypy)[\d.]*|node(?:js)?|bun|deno|ruby|perl|php|java|(?:ba|da|z|k)?sh"
 )
-"""What runs a file that its arguments name."""
+"""Commands that run a file which their arguments name."""
 
 
-def measured(
+def digests_of(
     name: str, command: str, args: Sequence[str], kept: Sequence[Digest] = ()
 ) -> tuple[Digest, ...]:
-    """Return the digests of a command. `kept`: files and folders that were pinned besides. It
-    blocks while it reads.
+    """Return the digests of a command and of the files and folders in `kept`; it blocks.
 
-    Raises: BadLaunch for what is not there, DigestMismatch for more than can be compared."""
+    Raises: BadLaunch, for a missing file; DigestMismatch, for more than the budget.
+    """
     budget = Budget(name)
     paths = [command, *_program(command, args)]
     paths += [each.path for each in kept if isinstance(each, FileDigest) and each.path not in paths]
@@ -52,7 +52,7 @@ def measured(
 
 
 def _program(command: str, args: Sequence[str]) -> list[str]:
-    """The file that an interpreter runs, where it is named by an absolute path."""
+    """Return the file that an interpreter runs, if its path is absolute."""
     if INTERPRETERS.fullmatch(os.path.basename(command)) is None:
         return []
     return [each for each in args if os.path.isabs(each) and os.path.isfile(each)][:1]

@@ -1,9 +1,8 @@
-"""Finds what a launcher's arguments have it fetch: packages and images, and whether exactly those.
-Pure.
+"""Finds the packages and images that a launcher fetches, and whether they are pinned exactly. Pure.
 
-Of `npx`, `uvx`, `docker` and their like the executable's digest says nothing about what runs: a
-package is pinned by its exact version or commit, an image by its digest. Where an option takes a
-value is known of the launchers named here; what cannot be made out counts as not exact.
+The digest of `npx`, `uvx`, `docker` and the like says nothing about what they run: a package is
+pinned by its exact version or commit, an image by its digest. The options with values of the
+launchers are listed here; a reference that cannot be determined counts as not exact.
 """
 
 from __future__ import annotations
@@ -31,25 +30,22 @@ HOW: dict[Kind, str] = {
 class PackageLauncher(msgspec.Struct, frozen=True, kw_only=True):
     """A command that fetches packages.
 
-    `verbs`: one of these rows of words stands before what is run. `named_by`: options whose value
-    is a package. `valued`: options whose value is nothing of ours.
+    `verbs`: subcommands, one of which comes before the package. `named_by`: options whose value is
+    a package. `valued`: other options with a value.
     """
 
     kind: Kind
     verbs: tuple[tuple[str, ...], ...] = ((),)
     named_by: frozenset[str] = frozenset()
     beside: frozenset[str] = frozenset()
-    """Of those, what comes beside the first word that is no option, not in its place."""
+    """The options in `named_by` that add to the positional package instead of replacing it."""
     valued: frozenset[str] = frozenset()
     beside_verbs: tuple[tuple[str, ...], ...] = ()
-    """As `verbs`, of which all but what comes beside is here already."""
+    """Subcommands that run a local program and fetch only the packages of `beside`."""
 
 
 class PackageRef(msgspec.Struct, frozen=True):
-    """A package or image that is fetched.
-
-    `name`: as the arguments have it; None: there is something, and what cannot be told.
-    """
+    """A package or image that is fetched. `name`: as in the arguments; None: not determined."""
 
     kind: Kind
     name: str | None
@@ -66,7 +62,7 @@ class PackageRef(msgspec.Struct, frozen=True):
 
     @property
     def how(self) -> str:
-        """Return, for people, how to pin what is not exact."""
+        """Return, for people, how to pin this reference exactly."""
         what = "an image" if self.kind == "image" else "a package"
         return f"{what if self.name is None else self.name}: {HOW[self.kind]}"
 
@@ -135,7 +131,7 @@ CONTAINER_VALUED = frozenset(
     ("-H", "--host", "-c", "--context", "--config", "-l", "--log-level", "--connection", "--url")
     + ("--identity", "--root", "--runroot", "--storage-driver", "--namespace", "-n")
 )
-"""Before the verb."""
+"""Options with a value before the subcommand."""
 RUN_FLAGS = frozenset(
     (
         "--detach",
@@ -149,12 +145,12 @@ RUN_FLAGS = frozenset(
     + ("--rmi", "--tls-verify", "--env-host", "--http-proxy", "--no-hosts", "--rootfs", "--help")
     + ("--disable-content-trust", "--use-api-socket", "--passwd", "--read-only-tmpfs")
 )
-"""Behind it, where all other options have a value."""
+"""Options without a value after the subcommand; all others have one."""
 SHORT_RUN_FLAGS = frozenset("ditPq")
 
 
 def package_refs(command: str, args: Sequence[str]) -> tuple[PackageRef, ...]:
-    """Return all that a launcher is told to fetch; nothing of what is no launcher."""
+    """Return everything that a launcher fetches; nothing for other commands."""
     name = command.rpartition("/")[2]
     if name in CONTAINERS:
         return _images(args)
@@ -169,12 +165,12 @@ def package_refs(command: str, args: Sequence[str]) -> tuple[PackageRef, ...]:
 
 
 def unpinned(command: str, args: Sequence[str]) -> tuple[str, ...]:
-    """Return, for people, what is not exact of it, each with how it would be."""
+    """Return, for people, the references that are not exact, each with how to pin it."""
     return tuple(one.how for one in package_refs(command, args) if not one.is_exact)
 
 
 def images_in(command: str, args: Sequence[str]) -> tuple[str, ...]:
-    """Return the images that are named by digest."""
+    """Return the images that are pinned by digest."""
     found = (one for one in package_refs(command, args) if one.kind == "image" and one.is_exact)
     return tuple(one.name for one in found if one.name is not None)
 
@@ -182,8 +178,7 @@ def images_in(command: str, args: Sequence[str]) -> tuple[str, ...]:
 def _behind(
     args: Sequence[str], verbs: tuple[tuple[str, ...], ...], valued: frozenset[str]
 ) -> Sequence[str] | None:
-    """Return what stands behind the words of one of `verbs`, with options between them; None:
-    another thing is done."""
+    """Return the arguments after one of the subcommands; None: it is another subcommand."""
     for words in verbs:
         at, left = 0, list(words)
         while left and at < len(args):
@@ -221,7 +216,7 @@ def _packages(launcher: PackageLauncher, args: Sequence[str]) -> Iterator[Packag
 def _images(args: Sequence[str]) -> tuple[PackageRef, ...]:
     rest = _behind(args, CONTAINER_VERBS, CONTAINER_VALUED)
     if rest is None:
-        # It may be that another program starts it (compose), of a file that says which.
+        # A subcommand such as `compose` may run images that a file names.
         return (PackageRef("image", None),)
     at = 0
     while at < len(rest) and rest[at].startswith("-"):
@@ -231,7 +226,7 @@ def _images(args: Sequence[str]) -> tuple[PackageRef, ...]:
             break
         is_flag = "=" in option or option in RUN_FLAGS
         if not option.startswith("--"):
-            # `-it`, or a value that stands at its option: `-eA=b`.
+            # `-it`, or an option with its value attached: `-eA=b`.
             is_flag = set(option[1:]) <= SHORT_RUN_FLAGS or len(option) > 2
         at += 1 if is_flag else 2
     return (PackageRef("image", rest[at] if at < len(rest) else None),)

@@ -1,9 +1,8 @@
-"""Runs a server as a process: started within its bounds, and ended with all that it started.
+"""Runs a server as a process, and ends it with everything that it started.
 
-Knows bytes, not messages. A server is the leader of a session and process group of its own. When it
-leaves, its group is killed while its pid is still ours (a zombie keeps it), then what its cell
-still holds, then its folder is removed: nothing outlives `stop`, and nobody who is cancelled while
-it waits changes that.
+Knows bytes, not messages. A server leads a session and process group of its own. When it exits, its
+group is killed while its pid is still reserved (by the zombie), then everything left in its cell,
+then its folder is removed. Nothing outlives `stop`, even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -25,23 +24,24 @@ from pathlib import Path
 
 import msgspec
 
+from foundation.tasks import TaskSet
 from mcp_bridge.upstream.launch_errors import StartFailed, StdioError, TooManyProcesses
 from mcp_bridge.upstream.launch_spec import LaunchSpec, check_on_disk, filled_environment
 from mcp_bridge.upstream.stdio.images import check_images
-from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, traversable
+from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, first_closed_folder
 
 MAX_PROCESSES = 64
-"""Of one gateway process."""
+"""Servers of one gateway process."""
 MAX_OF_A_TENANT = 16
 READ_BYTES = 64 * 1024
 STDERR_TAIL_BYTES = 16 * 1024
-"""The end of what a server complained of; kept in memory, and in no log."""
+"""The end of stderr, kept in memory and in no log."""
 STDIN_GRACE_S = 2.0
-"""After its stdin was closed, which is how the protocol asks a server to leave."""
+"""Time to exit after stdin was closed, which is how the protocol ends a server."""
 TERM_GRACE_S = 2.0
 KILL_WAIT_S = 5.0
 STDERR_WAIT_S = 2.0
-"""For what was written before the end: longer only where something that left its group holds on."""
+"""Time to read the rest of stderr, which a process outside of the group may hold open."""
 GROUP_LOOKS, LOOK_AGAIN_S = 100, 0.005
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -51,33 +51,27 @@ log = logging.getLogger(__name__)
 
 
 class ProcessOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner that a server runs for.
-
-    Two that differ in anything never share a process or a uid.
-    """
+    """The owner of a server process. Different owners never share a process or a uid."""
 
     tenant: str
     credential_set: str
-    """Names the values, and is none of them."""
+    """The name of the credentials, which reveals no value."""
 
     def key(self, upstream: str) -> str:
         return repr((self.tenant, upstream, self.credential_set))
 
 
 class ServerProcess:
-    """A process that runs, or ran.
-
-    Made by `Launcher.start`; `stop` has to be called, whatever came.
-    """
+    """A process that `Launcher.start` started; `stop` must be called even if it has exited."""
 
     def __init__(self, upstream: str, popen: subprocess.Popen[bytes], cleaning: Cleanup) -> None:
         self.upstream = upstream
         self.stdout = asyncio.StreamReader(limit=READ_BYTES)
         self.exited = asyncio.Event()
         self.returncode: int | None = None
-        """Negative: the signal that ended it."""
+        """The exit status; negative: the signal that ended it."""
         self.sent: int | None = None
-        """The last signal of ours, while it lived."""
+        """The last signal that we sent."""
         self.stderr_bytes = 0
         self._popen = popen
         self._cleaning = cleaning
@@ -94,15 +88,11 @@ class ServerProcess:
 
     @property
     def stderr_tail(self) -> bytes:
-        """Return the end of stderr, for the operator who asks what is wrong (`stderr_tail`); it may
-        hold anything."""
+        """Return the end of stderr, unsanitized (see `stderr_tail`)."""
         return bytes(self._tail)
 
     async def open(self, ends: Ends) -> None:
-        """Open the process's ends, once, before anything else.
-
-        `ends`: of stdin, stdout and stderr, ours from now on.
-        """
+        """Open our ends of stdin, stdout and stderr; called once, first."""
         loop = asyncio.get_running_loop()
         stdin, stdout, stderr = ends
         unread = asyncio.StreamReader(limit=READ_BYTES)
@@ -119,11 +109,8 @@ class ServerProcess:
         self._stderr_task = asyncio.create_task(self._read_stderr())
 
     async def stop(self) -> None:
-        """Stop the process.
-
-        Ask it to leave, make it, and clear up behind it. Idempotent; who is cancelled here leaves
-        it to go on.
-        """
+        """Ask the process to exit, kill it if it does not, and clean up. Idempotent; continues if
+        the caller is cancelled."""
         if self._stop_task is None:
             self._stop_task = asyncio.create_task(self._stop())
         await asyncio.shield(self._stop_task)
@@ -168,9 +155,8 @@ class ServerProcess:
         return self.exited.is_set()
 
     async def _group_gone(self) -> None:
-        """Wait until the group is gone: what was killed behind its leader has a moment to die; of a
-        sandbox, all that is in it does before its first process. Nothing is sent: the number may be
-        another one's by now."""
+        """Wait until the process group is gone. No signal is sent: the number may belong to another
+        group by now."""
         for _ in range(GROUP_LOOKS):
             try:
                 os.killpg(self.pid, 0)
@@ -179,7 +165,7 @@ class ServerProcess:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _on_exit(self) -> None:
-        """End the group first: reaped, its number could be another one's."""
+        """Kill the group before the process is reaped, after which its number may be reused."""
         self._signal_group(signal.SIGKILL)
         self.returncode = self._popen.wait()
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -198,13 +184,13 @@ class ServerProcess:
             del self._tail[:-STDERR_TAIL_BYTES]
 
     async def _drain(self) -> None:
-        """Drain stdout: one that is stuck writing cannot see that its stdin was closed."""
+        """Drain stdout: a process that blocks on writing does not notice that stdin was closed."""
         while await self.stdout.read(READ_BYTES):
             continue
 
 
 class Cleanup:
-    """Undoes, once, what a server leaves behind."""
+    """Removes, once, what a server leaves behind."""
 
     def __init__(self, launcher: Launcher, owner: ProcessOwner, folder: Path) -> None:
         self._launcher = launcher
@@ -213,18 +199,18 @@ class Cleanup:
         self.cell: Cell | None = None
 
     async def run(self, upstream: str) -> None:
-        """It never raises: who stops a server has nothing else to do about it."""
+        """Kill what is left of the cell, and remove the folder; failures are only logged."""
         try:
-            await asyncio.to_thread(self._clear, upstream)
+            await asyncio.to_thread(self._remove, upstream)
         finally:
             self._launcher._give_back(self._owner)
 
-    def _clear(self, upstream: str) -> None:
+    def _remove(self, upstream: str) -> None:
         try:
             if self.cell is not None:
                 self._launcher.isolation.end(self.cell)
         except (OSError, subprocess.SubprocessError) as error:
-            log.error("%s: what is left of it could not be ended: %s", upstream, error)
+            log.error("%s: its remaining processes could not be killed: %s", upstream, error)
         try:
             shutil.rmtree(self._folder)
         except OSError as error:
@@ -232,8 +218,8 @@ class Cleanup:
 
 
 class Launcher:
-    """Starts servers, so many at once. `scratch`: where their folders are made; others have to be
-    able to go through it and all that leads there."""
+    """Starts a bounded number of servers. `scratch`: the folder of their folders, which other uids
+    must be able to traverse."""
 
     def __init__(
         self,
@@ -249,8 +235,8 @@ class Launcher:
         self._running: Counter[str] = Counter()
         scratch.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._scratch = scratch.resolve()
-        if isolation.name == "uid" and (closed := traversable(self._scratch)) is not None:
-            raise StartFailed("stdio", f"{closed}: other users may not go through it (mode 0711)")
+        if isolation.name == "uid" and (closed := first_closed_folder(self._scratch)) is not None:
+            raise StartFailed("stdio", f"{closed}: other users may not traverse it (mode 0711)")
 
     @property
     def num_running(self) -> int:
@@ -259,8 +245,7 @@ class Launcher:
     async def start(
         self, spec: LaunchSpec, owner: ProcessOwner, credentials: Mapping[str, str]
     ) -> ServerProcess:
-        """A server of its own for `owner`, in an empty folder, with the environment that the spec
-        names and no other.
+        """Start a server for `owner` in an empty folder, with the spec's environment and no other.
 
         Raises: StdioError: BadLaunch, DigestMismatch, CannotIsolate, TooManyProcesses, StartFailed.
         """
@@ -270,7 +255,7 @@ class Launcher:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # What has begun comes to its end, so that nothing of it is left.
+            # The start completes, so that it can be cleaned up.
             starting.add_done_callback(_stop_unwanted)
             raise
 
@@ -289,7 +274,7 @@ class Launcher:
             if cell.uid is not None:
                 os.chown(folder, cell.uid, cell.uid)
             await asyncio.to_thread(
-                check_images, spec, cell.argv, folder, surroundings(folder, spec.environment)
+                check_images, spec, cell.argv, folder, full_environment(folder, spec.environment)
             )
             process, ends = self._spawn(spec, cell, folder, environment, cleaning)
         except BaseException as error:
@@ -312,11 +297,10 @@ class Launcher:
         environment: Mapping[str, str],
         cleaning: Cleanup,
     ) -> tuple[ServerProcess, Ends]:
-        """Start the process in the loop's own thread: the kernel counts the death of the thread
-        that forks.
+        """Start the process in the loop's own thread, since it dies with the thread that forks it.
 
-        Sockets, as libuv's own children have them, not pipes: uvloop closes a pipe's descriptor
-        twice, and the second time it may be what another thread has opened by then.
+        Its ends are sockets, as those of libuv's children, not pipes: uvloop closes a pipe's
+        descriptor twice, and another thread may have opened it again in between.
         """
         with ExitStack() as undone:
             ours, theirs = [], []
@@ -330,7 +314,7 @@ class Launcher:
                 stdout=theirs[1].fileno(),
                 stderr=theirs[2].fileno(),
                 cwd=folder,
-                env=surroundings(folder, environment),
+                env=full_environment(folder, environment),
                 start_new_session=True,
                 umask=0o077,
             )
@@ -355,24 +339,22 @@ class Launcher:
             del self._running[owner.tenant]
 
 
-def surroundings(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def full_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return all variables of a process."""
     own = dict.fromkeys(("HOME", "PWD", "TMPDIR"), str(folder))
     return {"PATH": PATH, "LANG": "C.UTF-8", **own, **environment}
 
 
-_unwanted: set[asyncio.Task[None]] = set()
+_stopping = TaskSet()
 
 
 def _stop_unwanted(starting: asyncio.Task[ServerProcess]) -> None:
-    """Stop a process that nobody waits for any more."""
+    """Stop a process whose caller was cancelled during its start."""
     error = None if starting.cancelled() else starting.exception()
     if isinstance(error, StdioError):
         log.info("%s", error)
     elif error is None and not starting.cancelled():
-        task = asyncio.create_task(starting.result().stop())
-        _unwanted.add(task)
-        task.add_done_callback(_unwanted.discard)
+        _stopping.spawn(starting.result().stop())
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -1,8 +1,7 @@
-"""Tells how a server's process ended and what it complained of last, for the operator who asks.
-Pure.
+"""Describes how a server process ended and what it wrote to stderr last, for the operator. Pure.
 
-What a process writes may be anything: it loses what a terminal would obey and the credentials that
-the process was given, and is so many lines. It is shown to no client and stands in no log.
+The lines lose terminal controls and the credentials of the process, and are bounded. They are in no
+log and no client sees them.
 """
 
 from __future__ import annotations
@@ -15,21 +14,18 @@ import msgspec
 
 from mcp_bridge.text_safety.hidden_text import stripped
 from mcp_bridge.upstream.launch_spec import LaunchSpec
-from mcp_bridge.upstream.redaction import MIN_HIDDEN_CHARS, without, written
+from mcp_bridge.upstream.redaction import MIN_HIDDEN_CHARS, spellings, without
 
 MAX_LINES = 20
 MAX_LINE_CHARS = 500
 SHELLS_SIGNAL = 128
-"""What a shell or a sandbox adds to the signal that ended what it ran."""
+"""The exit status of a shell or sandbox is this plus the signal that ended its child."""
 SOUNDS_SECRET = re.compile(r"(?i:.*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|_PAT\b|COOKIE|DSN).*)")
-"""Of a fixed variable's name: its value is to be none, and may be all the same."""
+"""Names of fixed variables whose values are treated as secrets, though they should be none."""
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a process.
-
-    `ended`: the status or the signal, by name. `lines`: the last of its stderr, oldest first.
-    """
+    """The end of a process. `ended`: its status or signal. `lines`: the last ones of its stderr."""
 
     server: str
     ended: str
@@ -37,10 +33,7 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ending_of(returncode: int | None, sent: int | None) -> str:
-    """Return how a process ended, for people.
-
-    `returncode`: negative, a signal. `sent`: the last signal that was ours, while it lived.
-    """
+    """Return how a process ended, for people. `sent`: the last signal that we sent."""
     if returncode is None:
         return "still there"
     if sent is not None and returncode == -sent:
@@ -60,22 +53,19 @@ def name_of(number: int) -> str:
 
 
 def secrets_of(spec: LaunchSpec, credentials: Iterable[str]) -> list[str]:
-    """Return what a process was given that nobody else is to read."""
+    """Return the secrets that a process got."""
     fixed = [value for name, value in spec.environment.items() if SOUNDS_SECRET.fullmatch(name)]
     return [*credentials, *fixed]
 
 
 def lines_of(tail: bytes, secrets: Iterable[str], *, is_cut: bool) -> tuple[str, ...]:
-    """Return the last lines of `tail`.
-
-    `is_cut`: there was more before it, so its first line may begin amid a secret.
-    """
-    hidden = written(secrets)
+    """Return the last lines of `tail`. `is_cut`: its beginning may be the rest of a secret."""
+    hidden = spellings(secrets)
     if is_cut:
         _, newline, behind = tail.partition(b"\n")
         tail = behind if newline else tail[max(map(len, hidden), default=MIN_HIDDEN_CHARS) :]
     text = stripped(without(tail, hidden).decode(errors="replace"))
-    # Once more: a secret may have been broken up by what is taken away.
+    # Again: removed control characters may have separated the parts of a secret.
     shown = without(text.encode(errors="replace"), hidden).decode(errors="replace")
     lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     return tuple(cut(line) for line in lines[-MAX_LINES:])

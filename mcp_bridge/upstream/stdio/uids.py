@@ -1,9 +1,9 @@
-"""A uid of its own for each server: what one wrote or runs is out of all others' reach.
+"""Leases uids to servers, so that no server can reach the files or processes of another.
 
-Knows keys, not what they stand for. A uid is given to one key for good, so that what was left
-somewhere is never read by another tenant's server, and to one process at a time: a flock, which the
-death of its holder frees, says that it is in use. So all that runs under a uid belongs to one
-server, and one kill(-1) as that uid ends it, whatever it forked and however it hid.
+A uid belongs to one key forever, so that files it left behind are never read by another tenant's
+server, and to one process at a time: a flock, which the kernel releases when its holder dies, marks
+it as in use. So everything under a uid belongs to one server, and one kill(-1) as that uid ends it,
+whatever it forked.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import time
 from pathlib import Path
 
 UID_FIRST = 1_900_000_000
-"""Above what people, systemd and containers are given, below 2^31."""
+"""Above the uids of people, systemd and containers, below 2^31."""
 UID_COUNT = 100_000
 MAX_OF_ONE_KEY = 16
-"""Servers of one key that run at once, on one host."""
+"""Servers of one key that run at once on one host."""
 COUNTER = "next"
 USED = b" used"
-"""Behind a uid: who had it has not said that nothing of it is left."""
-EVERYBODY = "kill -KILL -1 2>/dev/null; exit 0"
-"""All that who says so may signal: all of its uid."""
+"""Written behind a uid until its processes are known to be gone."""
+KILL_ALL = "kill -KILL -1 2>/dev/null; exit 0"
+"""Kills every process that its own uid may signal."""
 GONE_WITHIN_S = 0.5
 LOOK_AGAIN_S = 0.005
 KILL_TIMEOUT_S = 5.0
 
 
 class NoUid(Exception):
-    """Its text says which bound was reached."""
+    """No uid can be leased; the text names the bound."""
 
 
 class UidLease:
-    """A lease of a uid, ours until `release`."""
+    """A lease of a uid, held until `release`."""
 
     def __init__(self, uid: int, descriptor: int, *, used: bool) -> None:
         self.uid = uid
@@ -43,7 +43,7 @@ class UidLease:
         self._descriptor: int | None = descriptor
 
     def mark(self, *, used: bool) -> None:
-        """Write what the next holder finds, whether we are there then or not. Raises: OSError."""
+        """Record for the next holder whether processes may be left. Raises: OSError."""
         assert self._descriptor is not None
         text = b"%d" % self.uid + (USED if used else b"")
         os.pwrite(self._descriptor, text.ljust(32), 0)
@@ -57,10 +57,7 @@ class UidLease:
 
 
 class UidLeases:
-    """Leases uids to processes.
-
-    `folder`: made where it is missing, mode 0700; the same for all gateways of the host.
-    """
+    """Leases uids to processes. `folder`: shared by all gateways of the host."""
 
     def __init__(self, folder: Path, *, first: int = UID_FIRST, count: int = UID_COUNT) -> None:
         self._folder = folder
@@ -68,11 +65,8 @@ class UidLeases:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def take(self, key: str) -> UidLease:
-        """Return a uid that nobody uses, the same as before where the same key asks again. What
-        still runs under it, of a gateway that died, is ended. It blocks for some milliseconds.
-
-        Raises: NoUid, OSError.
-        """
+        """Lease an unused uid of a key, and kill what a dead gateway left running under it. It
+        blocks for some milliseconds. Raises: NoUid, OSError."""
         name = hashlib.sha256(key.encode()).hexdigest()[:40]
         for number in range(MAX_OF_ONE_KEY):
             lease = self._open(self._folder / f"{name}-{number}")
@@ -84,20 +78,20 @@ class UidLeases:
         raise NoUid(f"{MAX_OF_ONE_KEY} servers of one owner run already")
 
     def sweep(self) -> int:
-        """End what gateways that died may have left running; of how many uids. It blocks."""
-        looked = 0
+        """Kill what dead gateways left running, and return the number of uids; it blocks."""
+        count = 0
         for path in sorted(self._folder.glob("*-*")):
             lease = self._open(path)
             if lease is not None and lease.used:
                 end_all(lease.uid)
                 lease.mark(used=False)
-                looked += 1
+                count += 1
             if lease is not None:
                 lease.release()
-        return looked
+        return count
 
     def _open(self, path: Path) -> UidLease | None:
-        """Open the lock of a uid; None: somebody else has it."""
+        """Lock a uid; None: it is in use."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,16 +99,16 @@ class UidLeases:
             os.close(descriptor)
             return None
         try:
-            written = os.pread(descriptor, 32, 0)
-            uid = int(written.split()[0]) if written.strip() else self._new(descriptor)
+            content = os.pread(descriptor, 32, 0)
+            uid = int(content.split()[0]) if content.strip() else self._allocate(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        return UidLease(uid, descriptor, used=USED in written)
+        return UidLease(uid, descriptor, used=USED in content)
 
-    def _new(self, descriptor: int) -> int:
-        """The counter moves before the uid is written: a crash between loses one, and gives none
-        to two."""
+    def _allocate(self, descriptor: int) -> int:
+        """Allocate the next uid. The counter is written first: a crash in between loses a uid and
+        never gives one to two keys."""
         counter = os.open(self._folder / COUNTER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(counter, fcntl.LOCK_EX)
@@ -136,7 +130,7 @@ def may_change_uid() -> bool:
 
 
 def as_uid(uid: int) -> list[str]:
-    """Options of setpriv(1): that uid and gid, no group, no capability, and no way back."""
+    """Return options of setpriv(1): uid and gid, no groups, no capabilities, no new privileges."""
     return [
         f"--reuid={uid}",
         f"--regid={uid}",
@@ -148,14 +142,14 @@ def as_uid(uid: int) -> list[str]:
 
 
 def end_all(uid: int) -> None:
-    """Send SIGKILL to all that runs under a uid: one call of the kernel, which no fork escapes. It
-    blocks until that has died, or for half a second.
+    """Send SIGKILL to all processes of a uid, in one system call that no fork escapes.
 
-    Raises: OSError, subprocess.SubprocessError.
+    It blocks until they have died, or for GONE_WITHIN_S. Raises: OSError,
+    subprocess.SubprocessError.
     """
     assert uid > 0
     subprocess.run(
-        ["setpriv", *as_uid(uid), "--", "/bin/sh", "-c", EVERYBODY],
+        ["setpriv", *as_uid(uid), "--", "/bin/sh", "-c", KILL_ALL],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -168,7 +162,7 @@ def end_all(uid: int) -> None:
 
 
 def runs_as(uid: int) -> list[int]:
-    """Processes of a uid that have not ended; kill(-1) itself does not tell."""
+    """Return the running processes of a uid."""
     found = []
     with os.scandir("/proc") as entries:
         for entry in entries:

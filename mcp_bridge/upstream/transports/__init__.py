@@ -1,2 +1,1 @@
-"""The transports to a server over HTTP, the shared channels, and the choice between all
-transports."""
+"""The transports to a server over HTTP, the shared channels, and the factory of all transports."""

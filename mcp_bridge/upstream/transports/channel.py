@@ -1,10 +1,9 @@
-"""Shares one open connection to a server that knows no HTTP among all whom it may serve.
+"""Shares one connection to a server on stdio or SSE among all callers of its owner.
 
-Ids, progress tokens and subscriptions of those who ask are exchanged for its own, so that nobody
-gets what is another's; a server of the older era is told once who we are, and each session of ours
-there is a name for this connection. What a server asks in the middle of things is passed to the
-only call under way, and refused where there are several: nothing on such a connection says whose it
-is.
+Ids, progress tokens and subscriptions of callers are mapped to those of the connection, so that
+nobody gets messages of another caller. A server of the older era gets one handshake, and all our
+sessions there stand for this connection. A request of the server goes to the only call under way;
+with several it is refused, since nothing says which call it belongs to.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.tasks import TaskSet
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import (
     ASSUMED_VERSION,
@@ -39,26 +39,26 @@ from mcp_bridge.upstream.transport import StreamTransport, TransportFailed
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""For an answer to what the newer era asks first; a server of the older one may never give one."""
+"""How long to wait for the answer to `server/discover`; servers of the older era may send none."""
 HANDSHAKE_S = 15.0
 MAX_UNDER_WAY = 1024
 MAX_SUBSCRIBED = 10_000
 MAX_NOTES = 256
 MAX_NOTE_BYTES = 16 * 1024 * 1024
-"""Of what waits to be taken by one who asked; the oldest is lost first."""
+"""Bytes of messages that wait for one caller; the oldest are dropped first."""
 
 OFFERED_CAPABILITIES: dict[str, Any] = {"elicitation": {}}
 SAMPLING = "sampling"
 
 Emit = Callable[[Message], Awaitable[None]]
 LISTENING: Message = {}
-"""What who listens is told first: from now on nothing is missed."""
+"""The first message to a listener: from now on it misses nothing."""
 SENT: Message = {"sent": True}
-"""What who asks is told first: from now on the server may have been asked."""
+"""The first message to a caller: from now on the server may have got the request."""
 
 
 class ChannelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in the words of Streamable HTTP. `asker`: whose ids its ids are."""
+    """A request as Streamable HTTP has it. `asker`: the transport whose ids it uses."""
 
     asker: str
     method: str
@@ -75,14 +75,14 @@ class ChannelResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inbox:
-    """The messages that come for one who asked."""
+    """The messages for one caller."""
 
     def __init__(self) -> None:
         self._notes: deque[tuple[int, Message]] = deque()
         self._bytes = 0
         self._answer: Message | None = None
         self._failure: TransportFailed | None = None
-        self._some = asyncio.Event()
+        self._has_any = asyncio.Event()
 
     def note(self, message: Message) -> None:
         size = len(rpc.encode(message))
@@ -90,21 +90,21 @@ class Inbox:
         self._bytes += size
         while len(self._notes) > MAX_NOTES or self._bytes > MAX_NOTE_BYTES:
             self._bytes -= self._notes.popleft()[0]
-        self._some.set()
+        self._has_any.set()
 
     def end(self, answer: Message) -> None:
         self._answer = answer
-        self._some.set()
+        self._has_any.set()
 
     def fail(self, failure: TransportFailed) -> None:
         self._failure = failure
-        self._some.set()
+        self._has_any.set()
 
     async def drain(self, emit: Emit) -> Message:
-        """The answer; all else goes to `emit`. Raises: TransportFailed."""
+        """Return the answer; other messages go to `emit`. Raises: TransportFailed."""
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._has_any.wait()
+            self._has_any.clear()
             while self._notes:
                 size, message = self._notes.popleft()
                 self._bytes -= size
@@ -123,10 +123,10 @@ class PendingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Channel:
-    """An open connection that many share.
+    """An open connection with many callers.
 
-    `start`, then `run` until the server ends it; `ask` meanwhile. `sampling`: what it is told of
-    models that it may want; None: there are none.
+    Call `start` while `run` runs, then `ask` until the server ends it. `sampling`: the sampling
+    capability that the server is told of; None: there is none.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Channel:
         self.id = secrets.token_hex(8)
         self.modern = False
         self.answered = False
-        """Whether it was of use since it began."""
+        """Whether the server answered a request since this was last reset."""
         self._info, self._stream = info, stream
         self._about: dict[str, Any] = {}
         self._ids = itertools.count(1)
@@ -158,7 +158,8 @@ class Channel:
         return self._failure is not None
 
     async def run(self) -> None:
-        """Raises: TransportFailed, by which all that waits fails too."""
+        """Take messages until the connection ends. Raises: TransportFailed, with which all waiting
+        callers fail too."""
         failure = TransportFailed("upstream_ended")
         try:
             async for message in self._stream.messages():
@@ -206,15 +207,15 @@ class Channel:
         if not isinstance(about, dict):
             raise TransportFailed("handshake")
         if about.get("protocolVersion") not in LEGACY_VERSIONS:
-            # 2024-11-05, whose messages are those of the revision after it.
+            # 2024-11-05 has the messages of the revision after it.
             about = {**about, "protocolVersion": ASSUMED_VERSION}
         self._about = about
         await self._stream.send(rpc.notification("notifications/initialized"))
 
     async def _own(self, method: str, params: dict[str, Any]) -> Message:
-        return await self._request("", 0, method, params, Inbox(), ignored)
+        return await self._request("", 0, method, params, ignored)
 
-    # What comes from the server.
+    # Messages from the server.
 
     async def _take(self, message: Message) -> None:
         if rpc.is_response(message):
@@ -243,7 +244,7 @@ class Channel:
             only.inbox.note(message)
 
     def _only(self) -> PendingRequest | None:
-        """The call under way, where there is one alone."""
+        """Return the call under way, if there is exactly one."""
         found = [one for one in self._under_way.values() if one.asker]
         return found[0] if len(found) == 1 else None
 
@@ -276,7 +277,7 @@ class Channel:
             meta = {**rpc.meta_of(params), SUBSCRIPTION_META: found.id}
             found.inbox.note({**message, "params": {**params, "_meta": meta}})
 
-    # What goes to it.
+    # Messages to the server.
 
     async def ask(self, ask: ChannelRequest, emit: Emit) -> ChannelResult:
         """Raises: TransportFailed."""
@@ -302,11 +303,11 @@ class Channel:
             if not self._counted(method, ask.session or "", message):
                 return ChannelResult(status=200, message=rpc.result(id_, {}))
         params = rpc.params_of(message)
-        found = await self._request(ask.asker, id_, method, params, Inbox(), emit)
+        found = await self._request(ask.asker, id_, method, params, emit)
         return ChannelResult(status=200, message=found)
 
     def _knows(self, ask: ChannelRequest) -> bool:
-        """True if it comes of a session of this connection, or is how one begins."""
+        """True if the request belongs to a session of this connection, or begins one."""
         if ask.session is not None:
             return ask.session.partition(".")[0] == self.id
         method = (ask.message or {}).get("method")
@@ -318,9 +319,9 @@ class Channel:
         id_: rpc.RequestId,
         method: str,
         params: dict[str, Any],
-        inbox: Inbox,
         emit: Emit,
     ) -> Message:
+        inbox = Inbox()
         if self._failure is not None:
             raise self._failure
         if len(self._under_way) >= MAX_UNDER_WAY:
@@ -343,12 +344,10 @@ class Channel:
                 self._cancel_soon(own)
 
     def _cancel_soon(self, own: int) -> None:
-        """Tell the server that who asked has left, as far as it listens."""
-        said = {"requestId": own, "reason": "nobody waits for it"}
-        message = rpc.notification("notifications/cancelled", said)
-        task = asyncio.get_running_loop().create_task(self._send_quietly(message))
-        _sending.add(task)
-        task.add_done_callback(_sending.discard)
+        """Cancel a request at the server whose caller has left."""
+        params = {"requestId": own, "reason": "nobody waits for it"}
+        message = rpc.notification("notifications/cancelled", params)
+        _cancelling.spawn(self._send_quietly(message))
 
     async def _send_quietly(self, message: Message) -> None:
         with suppress(TransportFailed, TimeoutError):
@@ -358,7 +357,7 @@ class Channel:
     async def _pass_on(self, asker: str, message: Message) -> None:
         method = message.get("method")
         if method == "notifications/initialized":
-            return  # said once, when the connection began
+            return  # sent once, when the connection began
         if method == "notifications/cancelled":
             wanted = rpc.params_of(message).get("requestId")
             for own, one in self._under_way.items():
@@ -368,7 +367,7 @@ class Channel:
             return
         await self._stream.send(message)
 
-    # Those who listen.
+    # Listeners.
 
     async def _listen(self, session: str | None, emit: Emit) -> ChannelResult:
         inbox = Inbox()
@@ -382,11 +381,11 @@ class Channel:
             await inbox.drain(emit)
         finally:
             del self._listening[inbox]
-        raise AssertionError("who listens is answered nothing")
+        raise AssertionError("a listener gets no answer")
 
     def _counted(self, method: str, session: str, message: Message) -> bool:
-        """Count a subscription, and return whether the server has to be told: it knows one who
-        subscribes."""
+        """Count a subscription, and return whether it has to be sent: to the server all sessions
+        are one subscriber."""
         uri = str(rpc.params_of(message).get("uri"))
         if method == "resources/subscribe":
             if uri not in self._subscribed and len(self._subscribed) >= MAX_SUBSCRIBED:
@@ -408,8 +407,8 @@ class Channel:
         return ChannelResult(status=200)
 
 
-_sending: set[asyncio.Task[None]] = set()
+_cancelling = TaskSet()
 
 
 async def ignored(_: Message) -> None:
-    """Drop what is said before anybody asked."""
+    """Drop messages that come during the handshake."""

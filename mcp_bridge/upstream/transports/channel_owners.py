@@ -1,9 +1,10 @@
-"""Finds the worker that has the one connection to a server that knows no HTTP, and asks it there.
+"""Sends requests to the worker that owns the one connection to a server on stdio or SSE.
 
-There is one connection for each server, tenant and credential, in one worker: its owner, written
-down in Redis for as long as it says that it is alive. All other workers ask it. An owner that is
-gone before it was told is replaced; with one that goes while it works a call is lost, and not made
-again. A server that fails rests, longer each time; one that nobody asks is let go.
+There is one connection for each server, tenant and credential, in one worker: its owner, which is
+recorded in Redis while it sends heartbeats. All other workers relay their requests to it. An owner
+that is gone before it got a request is replaced; a call that it was working on is lost, and is not
+repeated. A server that fails is not reconnected for a while, longer each time; an unused connection
+is closed.
 """
 
 from __future__ import annotations
@@ -33,24 +34,16 @@ from mcp_bridge.upstream.transport import (
 )
 from mcp_bridge.upstream.transports.channel import Channel, ChannelRequest, ChannelResult, Emit
 from mcp_bridge.upstream.upstream import ServerConfig, Unreachable
-from mcp_bridge.worker_relay import Relay, WorkerGone
+from mcp_bridge.worker_relay import OWNED_HEARTBEAT_S, Ownership, Relay, WorkerGone
 
 log = logging.getLogger(__name__)
 
 KIND = "channel"
-OWNED_S = 10
-"""Without a sign of life."""
-SIGN_S = 3.0
 IDLE_S = 30.0
-"""Of a host without a connection, until another worker may have it."""
+"""How long a closed connection stays with its owner before another worker may open it."""
 MAX_OWNERS = 1024
 MAX_MOVES = 5
 CLOSE_S = 15.0
-
-GIVE_UP = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
 
 OpenStreamTransport = Callable[
     [ServerConfig, UpstreamOwner, CredentialSet], AbstractAsyncContextManager[StreamTransport]
@@ -58,34 +51,33 @@ OpenStreamTransport = Callable[
 
 
 class ConnectionKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The key of a connection of its own. `credential`: the name of a set."""
+    """The identity of a connection. `credential`: the name of a set."""
 
     server: str
     org_id: str
     credential: str
 
     @property
-    def key(self) -> str:
+    def redis_key(self) -> str:
         return f"mcp:{{{self.org_id}}}:owner:{self.server}:{self.credential}"
 
 
 class ConnectionOwner:
-    """The connection of one place, in its owner: opened when it is asked for, opened again when it
-    has ended."""
+    """One connection in the worker that owns it: opened on demand, and again when it has ended."""
 
     def __init__(
         self,
         config: ServerConfig,
-        whose: UpstreamOwner,
+        owner: UpstreamOwner,
         credential: CredentialSet,
         info: dict[str, Any],
         open_stream: OpenStreamTransport,
     ) -> None:
-        self.config, self.whose, self.credential = config, whose, credential
+        self.config, self.owner, self.credential = config, owner, credential
         self.used_at = time.monotonic()
         self._info, self._open_stream = info, open_stream
         self._breaker = Breaker(config.name)
-        self._turn = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._opened: asyncio.Future[Channel] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -94,8 +86,8 @@ class ConnectionOwner:
         return self._task is not None and not self._task.done()
 
     @property
-    def _is_of_use(self) -> bool:
-        """True if it is open, or about to be."""
+    def _is_usable(self) -> bool:
+        """True if it is open or about to be."""
         opened = self._opened
         if opened is None or not self.is_open:
             return False
@@ -120,10 +112,10 @@ class ConnectionOwner:
             self._opened.set_exception(TransportFailed("cancelled"))
 
     async def _ready(self) -> Channel:
-        async with self._turn:
-            if self._opened is None or not self._is_of_use:
+        async with self._opening:
+            if self._opened is None or not self._is_usable:
                 if self._task is not None:
-                    await asyncio.wait([self._task])  # one at a time: what has ended is cleared up
+                    await asyncio.wait([self._task])  # the one before is cleaned up first
                 try:
                     attempt = self._breaker.attempt()
                 except UpstreamResting:
@@ -131,7 +123,7 @@ class ConnectionOwner:
                 self._opened = asyncio.get_running_loop().create_future()
                 self._opened.add_done_callback(lambda opened: opened.exception())
                 self._task = asyncio.create_task(self._hold(self._opened, attempt))
-            # Who leaves meanwhile takes nothing from who comes next.
+            # A caller that is cancelled does not cancel the opening.
             return await asyncio.shield(self._opened)
 
     async def _hold(self, ready: asyncio.Future[Channel], attempt: Attempt) -> None:
@@ -139,7 +131,7 @@ class ConnectionOwner:
         failure: str | None = None
         used = left = False
         try:
-            async with self._open_stream(self.config, self.whose, self.credential) as stream:
+            async with self._open_stream(self.config, self.owner, self.credential) as stream:
                 sampling = SAMPLING_BY[self.config.sampling]
                 channel = Channel(self.config.name, self._info, stream, sampling=sampling)
                 running = asyncio.create_task(channel.run())
@@ -165,8 +157,8 @@ class ConnectionOwner:
             self._report(attempt, used, failure)
 
     def _report(self, attempt: Attempt, used: bool, failure: str | None) -> None:
-        """Report the end to the breaker: one that was of use before it ended is opened again at
-        once."""
+        """Report the end to the breaker: a connection that answered before it ended may be reopened
+        at once."""
         if used:
             self._breaker.report(attempt, failure=None)
         elif failure is not None:
@@ -189,83 +181,77 @@ async def until_ready(channel: Channel, running: asyncio.Task[None]) -> None:
 
 
 class ConnectionOwners:
-    """The connections of one worker.
-
-    `redis` and `relay` None: nobody else is asked, for a look at a server.
-    """
+    """The connections of one worker. `shared` None: no other worker is asked."""
 
     def __init__(
         self,
         *,
         info: dict[str, Any],
         open_stream: OpenStreamTransport,
-        credentials: Credentials,
-        redis: Redis | None = None,
-        relay: Relay | None = None,
+        credentials: Credentials | None,
+        shared: tuple[Redis, Relay] | None = None,
     ) -> None:
         self._info, self._open_stream, self._credentials = info, open_stream, credentials
-        self._redis, self._relay = redis, relay
-        self._mine = "" if relay is None else relay.worker
+        self._relay = None if shared is None else shared[1]
+        self._worker = "" if self._relay is None else self._relay.worker
+        self._ownership = None if shared is None else Ownership(shared[0], self._worker)
         self._configs: dict[str, ServerConfig] = {}
         self._connections: dict[ConnectionKey, ConnectionOwner] = {}
-        self._turns: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
-        self._signing = Periodic(
-            "mcp: signs of life of connections",
-            lambda: SIGN_S,
-            self._sign_all,
+        self._locks: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
+        self._heartbeat = Periodic(
+            "mcp: heartbeats of connections",
+            OWNED_HEARTBEAT_S,
+            self._renew_all,
             log=log,
-            failure="mcp: no sign of life of hosts",
+            failure="mcp: no heartbeats of connections",
             at_once=False,
         )
         self._tasks = TaskSet()
-        self._signs: dict[ConnectionKey, asyncio.Task[None]] = {}
-        if redis is not None:
-            self._give_up = redis.register_script(GIVE_UP)
-        if relay is not None:
-            relay.servers[KIND] = self._serve
+        self._renewing: dict[ConnectionKey, asyncio.Task[None]] = {}
+        if self._relay is not None:
+            self._relay.servers[KIND] = self._serve
 
-    def knows(self, config: ServerConfig) -> None:
-        """Note a configuration: only what this worker's own settings have is ever opened."""
+    def add_config(self, config: ServerConfig) -> None:
+        """Allow a server: a worker opens only servers of its own settings for other workers."""
         self._configs[config.name] = config
 
     async def close(self) -> None:
-        await self._signing.close()
-        if signs := self._signs.values():  # one of them may be ending a connection
-            await asyncio.wait(signs, timeout=CLOSE_S)
+        await self._heartbeat.close()
+        if renewing := self._renewing.values():  # one of them may be closing a connection
+            await asyncio.wait(renewing, timeout=CLOSE_S)
         await self._tasks.close()
-        places = list(self._connections)
-        await asyncio.gather(*(self._let_go(place) for place in places))
+        await asyncio.gather(*(self._close(key) for key in list(self._connections)))
 
     async def ask(
         self,
         config: ServerConfig,
-        whose: UpstreamOwner,
+        owner: UpstreamOwner,
         credential: CredentialSet,
         ask: ChannelRequest,
         emit: Emit,
     ) -> ChannelResult:
-        """Ask at the owner, wherever it is. Raises: TransportFailed, RpcError."""
-        place = ConnectionKey(server=config.name, org_id=whose.org_id, credential=credential.name)
+        """Send a request to the worker that owns the connection. Raises: TransportFailed,
+        RpcError."""
+        key = ConnectionKey(server=config.name, org_id=owner.org_id, credential=credential.name)
         for _ in range(MAX_MOVES):
-            async with self._turn(place):
-                owner = await self._owner(place)
-                connection = (
-                    self._connection(place, whose, credential) if owner == self._mine else None
-                )
+            async with self._lock(key):
+                worker = await self._owning_worker(key)
+                is_here = worker == self._worker
+                connection = self._connection(key, owner, credential) if is_here else None
             if connection is not None:
                 return await connection.ask(ask, emit)
-            assert self._relay is not None
+            assert self._relay is not None and self._ownership is not None
             try:
                 found = await self._relay.ask(
-                    owner,
+                    worker,
                     KIND,
                     emit,
-                    place=msgspec.to_builtins(place),
-                    user_id=whose.user_id,
+                    place=msgspec.to_builtins(key),
+                    user_id=owner.user_id,
                     ask=msgspec.to_builtins(ask),
                 )
             except WorkerGone:
-                await self._disown(place, owner)
+                await self._ownership.release(key.redis_key, worker)
                 continue
             if "refused" in found:
                 raise CredentialRefused(**found["refused"])
@@ -273,121 +259,106 @@ class ConnectionOwners:
                 return msgspec.convert(found, ChannelResult)
         raise NotSent("no_owner")
 
-    async def _owner(self, place: ConnectionKey) -> str:
-        """Return the worker that owns it; ours, where it was nobody's."""
-        if self._redis is None:
-            return self._mine
-        while True:
-            if await self._redis.set(place.key, self._mine, nx=True, ex=OWNED_S):
-                return self._mine
-            found: Any = await self._redis.get(place.key)
-            if found is not None:
-                return str(found.decode())
+    async def _owning_worker(self, key: ConnectionKey) -> str:
+        if self._ownership is None:
+            return self._worker
+        return await self._ownership.owner(key.redis_key)
 
-    async def _disown(self, place: ConnectionKey, owner: str) -> None:
-        if self._redis is not None:
-            await self._give_up(keys=[place.key], args=[owner])
-
-    def _turn(self, place: ConnectionKey) -> asyncio.Lock:
-        """Return the lock of a connection: its owner does not change while somebody goes by it."""
-        return self._turns.setdefault(place, asyncio.Lock())
+    def _lock(self, key: ConnectionKey) -> asyncio.Lock:
+        """Return the lock under which the owner of a connection is read and changed."""
+        return self._locks.setdefault(key, asyncio.Lock())
 
     def _connection(
-        self, place: ConnectionKey, whose: UpstreamOwner, credential: CredentialSet
+        self, key: ConnectionKey, owner: UpstreamOwner, credential: CredentialSet
     ) -> ConnectionOwner:
-        """Return the connection that is ours, at its turn. Raises: NotSent."""
-        connection = self._connections.get(place)
+        """Return a connection of this worker, under its lock. Raises: NotSent."""
+        connection = self._connections.get(key)
         if connection is None:
             if len(self._connections) >= MAX_OWNERS:
                 raise NotSent("too_many_connections")
-            config = self._configs[place.server]
-            connection = ConnectionOwner(config, whose, credential, self._info, self._open_stream)
-            self._connections[place] = connection
-            if not self._signing.is_running and self._relay is not None:
-                self._signing.start()
+            config = self._configs[key.server]
+            connection = ConnectionOwner(config, owner, credential, self._info, self._open_stream)
+            self._connections[key] = connection
+            if not self._heartbeat.is_running and self._relay is not None:
+                self._heartbeat.start()
         connection.used_at = time.monotonic()
         return connection
 
     async def _serve(self, payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
-        """Serve a request of another worker.
-
-        The credential is had anew: none travels between workers.
-        """
-        place = msgspec.convert(payload["place"], ConnectionKey)
-        config = self._configs.get(place.server)
+        """Serve a request of another worker. The credential is read again: none is relayed."""
+        key = msgspec.convert(payload["place"], ConnectionKey)
+        config = self._configs.get(key.server)
         if config is None:
-            raise Unreachable(place.server, "unknown_here")
-        whose = UpstreamOwner(place.org_id, payload["user_id"])
+            raise Unreachable(key.server, "unknown_here")
+        owner = UpstreamOwner(key.org_id, payload["user_id"])
         try:
-            credential = await self._current(config, whose)
-            if credential.name != place.credential:
-                raise CredentialRefused(
-                    401, ""
-                )  # as the server would: who asks looks for the newer one
-            async with self._turn(place):
-                if place not in self._connections and await self._owner(place) != self._mine:
+            credential = await self._credential(config, owner)
+            if credential.name != key.credential:
+                # As the server would: the other worker looks for the newer credential.
+                raise CredentialRefused(401, "")
+            async with self._lock(key):
+                is_here = key in self._connections
+                if not is_here and await self._owning_worker(key) != self._worker:
                     return {"moved": True}
-                connection = self._connection(place, whose, credential)
-            told = await connection.ask(msgspec.convert(payload["ask"], ChannelRequest), emit)
+                connection = self._connection(key, owner, credential)
+            result = await connection.ask(msgspec.convert(payload["ask"], ChannelRequest), emit)
         except CredentialRefused as error:
             return {"refused": {"status": error.status, "challenge": error.challenge}}
         except TransportFailed as error:
-            raise Unreachable(place.server, error.reason) from error
-        found: dict[str, Any] = msgspec.to_builtins(told)
+            raise Unreachable(key.server, error.reason) from error
+        found: dict[str, Any] = msgspec.to_builtins(result)
         return found
 
-    async def _current(self, config: ServerConfig, whose: UpstreamOwner) -> CredentialSet:
+    async def _credential(self, config: ServerConfig, owner: UpstreamOwner) -> CredentialSet:
         """Raises: TransportFailed."""
-        if config.credential == "none":
+        if self._credentials is None or config.credential == "none":
             return NO_CREDENTIAL
-        return await self._credentials.of(whose, config.name)
+        return await self._credentials.of(owner, config.name)
 
-    # Signs of life, and ends.
+    # Heartbeats, and ends.
 
-    async def _sign_all(self) -> None:
-        for place, connection in list(self._connections.items()):
-            if place not in self._signs:
-                self._signs[place] = self._tasks.spawn(self._sign(place, connection))
+    async def _renew_all(self) -> None:
+        """Renew each connection in its own task, since closing one may take long."""
+        for key, connection in list(self._connections.items()):
+            if key not in self._renewing:
+                self._renewing[key] = self._tasks.spawn(self._renew(key, connection))
 
-    async def _sign(self, place: ConnectionKey, connection: ConnectionOwner) -> None:
-        """Sign one connection by itself: one that takes long to end costs no other its sign of
-        life."""
+    async def _renew(self, key: ConnectionKey, connection: ConnectionOwner) -> None:
+        """Keep the ownership of a connection, or close it."""
         try:
-            is_shown = await self._is_shown(place, connection)
-            async with self._turn(place):
-                if not is_shown or not await self._keeps(place, connection):
-                    await self._let_go(place)
+            is_current = await self._is_credential_current(key, connection)
+            async with self._lock(key):
+                if not is_current or not await self._stays(key, connection):
+                    await self._close(key)
         except RedisError as error:
-            log.warning("mcp: no sign of life of a host: %s", type(error).__name__)
+            log.warning("mcp: no heartbeat of a connection: %s", type(error).__name__)
         finally:
-            del self._signs[place]
+            del self._renewing[key]
 
-    async def _is_shown(self, place: ConnectionKey, connection: ConnectionOwner) -> bool:
-        """True if its credential is in use."""
+    async def _is_credential_current(self, key: ConnectionKey, connection: ConnectionOwner) -> bool:
         try:
-            current = await self._current(connection.config, connection.whose)
+            current = await self._credential(connection.config, connection.owner)
         except TransportFailed:
             return False
-        return current.name == place.credential
+        return current.name == key.credential
 
-    async def _keeps(self, place: ConnectionKey, connection: ConnectionOwner) -> bool:
-        """True if it stays ours: it is used, and nobody else has it."""
-        assert self._redis is not None
+    async def _stays(self, key: ConnectionKey, connection: ConnectionOwner) -> bool:
+        """True if the connection is in use and still owned by this worker."""
+        assert self._ownership is not None
         if not connection.is_open and time.monotonic() > connection.used_at + IDLE_S:
             return False
-        if await self._owner(place) != self._mine:
-            log.warning("mcp: %s: another worker has its connection now", place.server)
+        if not await self._ownership.renew(key.redis_key):
+            log.warning("mcp: %s: another worker has its connection now", key.server)
             return False
-        await self._redis.expire(place.key, OWNED_S)
         return True
 
-    async def _let_go(self, place: ConnectionKey) -> None:
-        connection = self._connections.pop(place, None)
+    async def _close(self, key: ConnectionKey) -> None:
+        connection = self._connections.pop(key, None)
         if connection is None:
             return
         await connection.close()
-        if self._relay is not None:
+        if self._ownership is not None:
             try:
-                await self._disown(place, self._relay.worker)
+                await self._ownership.release(key.redis_key)
             except RedisError:
-                log.warning("mcp: %s: stays ours until its time is over", place.server)
+                log.warning("mcp: %s: its ownership is not released; it expires", key.server)

@@ -1,5 +1,5 @@
-"""A Carrier to a server that knows no HTTP: asks go to the one connection that there is, and what
-comes of it is an answer as Streamable HTTP would have given.
+"""The transport to a server on stdio or SSE: requests go to its one shared connection, and the
+answers look as those of Streamable HTTP do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from functools import partial
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol.eras import LIST_CHANGES, SESSION_HEADER
 from mcp_bridge.protocol.rpc import Message
-from mcp_bridge.upstream.credentials import CredentialSet, CredentialSource, Refusal, UpstreamOwner
+from mcp_bridge.upstream.credentials import (
+    CredentialSet,
+    CredentialSource,
+    Refusal,
+    UpstreamOwner,
+    ask_with_credential,
+)
 from mcp_bridge.upstream.transport import (
     CredentialRefused,
     ReadCount,
@@ -26,13 +32,13 @@ from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
 from mcp_bridge.upstream.upstream import DEFAULT_RETRY_MS, READ_TIMEOUT_S, ServerConfig
 
 ENDING_S = 5.0
-"""For telling the owner of the connection that nobody waits any more."""
+"""Time to tell the owner of the connection that the caller has left."""
 MAX_UNREAD = 64
-"""Of what the server says: behind that it waits at the owner."""
+"""Messages of the server that wait here; further ones wait at the owner of the connection."""
 
 
 class ChannelAnswer:
-    """An answer that came over a channel. `first`: what came first; None: the end was first."""
+    """An answer that came over a channel. `first`: its first message; None: it only has an end."""
 
     last_id: str | None = None
     retry_ms = DEFAULT_RETRY_MS
@@ -47,11 +53,11 @@ class ChannelAnswer:
     ) -> None:
         self._first, self._rest, self.ending = first, rest, ending
         self._read_s, self._on_change = read_s, on_change
-        told = ending.result() if first is None else None
-        self.status = 200 if told is None else told.status
-        has_body = told is None or told.message is not None
+        result = ending.result() if first is None else None
+        self.status = 200 if result is None else result.status
+        has_body = result is None or result.message is not None
         self.kind = "text/event-stream" if has_body else ""
-        session = None if told is None else told.session
+        session = None if result is None else result.session
         self.headers: Mapping[str, str] = {} if session is None else {SESSION_HEADER: session}
 
     @property
@@ -77,44 +83,31 @@ class ChannelTransport:
     def __init__(
         self,
         config: ServerConfig,
-        whose: UpstreamOwner,
+        owner: UpstreamOwner,
         connections: ConnectionOwners,
-        shown: CredentialSource,
+        credentials: CredentialSource,
     ) -> None:
-        self._config, self._whose, self._connections, self._shown = (
-            config,
-            whose,
-            connections,
-            shown,
-        )
+        self._config, self._owner = config, owner
+        self._connections, self._credentials = connections, credentials
         self._asker = secrets.token_hex(8)
-        connections.knows(config)
+        connections.add_config(config)
 
     async def close(self) -> None:
-        """The connection is everybody's."""
+        """Do nothing: the connection is shared."""
 
     @asynccontextmanager
     async def ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
-        begin = partial(self._begin, request)
-        credential = await self._shown(None)
-        try:
-            answer = await begin(credential)
-        except CredentialRefused as error:
-            again = await self._shown(Refusal(credential, error.status, error.challenge))
-            if again is credential:
-                raise
-            # Refused before anything was done: a newer token may be taken.
-            try:
-                answer = await begin(again)
-            except CredentialRefused as error:
-                await self._shown(Refusal(again, error.status, error.challenge, is_last=True))
-                raise
+        answer = await ask_with_credential(self._credentials, partial(self._begin, request))
+        if isinstance(answer, CredentialRefused):
+            raise answer
         try:
             yield answer
         finally:
             await end_tasks(answer.ending, again_s=ENDING_S)
 
-    async def _begin(self, request: TransportRequest, credential: CredentialSet) -> ChannelAnswer:
+    async def _begin(
+        self, request: TransportRequest, credential: CredentialSet
+    ) -> tuple[ChannelAnswer | CredentialRefused, Refusal | None]:
         """Raises: TransportFailed, RpcError."""
         asked = ChannelRequest(
             asker=self._asker,
@@ -123,32 +116,34 @@ class ChannelTransport:
             session=request.headers.get(SESSION_HEADER),
         )
         read_s = None if request.endless else READ_TIMEOUT_S
-        said: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
+        received: asyncio.Queue[Message] = asyncio.Queue(MAX_UNREAD)
 
         async def emit(message: Message) -> None:
             request.on_sent()
             if message != SENT:
-                await said.put(message)
+                await received.put(message)
 
-        work = self._connections.ask(self._config, self._whose, credential, asked, emit)
+        work = self._connections.ask(self._config, self._owner, credential, asked, emit)
         ending = asyncio.create_task(work)
         try:
-            first = await next_of(said, ending, read_s)
+            first = await next_of(received, ending, read_s)
+        except CredentialRefused as error:
+            return error, Refusal(credential, error.status, error.challenge)
         except BaseException:
             await end_tasks(ending, again_s=ENDING_S)
             raise
-        return ChannelAnswer(first, said, ending, read_s, request.on_change)
+        return ChannelAnswer(first, received, ending, read_s, request.on_change), None
 
 
 async def next_of(
-    said: asyncio.Queue[Message], ending: asyncio.Task[ChannelResult], read_s: float | None
+    received: asyncio.Queue[Message], ending: asyncio.Task[ChannelResult], read_s: float | None
 ) -> Message | None:
-    """Return the next message; None: it has ended, and how is known.
+    """Return the next message; None: `ending` has a result.
 
-    Raises: what it ended with; TransportFailed.
+    Raises: what `ending` raises; TransportFailed.
     """
-    if said.empty() and not ending.done():
-        getting = asyncio.create_task(said.get())
+    if received.empty() and not ending.done():
+        getting = asyncio.create_task(received.get())
         try:
             await asyncio.wait(
                 [getting, ending], timeout=read_s, return_when=asyncio.FIRST_COMPLETED
@@ -159,7 +154,7 @@ async def next_of(
             getting.cancel()
         if not ending.done():
             raise TransportFailed("ReadTimeout")
-    if not said.empty():
-        return said.get_nowait()
+    if not received.empty():
+        return received.get_nowait()
     ending.result()
     return None

@@ -1,7 +1,4 @@
-"""Chooses the transport that a server of the configuration gets.
-
-One object for all servers of a process.
-"""
+"""Opens the transport of each configured server, by its kind."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from mcp_bridge.upstream.credentials import (
     Credentials,
     CredentialSet,
     CredentialSource,
-    NobodysCredentials,
     Refusal,
     UpstreamOwner,
     no_credential,
@@ -47,16 +43,16 @@ if TYPE_CHECKING:
     from mcp_bridge.upstream.openapi.source import DocumentSource
 
 OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
-"""What we are to a server that many of our clients share."""
+"""Our client info on a connection that many of our clients share."""
 NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
 
 
 class Transports:
     """Opens the transports of all servers.
 
-    `network_of`: who dials, and checks where to; None: anywhere. `credentials`: what servers are
-    shown of ours. `launcher`: starts those on stdio, made when the first one is asked for; `on_end`
-    is told how they ended. To be closed.
+    `network_of`: dials, and checks addresses; None: dial anywhere. `credentials`: those of the
+    servers. `launcher`: creates the launcher of server processes when the first one is needed.
+    `on_end`: is told how each process ended.
     """
 
     def __init__(
@@ -70,82 +66,69 @@ class Transports:
         on_end: Callable[[LastWords], None] | None = None,
     ) -> None:
         self._network_of, self._trust = network_of, trust
-        self._credentials = credentials or NobodysCredentials()
+        self._credentials = credentials
         self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
         self._on_end = on_end
         self._shared: tuple[Redis, Relay] | None = None
         self._connections: ConnectionOwners | None = None
         self._processes: StdioTransports | None = None
         self._documents: dict[str, DocumentSource] = {}
-        """By the names of servers, which stay."""
+        """By the names of servers."""
 
     def share(self, redis: Redis, relay: Relay) -> None:
-        """Share connections with other workers, of whom one has the connection to a server that
-        there is one of. Before anything is opened."""
+        """Share connections on stdio and SSE with other workers; call it before `open`."""
         self._shared = redis, relay
 
     async def close(self) -> None:
         if self._connections is not None:
             await self._connections.close()
 
-    def open(self, config: ServerConfig, whose: UpstreamOwner) -> Transport:
-        shown = self._shown(config, whose)
+    def open(self, config: ServerConfig, owner: UpstreamOwner) -> Transport:
+        credentials = self._credential_source(config, owner)
         if config.transport in ("stdio", "sse"):
-            return ChannelTransport(config, whose, self._all_connections(), shown)
-        dialled = HttpTarget(config, self._pool(config), shown)
+            return ChannelTransport(config, owner, self._shared_connections(), credentials)
+        target = HttpTarget(config, self._pool(config), credentials)
         if config.transport == "openapi":
-            return self._open_api(dialled)
-        return HttpTransport(dialled, max_streams=MAX_STREAMS)
+            return self._open_api(target)
+        return HttpTransport(target, max_streams=MAX_STREAMS)
 
-    def _open_api(self, dialled: HttpTarget) -> Transport:
-        # The SDK's types are loaded with it: only where there is such a server.
+    def _open_api(self, target: HttpTarget) -> Transport:
+        # Imported only for such servers, since it loads a YAML parser.
         from mcp_bridge.upstream.openapi.source import DocumentSource
         from mcp_bridge.upstream.openapi.transport import OpenApiTransport
 
-        config = dialled.config
+        config = target.config
         source = self._documents.get(config.name)
         if source is None:
             source = DocumentSource(config, partial(self._pool, config))
             self._documents[config.name] = source
-        return OpenApiTransport(dialled, source)
+        return OpenApiTransport(target, source)
 
-    def _all_connections(self) -> ConnectionOwners:
+    def _shared_connections(self) -> ConnectionOwners:
         if self._connections is None:
-            redis, relay = self._shared or (None, None)
             self._connections = ConnectionOwners(
                 info=OWN_INFO,
                 open_stream=self._open_stream,
                 credentials=self._credentials,
-                redis=redis,
-                relay=relay,
+                shared=self._shared,
             )
         return self._connections
 
     def _open_stream(
-        self, config: ServerConfig, whose: UpstreamOwner, credential: CredentialSet
+        self, config: ServerConfig, owner: UpstreamOwner, credential: CredentialSet
     ) -> AbstractAsyncContextManager[StreamTransport]:
         if config.transport == "sse":
-            return open_sse(config, self._plain_pool(config), credential)
+            return open_sse(config, self._pool(config), credential)
         if self._processes is None:
             assert self._open_launcher is not None, "a server on stdio, and nothing starts it"
             self._processes = StdioTransports(
                 self._open_launcher, idle_stop_s=self._idle_stop_s, on_end=self._on_end
             )
-        return self._processes.open(config, whose, credential)
-
-    def _plain_pool(self, config: ServerConfig) -> httpcore.AsyncConnectionPool:
-        return httpcore.AsyncConnectionPool(
-            ssl_context=self._trust,
-            max_connections=MAX_CONNECTIONS,
-            keepalive_expiry=IDLE_S,
-            network_backend=None if self._network_of is None else self._network_of(config.network),
-        )
+        return self._processes.open(config, owner, credential)
 
     def _pool(self, config: ServerConfig, url: str | None = None) -> Pool:
-        """Return a pool of connections.
-
-        url: another one than the server's, under the same rules.
-        """
+        """Return a pool of connections to `url`, by default the server's, under the server's
+        address rules."""
         return Pool(
             url or config.url,
             max_connections=MAX_CONNECTIONS + MAX_STREAMS,
@@ -155,17 +138,18 @@ class Transports:
             trust=self._trust,
         )
 
-    def _shown(self, config: ServerConfig, whose: UpstreamOwner) -> CredentialSource:
-        if config.credential == "none":
+    def _credential_source(self, config: ServerConfig, owner: UpstreamOwner) -> CredentialSource:
+        credentials = self._credentials
+        if credentials is None or config.credential == "none":
             return no_credential
 
-        async def shown(refused: Refusal | None) -> CredentialSet:
-            return await self._credentials.of(whose, config.name, refused)
+        async def credential(refused: Refusal | None) -> CredentialSet:
+            return await credentials.of(owner, config.name, refused)
 
-        return shown
+        return credential
 
 
 def upstream_owner(config: ServerConfig, org_id: str, user_id: str | None) -> UpstreamOwner:
-    """Return the owner of what is kept apart: tenants always, users where each is shown as who they
-    are."""
+    """Return the owner of a server's connections: the tenant, or the user if each has their own
+    credential."""
     return UpstreamOwner(org_id, user_id if config.credential == "user" else None)

@@ -1,8 +1,7 @@
-"""HTTP with server-sent events, the transport of 2024-11-05, as a Line: one stream that says where
-messages are posted, and brings all answers.
+"""HTTP with server-sent events, the transport of 2024-11-05: one stream names the URL that messages
+are posted to, and brings all answers.
 
-Messages are posted where the stream came from and nowhere else: a stream that names another origin
-is none.
+Messages are posted to the origin of the stream only; a stream that names another origin is refused.
 """
 
 from __future__ import annotations
@@ -12,28 +11,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urljoin, urlsplit
 
-import httpcore
-
 from foundation import sse
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
-from mcp_bridge.upstream.http import FRAMING, refusal_of
+from mcp_bridge.upstream.http import own_headers, refusal_of, timeouts, with_credential
+from mcp_bridge.upstream.http1 import Headers, Pool, Response
 from mcp_bridge.upstream.transport import CredentialRefused, StreamTransport, TransportFailed
 from mcp_bridge.upstream.transports.streamable_http import MAX_MESSAGE_BYTES
-from mcp_bridge.upstream.upstream import (
-    CONNECT_TIMEOUT_S,
-    READ_TIMEOUT_S,
-    WRITE_TIMEOUT_S,
-    ServerConfig,
-)
+from mcp_bridge.upstream.upstream import HTTP_FAILURES, ServerConfig
 
 ENDPOINT_S = 10.0
-"""Until a stream has said where to post."""
+"""How long a new stream may take to name its endpoint."""
 POST_READ_S = 30.0
 MAX_URL_CHARS = 4096
 MAX_REPLY_BYTES = 64 * 1024
-"""Of what is said to a message that was posted: nothing is meant to be."""
+"""Bytes of the reply to a posted message, which should have none."""
 
 
 class SseStreamTransport:
@@ -43,9 +36,9 @@ class SseStreamTransport:
     def __init__(
         self,
         config: ServerConfig,
-        pool: httpcore.AsyncConnectionPool,
-        headers: list[tuple[bytes, bytes]],
-        response: httpcore.Response,
+        pool: Pool,
+        headers: Headers,
+        response: Response,
         credential: CredentialSet,
     ) -> None:
         self._config, self._pool, self._headers = config, pool, headers
@@ -53,8 +46,8 @@ class SseStreamTransport:
         self._events = self._read(response)
         self._url = ""
 
-    async def begin(self) -> None:
-        """Raises: TransportFailed."""
+    async def start(self) -> None:
+        """Read the endpoint. Raises: TransportFailed."""
         try:
             async with asyncio.timeout(ENDPOINT_S):
                 async for event in self._events:
@@ -67,18 +60,19 @@ class SseStreamTransport:
 
     async def send(self, message: Message) -> None:
         content = rpc.encode(message)
-        sent = [
-            *self._headers,
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(content)),
-        ]
-        limits = {"connect": CONNECT_TIMEOUT_S, "read": POST_READ_S, "write": WRITE_TIMEOUT_S}
-        timeouts = {**limits, "pool": CONNECT_TIMEOUT_S}
         try:
             async with self._pool.stream(
-                "POST", self._url, headers=sent, content=content, extensions={"timeout": timeouts}
+                "POST",
+                self._url,
+                headers=[
+                    *self._headers,
+                    (b"content-type", b"application/json"),
+                    (b"content-length", b"%d" % len(content)),
+                ],
+                content=content,
+                extensions={"timeout": timeouts(POST_READ_S)},
             ) as response:
-                check_taken(response, self._credential)
+                check_credential(response, self._credential)
                 if not 200 <= response.status < 300:
                     raise TransportFailed(f"status_{response.status}")
                 size = 0
@@ -86,7 +80,7 @@ class SseStreamTransport:
                     size += len(chunk)
                     if size > MAX_REPLY_BYTES:
                         raise TransportFailed("too_long")
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+        except HTTP_FAILURES as error:
             raise TransportFailed(type(error).__name__) from error
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -98,7 +92,7 @@ class SseStreamTransport:
                     raise TransportFailed("no_json_rpc") from None
         raise TransportFailed("upstream_ended")
 
-    async def _read(self, response: httpcore.Response) -> AsyncIterator[sse.Event]:
+    async def _read(self, response: Response) -> AsyncIterator[sse.Event]:
         decoder = sse.EventParser(MAX_MESSAGE_BYTES)
         try:
             async for chunk in response.aiter_stream():
@@ -106,21 +100,21 @@ class SseStreamTransport:
                     yield event
         except sse.EventTooLarge:
             raise TransportFailed("too_long") from None
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+        except HTTP_FAILURES as error:
             raise TransportFailed(type(error).__name__) from error
 
 
-def check_taken(response: httpcore.Response, credential: CredentialSet) -> None:
+def check_credential(response: Response, credential: CredentialSet) -> None:
     """Raises: CredentialRefused."""
     refused = refusal_of(response.status, response.headers, credential)
     if refused is not None:
         raise CredentialRefused(refused.status, refused.challenge)
 
 
-def endpoint_of(stream_url: str, said: bytes) -> str:
-    """Return where to post. Raises: TransportFailed, for another origin than the stream's."""
+def endpoint_of(stream_url: str, endpoint: bytes) -> str:
+    """Return the URL to post to. Raises: TransportFailed, if its origin is not the stream's."""
     try:
-        url = urljoin(stream_url, said.decode("ascii"))
+        url = urljoin(stream_url, endpoint.decode("ascii"))
         given, wanted = urlsplit(url), urlsplit(stream_url)
         same = (given.scheme, given.netloc) == (wanted.scheme, wanted.netloc)
     except ValueError:
@@ -132,36 +126,26 @@ def endpoint_of(stream_url: str, said: bytes) -> str:
 
 @asynccontextmanager
 async def open_sse(
-    config: ServerConfig, pool: httpcore.AsyncConnectionPool, credential: CredentialSet
+    config: ServerConfig, pool: Pool, credential: CredentialSet
 ) -> AsyncIterator[StreamTransport]:
-    """Open the stream, with `pool`, which is closed with it. Raises: TransportFailed."""
-    own = {name.lower(): value for name, value in credential.values.items()}
-    named = {
-        "host": urlsplit(config.url).netloc.rpartition("@")[2],
-        "accept-encoding": "identity",
-        "user-agent": "tollgate",
-        **config.headers,
-        **{name: value for name, value in own.items() if name not in FRAMING},
-    }
-    headers = [(name.encode(), value.encode()) for name, value in named.items()]
-    limits = {"connect": CONNECT_TIMEOUT_S, "read": None, "write": WRITE_TIMEOUT_S}
-    timeouts = {**limits, "pool": READ_TIMEOUT_S}
+    """Open the stream. `pool` is closed with it. Raises: TransportFailed."""
+    headers = with_credential(own_headers(config), credential)
     try:
-        async with (
-            pool,
-            pool.stream(
-                "GET",
-                config.url,
-                headers=[*headers, (b"accept", b"text/event-stream")],
-                extensions={"timeout": timeouts},
-            ) as response,
-        ):
-            check_taken(response, credential)
+        async with pool.stream(
+            "GET",
+            config.url,
+            headers=[*headers, (b"accept", b"text/event-stream")],
+            content=b"",
+            extensions={"timeout": timeouts(None)},
+        ) as response:
+            check_credential(response, credential)
             kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
             if response.status != 200 or not kinds or not kinds[0].startswith(b"text/event-stream"):
                 raise TransportFailed(f"status_{response.status}")
-            line = SseStreamTransport(config, pool, headers, response, credential)
-            await line.begin()
-            yield line
-    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            transport = SseStreamTransport(config, pool, headers, response, credential)
+            await transport.start()
+            yield transport
+    except HTTP_FAILURES as error:
         raise TransportFailed(type(error).__name__) from error
+    finally:
+        await pool.aclose()

@@ -1,52 +1,52 @@
-"""Speaks Streamable HTTP to a server: the transport whose words all transports speak.
+"""Streamable HTTP to a server: the transport whose requests and answers all others imitate.
 
-Nothing of a caller's travels but what a message holds: the headers are the server's own, and those
-of the credential that is its. Redirects are not followed, and no content coding is asked for.
+Only messages of a caller are sent, none of its headers: headers are those of the configuration and
+of the server's credential. Redirects are not followed, and no content coding is accepted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
-from urllib.parse import urlsplit
-
-import msgspec
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from foundation import sse
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
-from mcp_bridge.upstream.credentials import CredentialSet
-from mcp_bridge.upstream.http import FRAMING, HttpTarget, refusal_of
+from mcp_bridge.upstream.credentials import CredentialSet, Refusal, ask_with_credential
+from mcp_bridge.upstream.http import (
+    HttpTarget,
+    own_headers,
+    refusal_of,
+    timeouts,
+    with_credential,
+)
 from mcp_bridge.upstream.http1 import Response
 from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer, TransportRequest
 from mcp_bridge.upstream.upstream import (
     ACCEPT,
-    CONNECT_TIMEOUT_S,
     DEFAULT_RETRY_MS,
-    PLACE_TIMEOUT_S,
     READ_TIMEOUT_S,
-    WRITE_TIMEOUT_S,
     Unreachable,
 )
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_EXCHANGE_BYTES = 64 * 1024 * 1024
-"""Of all messages of one request, over however many streams they come."""
+"""Bytes of all messages of one request, over all its streams."""
 MAX_EXCHANGE_MESSAGES = 10_000
 
 
 class HttpTransport:
     """The transport over Streamable HTTP.
 
-    `max_streams`: without an end, of its connections: whoever listens takes none from who calls.
+    `max_streams`: endless streams at once, so that listeners leave connections to calls.
     """
 
-    def __init__(self, dialled: HttpTarget, *, max_streams: int) -> None:
+    def __init__(self, target: HttpTarget, *, max_streams: int) -> None:
         self._streams = asyncio.Semaphore(max_streams)
-        self._config, self._pool, self._shown = dialled.config, dialled.pool, dialled.shown
-        self._url = urlsplit(dialled.config.url)
+        self._config, self._pool = target.config, target.pool
+        self._credentials = target.credentials
+        self._own_headers = own_headers(target.config)
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -65,60 +65,32 @@ class HttpTransport:
     async def _ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
         method, body = request.method, request.message
         content = b"" if body is None else rpc.encode(body)
-        fixed = {
-            "host": self._url.netloc.rpartition("@")[2],
-            "accept": ACCEPT,
-            "accept-encoding": "identity",
-            "user-agent": "tollgate",
-            **self._config.headers,
-            **request.headers,
-        }
+        headers = {"accept": ACCEPT, **self._own_headers, **request.headers}
         if body is not None:
-            fixed["content-type"] = "application/json"
+            headers["content-type"] = "application/json"
         if method == "POST":
-            fixed["content-length"] = str(len(content))
+            headers["content-length"] = str(len(content))
         read_s = None if request.endless else READ_TIMEOUT_S
-        limits = {"connect": CONNECT_TIMEOUT_S, "read": read_s, "write": WRITE_TIMEOUT_S}
-        extensions = {"timeout": {**limits, "pool": PLACE_TIMEOUT_S}, "on_sent": request.on_sent}
-        credential = await self._shown(None)
-        async with self._once(method, fixed, credential, content, extensions) as response:
-            refused = refusal_of(response.status, response.headers, credential)
-            again = credential if refused is None else await self._shown(refused)
-            if again is credential:
-                yield self._answer(response, request)
-                return
-        # Refused before anything was done: a newer token may be taken.
-        async with self._once(method, fixed, again, content, extensions) as response:
-            refused = refusal_of(response.status, response.headers, again)
-            if refused is not None:
-                await self._shown(msgspec.structs.replace(refused, is_last=True))
-            yield self._answer(response, request)
+        extensions = {"timeout": timeouts(read_s), "on_sent": request.on_sent}
+        async with AsyncExitStack() as stack:
 
-    def _answer(self, response: Response, request: TransportRequest) -> StreamableAnswer:
-        return StreamableAnswer(
-            self._config.name, response, endless=request.endless, on_change=request.on_change
-        )
+            async def send(credential: CredentialSet) -> tuple[Response, Refusal | None]:
+                await stack.aclose()  # the response that refused the credential before
+                response = await stack.enter_async_context(
+                    self._pool.stream(
+                        method,
+                        self._config.url,
+                        headers=with_credential(headers, credential),
+                        content=content,
+                        extensions=extensions,
+                    )
+                )
+                return response, refusal_of(response.status, response.headers, credential)
 
-    @asynccontextmanager
-    async def _once(
-        self,
-        method: str,
-        fixed: Mapping[str, str],
-        credential: CredentialSet,
-        content: bytes,
-        extensions: Mapping[str, Any],
-    ) -> AsyncIterator[Response]:
-        """Send a request once; what frames a message is never a credential's to say."""
-        own = {name.lower(): value for name, value in credential.values.items()}
-        sent = {**fixed, **{name: own[name] for name in own if name not in FRAMING}}
-        async with self._pool.stream(
-            method,
-            self._config.url,
-            headers=[(name.encode(), value.encode()) for name, value in sent.items()],
-            content=content,
-            extensions=extensions,
-        ) as response:
-            yield response
+            response = await ask_with_credential(self._credentials, send)
+            yield StreamableAnswer(
+                self._config.name, response, endless=request.endless, on_change=request.on_change
+            )
 
 
 class StreamableAnswer:
@@ -159,8 +131,8 @@ class StreamableAnswer:
         return bytes(body)
 
     async def messages(self, spent: ReadCount | None = None) -> AsyncGenerator[Message | None]:
-        """Yield one message, or those of a stream; None where a stream only tells from where to
-        read on. Without `spent` one without an end may be of any length. Raises: Unreachable."""
+        """Yield one message, or those of a stream; None for an event that only has an id. Without
+        `spent` an endless stream may be of any length. Raises: Unreachable."""
         if not self.is_stream:
             yield self._decode(await self.body())
             return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from mcp_bridge.protocol import inbound
+from mcp_bridge.protocol import envelope
 from mcp_bridge.routing import exchanges
 from mcp_bridge.routing.sessions import MAX_SUBSCRIPTIONS, MAX_URI_LEN
 from mcp_bridge.server import legacy as legacy_face
@@ -250,7 +250,7 @@ async def test_a_client_subscribes_to_so_much(redis: redis.asyncio.Redis, uris: 
 
 async def test_what_a_client_says_of_itself_is_short(redis: redis.asyncio.Redis) -> None:
     """It is kept with each session, and goes to each server."""
-    long = {"x": "y" * inbound.MAX_INFO_BYTES}
+    long = {"x": "y" * envelope.MAX_INFO_BYTES}
     server = Attacker(modern=False)
     async with attacked(redis, server) as client:
         for field, place in (("capabilities", "clientCapabilities"), ("clientInfo", "clientInfo")):

@@ -16,9 +16,9 @@ from mcp_bridge.server import http as door
 from mcp_bridge.server import legacy as legacy_face
 from mcp_bridge.server import modern as modern_face
 from mcp_bridge.server.slots import Slots
+from mcp_bridge.upstream import http as upstream_http
 from mcp_bridge.upstream import upstream
 from mcp_bridge.upstream.transports import factory as transports
-from mcp_bridge.upstream.transports import streamable_http as http_transport
 from tests.mcp_bridge.attacks.hostile import Attacker, attacked, events
 from tests.mcp_bridge.processes import LegacyClient, ask_modern, modern
 from tests.mcp_bridge.test_hostile import OK, SSE, whole
@@ -195,7 +195,7 @@ async def test_where_all_connections_are_in_use_the_server_is_not_to_blame(
 ) -> None:
     monkeypatch.setattr(transports, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(transports, "MAX_STREAMS", 0)
-    monkeypatch.setattr(http_transport, "PLACE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(upstream_http, "POOL_TIMEOUT_S", 0.05)
     server = Slow()
     async with attacked(redis, server) as client:
         asking = asyncio.create_task(ask_modern(client, "/mcp", "tools/call", SLOW))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from foundation.tasks import end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.routing import shared_streams
 from mcp_bridge.upstream.transports import streamable_http
@@ -207,7 +206,7 @@ async def test_a_call_in_another_worker_joins_and_takes_over_from_the_dead(
         assert "Nobody can be asked this now" in text_of(refused), "two calls, in two workers"
         server.may_end.set()
         await waits
-        await end_tasks(*first.bridge.relay._tasks)  # as a killed worker: nobody hears it
+        await first.bridge.relay._tasks.close()  # as a killed worker: nobody hears it
         assert (await ask_and_answer(second))[0] == "of s2"
         assert len(server.gets) == 2 and len(streams_of(second)) == 1
 

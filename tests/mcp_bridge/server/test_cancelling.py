@@ -127,8 +127,8 @@ async def test_a_request_of_another_worker_that_is_left_at_once_is_begun_and_lef
 
     relay = Relay(redis)
     relay.servers["kind"] = serve
-    relay._take(msgspec.json.encode({"kind": "kind", "back": "nobody", "number": "1"}))
-    relay._take(msgspec.json.encode({"kind": "abandoned", "number": "1"}))
+    relay._dispatch(msgspec.json.encode({"kind": "kind", "back": "nobody", "number": "1"}))
+    relay._dispatch(msgspec.json.encode({"kind": "abandoned", "number": "1"}))
     await left.wait()
     while relay._serving:
         await asyncio.sleep(0)

@@ -19,9 +19,9 @@ from mcp_bridge.pinning import ApprovedPins, approve
 from mcp_bridge.protocol import rpc
 from mcp_bridge.routing.catalog import changes_of
 from mcp_bridge.routing.offer_reader import read_offer
+from mcp_bridge.upstream import http as upstream_http
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, UpstreamOwner
 from mcp_bridge.upstream.openapi import calls
-from mcp_bridge.upstream.openapi import http as openapi_http
 from mcp_bridge.upstream.transport import NotSent, TransportFailed, TransportRequest
 from mcp_bridge.upstream.transports import factory as transports
 from mcp_bridge.upstream.transports.factory import Transports
@@ -226,7 +226,7 @@ async def test_what_had_no_connection_was_not_sent(
     """So nobody holds it against the API."""
     monkeypatch.setattr(transports, "MAX_CONNECTIONS", 0)
     monkeypatch.setattr(transports, "MAX_STREAMS", 0)
-    monkeypatch.setattr(openapi_http, "PLACE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(upstream_http, "POOL_TIMEOUT_S", 0.01)
     async with asking(of(api, file)) as ask:
         with pytest.raises(NotSent) as found:
             await ask("tools/call", **get())
@@ -271,9 +271,9 @@ class Shows:
         self.refused: list[Refusal] = []
 
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
-        assert (whose, server) == (WHO, "pets")
+        assert (owner, server) == (WHO, "pets")
         if refused is not None:
             self.refused.append(refused)
             self.left.pop(0)

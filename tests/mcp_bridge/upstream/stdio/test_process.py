@@ -23,7 +23,7 @@ from mcp_bridge.upstream.launch_errors import (
     TooManyProcesses,
 )
 from mcp_bridge.upstream.launch_spec import FileDigest, LaunchSpec, ProcessLimits
-from mcp_bridge.upstream.stdio.isolation import NoIsolation, OwnUid, chosen
+from mcp_bridge.upstream.stdio.isolation import NoIsolation, OwnUid, choose_isolation
 from mcp_bridge.upstream.stdio.process import Launcher, ProcessOwner, ServerProcess
 from mcp_bridge.upstream.stdio.uids import NoUid, UidLeases, runs_as
 from tests.mcp_bridge.upstream.stdio.servers import (
@@ -319,8 +319,8 @@ async def test_a_folder_that_others_cannot_reach_is_refused(scratch: Path) -> No
         with pytest.raises(CannotIsolate, match="only root"):
             OwnUid(UidLeases(scratch / "uids"))
         return
-    with pytest.raises(StartFailed, match="closed: other users may not go through it"):
-        Launcher(chosen("uid", scratch / "uids"), closed / "servers")
+    with pytest.raises(StartFailed, match="closed: other users may not traverse it"):
+        Launcher(choose_isolation("uid", scratch / "uids"), closed / "servers")
 
 
 def test_a_machine_that_can_isolate_nothing_is_told_so(
@@ -329,8 +329,8 @@ def test_a_machine_that_can_isolate_nothing_is_told_so(
     monkeypatch.setattr("mcp_bridge.upstream.stdio.isolation.may_change_uid", lambda: False)
     monkeypatch.setenv("PATH", str(scratch))
     with pytest.raises(CannotIsolate, match=r"bwrap\(1\) is not installed"):
-        chosen("auto", scratch / "uids")
-    assert isinstance(chosen("none", scratch / "uids"), NoIsolation)
+        choose_isolation("auto", scratch / "uids")
+    assert isinstance(choose_isolation("none", scratch / "uids"), NoIsolation)
 
 
 def test_uids_are_given_once_and_have_an_end(scratch: Path) -> None:

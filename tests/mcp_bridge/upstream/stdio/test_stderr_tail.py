@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_bridge.text_safety.hidden_text import hidden
-from mcp_bridge.upstream.redaction import written
+from mcp_bridge.upstream.redaction import spellings
 from mcp_bridge.upstream.stdio.stderr_tail import (
     MAX_LINE_CHARS,
     MAX_LINES,
@@ -35,7 +35,7 @@ def test_no_secret_and_nothing_hidden_is_said(parts: list[str]) -> None:
     lines = lines_of(tail, SECRETS, is_cut=False)
     assert len(lines) <= MAX_LINES and all(len(line) <= MAX_LINE_CHARS for line in lines)
     said = "\n".join(lines)
-    assert not [each for each in written(SECRETS) if each in said.encode()]
+    assert not [each for each in spellings(SECRETS) if each in said.encode()]
     assert not list(hidden(said)) and "\r" not in said
 
 

@@ -114,10 +114,10 @@ class Held:
         self.sets: dict[UpstreamOwner, CredentialSet] = {}
 
     async def of(
-        self, whose: UpstreamOwner, server: str, refused: Refusal | None = None
+        self, owner: UpstreamOwner, server: str, refused: Refusal | None = None
     ) -> CredentialSet:
-        own = self.sets.get(whose) or self.sets.get(UpstreamOwner(whose.org_id))
-        return own or CredentialSet(f"none-{whose.org_id}", {"TOKEN": "none"})
+        own = self.sets.get(owner) or self.sets.get(UpstreamOwner(owner.org_id))
+        return own or CredentialSet(f"none-{owner.org_id}", {"TOKEN": "none"})
 
 
 class Worker(httpx.AsyncClient):
