@@ -90,6 +90,12 @@ def _to_python(value: Any) -> Any:
     return value
 
 
+def to_arrays(kind: type[msgspec.Struct], items: Iterable[msgspec.Struct]) -> dict[str, list[Any]]:
+    """Return the fields of structs as arrays by name, for `unnest`."""
+    rows = [msgspec.structs.astuple(item) for item in items]
+    return {name: [row[at] for row in rows] for at, name in enumerate(kind.__struct_fields__)}
+
+
 def read_quantities(row: AnyRow) -> Quantities:
     return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
 

@@ -1,7 +1,7 @@
-"""Alerts: a scope has used so much of what it may, said once per period and threshold.
+"""Alerts: a scope has reached a threshold of a budget, limit or balance. Each is raised once per
+period and threshold, which a unique constraint of the table enforces.
 
-It knows no webhook: a row that was not dispatched yet is the outbox. That a row is one of its kind
-is its table's unique constraint, so whoever comes second, or again, adds nothing.
+Knows no webhook: rows that are not dispatched yet are the outbox.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -18,32 +18,61 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.events import Attempt
 from billing.ledger.spend_totals import hold_books
 from billing.ledger.tags import TagSpend
-from billing.tables import AMOUNTS, EPOCH, alerts, new_id_sql, to_moment
+from billing.tables import (
+    EPOCH,
+    TOTAL_PICO,
+    alerts,
+    new_id_sql,
+    read_struct,
+    to_arrays,
+    to_moment,
+)
 
 THRESHOLDS = (50, 80, 100)
-"""Percent."""
+"""Percentages of a budget or a limit at which alerts are raised."""
 WHOLE = 100
 Reason = Literal["spent", "refused"]
 SPENT: Reason = "spent"
 REFUSED: Reason = "refused"
-SPEND: Literal["spend"] = "spend"
-UNUSUAL: Literal["unusual_spend"] = "unusual_spend"
-"""Of an hour, for its weekday (`unusual_spend`): the ceiling is what would have been usual."""
-CREDITS_LOW: Literal["credits_low"] = "credits_low"
-CREDITS_EXHAUSTED: Literal["credits_exhausted"] = "credits_exhausted"
-"""Of a prepaid balance (`balance_watch`): the ceiling is the threshold, used is what is left."""
-OF_CREDITS = (CREDITS_LOW, CREDITS_EXHAUSTED)
 CreditMeasure = Literal["credits_low", "credits_exhausted"]
-IN_MONEY = (SPEND, UNUSUAL, *OF_CREDITS)
 TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
+Measure = Literal["spend", "unusual_spend", CreditMeasure, TokenMeasure]
+SPEND: Measure = "spend"
+UNUSUAL: Measure = "unusual_spend"
+
+
+class MeasureKind(NamedTuple):
+    """How a measure is reported."""
+
+    event: str
+    """The type of its webhook event (`gateway/wire/admin/webhook_events.py`)."""
+    unit: Literal["usd", "tokens"]
+    has_reason: bool = False
+    """True if alerts tell whether the money was spent or a request was refused."""
+    is_balance: bool = False
+    """True if `ceiling` is a threshold of the balance and `used` is what is left of it."""
+
+
+_BUDGET = MeasureKind("budget.threshold_reached", "usd", has_reason=True)
+_RATE_LIMIT = MeasureKind("rate_limit.threshold_reached", "tokens")
+MEASURES: dict[Measure, MeasureKind] = {
+    "spend": _BUDGET,
+    "unusual_spend": MeasureKind("spend.unusual", "usd"),
+    "credits_low": MeasureKind("credits.low", "usd", has_reason=True, is_balance=True),
+    "credits_exhausted": MeasureKind("credits.exhausted", "usd", has_reason=True, is_balance=True),
+    "tokens_per_minute": _RATE_LIMIT,
+    "input_tokens_per_minute": _RATE_LIMIT,
+    "output_tokens_per_minute": _RATE_LIMIT,
+}
+"""All measures; the table's constraint `alerts_measure` lists them as well."""
 MINUTE_S = 60
 FORGET_MINUTES_S = 2 * 3600
 FORGET_HOURS_S = 90 * 86_400
-"""After which alerts of a rate limit's hour are deleted; those of budgets are kept."""
+"""Alerts of rate limits are deleted after so long; those of budgets are kept."""
 SWEEP_BATCH = 1000
 
 
-# In the order of the thresholds of one statement.
+# Ids of one statement are in the order of its thresholds.
 NEW_ID = new_id_sql("alert_", "array_position(CAST(:thresholds AS smallint[]), threshold)")
 _ADD = f"""
     INSERT INTO alerts
@@ -59,7 +88,7 @@ RAISE = f"""
     ORDER BY org_id, scope, scope_id, measure, cap_id, period, period_start, threshold
     ON CONFLICT ON CONSTRAINT alerts_once DO NOTHING
 """
-"""Of a CTE `reached`, the alerts that are not there yet."""
+"""SQL: insert the alerts of a CTE `reached` that do not exist yet."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,19 +96,19 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     scope: str
     scope_id: str
-    measure: str
+    measure: Measure
     cap_id: str
-    """Empty of a rate limit."""
+    """Empty for a rate limit."""
     period: str
     period_start: datetime
     threshold: int
     ceiling: int
-    """Pico-USD, or tokens."""
+    """Pico-USD or tokens, as the measure has it."""
     used: int
-    """So much of it, when it was noticed."""
+    """What was used of the ceiling when the alert was raised."""
     reason: Reason
-    """What was used reaches the threshold; or a hard cap has refused, which holds the most that a
-    request may cost, so that less than all of it is spent."""
+    """`spent`: the use reaches the threshold; `refused`: a hard cap has refused a request whose
+    highest possible cost did not fit, so that less than the cap is spent."""
     occurred_at: datetime
 
 
@@ -87,19 +116,15 @@ COLUMNS = [alerts.c[name] for name in Alert.__struct_fields__]
 
 
 def to_alerts(rows: Iterable[sa.Row[Any]]) -> list[Alert]:
-    return [
-        Alert(**{**row._mapping, "ceiling": int(row.ceiling), "used": int(row.used)})
-        for row in rows
-    ]
+    return [read_struct(Alert, row) for row in rows]
 
 
 def select_alerts(org_id: str) -> sa.Select[Any]:
-    """Those of an org, for a page of them."""
     return sa.select(*COLUMNS).where(alerts.c.org_id == org_id)
 
 
 async def undispatched(connection: AsyncConnection, limit: int) -> list[Alert]:
-    """The oldest ones, and nobody else's until the transaction ends."""
+    """Return and lock the oldest alerts that are not dispatched."""
     waiting = sa.select(*COLUMNS).where(alerts.c.dispatched_at.is_(None))
     locked = waiting.order_by(alerts.c.id).limit(limit).with_for_update(skip_locked=True)
     return to_alerts(await connection.execute(locked))
@@ -111,39 +136,39 @@ async def mark_dispatched(connection: AsyncConnection, ids: Sequence[str]) -> No
 
 
 OWNER = "coalesce(key_id, project_id, model, tag, org_id)"
-"""SQL: of a cap, what its scope is called."""
+"""SQL: the id of the scope of a row of spend_caps."""
 
 
-def in_books(of: str) -> str:
-    """SQL: what the scope of a row of `of` has spent in its period, by its days and hours."""
+def booked_spend(table: str) -> str:
+    """Return SQL of the spending of a row's scope in its period, added up from the rollups."""
 
     def within(moment: str) -> str:
-        return f"""({of}.period = 'total' OR ({moment} >= {of}.period_start
-            AND {moment} < ({of}.period_start AT TIME ZONE 'UTC'
-                + CASE {of}.period WHEN 'day' THEN interval '1 day'
+        return f"""({table}.period = 'total' OR ({moment} >= {table}.period_start
+            AND {moment} < ({table}.period_start AT TIME ZONE 'UTC'
+                + CASE {table}.period WHEN 'day' THEN interval '1 day'
                     ELSE interval '1 month' END) AT TIME ZONE 'UTC'))"""
 
-    total = f"SELECT coalesce(sum({' + '.join(AMOUNTS)}), 0)"
-    return f"""CASE {of}.scope WHEN 'tag' THEN (
+    total = f"SELECT coalesce(sum({TOTAL_PICO}), 0)"
+    return f"""CASE {table}.scope WHEN 'tag' THEN (
         {total} FROM usage_tags_daily d
-        WHERE d.org = {of}.org_id AND d.tag = split_part({of}.scope_id, '=', 1)
-            AND d.value = split_part({of}.scope_id, '=', 2) AND {within("d.day")}
+        WHERE d.org = {table}.org_id AND d.tag = split_part({table}.scope_id, '=', 1)
+            AND d.value = split_part({table}.scope_id, '=', 2) AND {within("d.day")}
     ) ELSE (
         {total} FROM usage_hourly h
-        WHERE h.org = {of}.org_id
-            AND {of}.scope_id = CASE {of}.scope
+        WHERE h.org = {table}.org_id
+            AND {table}.scope_id = CASE {table}.scope
                 WHEN 'org' THEN h.org WHEN 'project' THEN h.project
                 WHEN 'model' THEN h.model ELSE h.key END
             AND {within("h.hour")}
     ) END"""
 
 
-def _by_now(of: str) -> str:
-    """The same, where it may stand added up already."""
+def _spend_to_date(table: str) -> str:
+    """Return SQL of the same spending, from spend_to_date where the scope is kept there."""
     names = ("org_id", "scope", "scope_id", "period", "period_start")
-    same = " AND ".join(f"s.{name} = {of}.{name}" for name in names)
+    same = " AND ".join(f"s.{name} = {table}.{name}" for name in names)
     known = f"(SELECT spent_pico FROM spend_to_date s WHERE {same})"
-    return f"coalesce({known}, {in_books(of)})"
+    return f"coalesce({known}, {booked_spend(table)})"
 
 
 DAY_S = 86_400
@@ -157,24 +182,23 @@ class Spend(msgspec.Struct, frozen=True):
     key: str
     model: str
     day: int
-    """Since 1970."""
+    """Days since 1970."""
     amount_pico: int
-    """Less than nothing, where it was rated anew and costs less."""
+    """Negative when a new rating costs less."""
 
 
 def sum_up(booked: Iterable[tuple[Attempt, int]]) -> list[Spend]:
-    """By key, model and day, of what tenants are billed for (pico-USD)."""
+    """Add up amounts in pico-USD by key, model and day."""
     amounts: dict[tuple[str, str, str, str, int], int] = defaultdict(int)
     for attempt, amount_pico in booked:
         day = (to_moment(attempt.admitted_at) - EPOCH).days
         amounts[attempt.org, attempt.project, attempt.key, attempt.model, day] += amount_pico
-    return [Spend(*of, amount_pico) for of, amount_pico in amounts.items()]
+    return [Spend(*group, amount_pico) for group, amount_pico in amounts.items()]
 
 
-# What each (scope, period) of what was booked has spent by now. The sum of its past is read once,
-# when it is first looked at; from then on it grows with what is booked. Orgs that never had a cap
-# have no such sum.
-_SPENT = sa.text(f"""
+# Spending to date of each booked scope and period. Past spending is added up once, when a cap first
+# needs it; then the sum grows with each booking. Orgs that never had a cap have no such sums.
+_RAISE_FOR_SPEND = sa.text(f"""
     WITH spent AS (
         SELECT org, project, key, model, to_timestamp(day * {DAY_S}) AS day, amount_pico
         FROM unnest(CAST(:org AS text[]), CAST(:project AS text[]), CAST(:key AS text[]),
@@ -218,7 +242,7 @@ _SPENT = sa.text(f"""
     grown AS (
         INSERT INTO spend_to_date AS s (org_id, scope, scope_id, period, period_start, spent_pico)
         SELECT org_id, scope, scope_id, period, period_start,
-            CASE WHEN is_known THEN amount_pico ELSE {in_books("known")} END
+            CASE WHEN is_known THEN amount_pico ELSE {booked_spend("known")} END
         FROM known ORDER BY org_id, scope, scope_id, period, period_start
         ON CONFLICT (org_id, scope, scope_id, period, period_start)
             DO UPDATE SET spent_pico = s.spent_pico + EXCLUDED.spent_pico
@@ -236,22 +260,22 @@ _SPENT = sa.text(f"""
 async def raise_for_spend(
     connection: AsyncConnection, spends: Sequence[Spend], tags: Sequence[TagSpend] = ()
 ) -> None:
-    """Raise what `spends` bring a cap's scope to: in the transaction that booked them, once it has.
+    """Raise alerts for the caps whose thresholds `spends` reach, after booking them in the same
+    transaction.
 
-    Two transactions that book for an org wait for each other at its balance, before this, so the
-    second sees what the first has spent. What comes to nothing for a key and a model may come to
-    something for each of its tags."""
+    Transactions that book for one org wait for each other at the lock of its balance, so the second
+    one sees what the first has spent. Amounts that cancel out for a key and a model may still
+    change the sums of tags."""
     if not (spends or tags):
         return
-    columns = {name: [getattr(it, name) for it in spends] for name in Spend.__struct_fields__}
-    columns |= {
-        name if name == "tag" else f"tag_{name}": [getattr(it, name) for it in tags]
-        for name in TagSpend.__struct_fields__
+    columns = to_arrays(Spend, spends) | {
+        name if name == "tag" else f"tag_{name}": values
+        for name, values in to_arrays(TagSpend, tags).items()
     }
-    await connection.execute(_SPENT, {**columns, "thresholds": list(THRESHOLDS)})
+    await connection.execute(_RAISE_FOR_SPEND, {**columns, "thresholds": list(THRESHOLDS)})
 
 
-_OF_CAP = sa.text(f"""
+_RAISE_FOR_CAP = sa.text(f"""
     WITH caps AS (
         SELECT id AS cap_id, org_id, scope, {OWNER} AS scope_id, period,
             amount_pico AS ceiling, CASE period WHEN 'total' THEN to_timestamp(0)
@@ -260,7 +284,7 @@ _OF_CAP = sa.text(f"""
         FROM spend_caps WHERE id = :cap_id AND archived_at IS NULL
     ),
     reached AS (
-        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, {_by_now("caps")} AS used
+        SELECT caps.*, '{SPEND}' AS measure, '{SPENT}' AS reason, {_spend_to_date("caps")} AS used
         FROM caps
     )
     {RAISE}
@@ -270,28 +294,29 @@ _OF_CAP = sa.text(f"""
 async def raise_for_cap(
     connection: AsyncConnection, cap_id: str, at: datetime | None = None
 ) -> None:
-    """Raise what is spent already of a cap, in the period of `at` (None: the one that runs): last
-    but for its audit entry in the transaction that makes or changes it. Nobody books until that
-    ends, so that what is booked at the same time is either in the sum or sees the cap."""
+    """Raise alerts for what is spent already of a new or changed cap, in the period of `at` (None:
+    now). Called at the end of the transaction that changes it, before the audit entry. The books
+    are locked until then: a concurrent booking is in the sum or sees the cap."""
     await hold_books(connection)
-    await connection.execute(_OF_CAP, {"cap_id": cap_id, "at": at, "thresholds": list(THRESHOLDS)})
+    named = {"cap_id": cap_id, "at": at, "thresholds": list(THRESHOLDS)}
+    await connection.execute(_RAISE_FOR_CAP, named)
 
 
 class CapRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A hard cap has refused, in the period that began at `period_start`."""
+    """A refusal of a request by a hard cap, in the period that began at `period_start`."""
 
     org_id: str
     scope: str
     scope_id: str
     period: str
     period_start: datetime | None
-    """None of `total`."""
+    """None for the period `total`."""
     amount_pico: int
-    """The cap as it was."""
+    """The cap at the time of the refusal."""
 
 
-# Of one scope and period there may be several; whatever a cap refuses, a lower one does.
-_OF_REFUSALS = sa.text(f"""
+# A scope and a period may have several caps; what one refuses, all lower ones refuse.
+_RAISE_FOR_REFUSALS = sa.text(f"""
     WITH refusals AS (
         SELECT org_id, scope, scope_id, period,
             coalesce(period_start, to_timestamp(0)) AS period_start, max(amount_pico) AS most
@@ -315,7 +340,7 @@ _OF_REFUSALS = sa.text(f"""
             )
     ),
     spent AS (
-        SELECT caps.*, '{SPEND}' AS measure, {_by_now("caps")} AS used FROM caps
+        SELECT caps.*, '{SPEND}' AS measure, {_spend_to_date("caps")} AS used FROM caps
     ),
     reached AS (
         SELECT spent.*, CASE WHEN used > 0 AND used >= ceiling THEN '{SPENT}' ELSE '{REFUSED}' END
@@ -327,16 +352,14 @@ _OF_REFUSALS = sa.text(f"""
 
 
 async def raise_for_refusals(db: AsyncEngine, refusals: Sequence[CapRefusal]) -> None:
-    """Raise the last threshold of the caps that have refused, with what the books have spent of
-    them. `db`: of a role that sees every org's rows."""
-    columns = {
-        name: [getattr(each, name) for each in refusals] for name in CapRefusal.__struct_fields__
-    }
+    """Raise the last threshold of the caps that have refused, with their booked spending. `db`: of
+    a role that sees every org's rows."""
+    named = to_arrays(CapRefusal, refusals) | {"thresholds": [WHOLE]}
     async with db.begin() as connection:
-        await connection.execute(_OF_REFUSALS, {**columns, "thresholds": [WHOLE]})
+        await connection.execute(_RAISE_FOR_REFUSALS, named)
 
 
-_OF_CREDIT = sa.text(f"""
+_RAISE_FOR_CREDIT = sa.text(f"""
     WITH reached AS (
         SELECT CAST(:org_id AS text) AS org_id, 'org' AS scope, CAST(:org_id AS text) AS scope_id,
             CAST(:measure AS text) AS measure, '' AS cap_id, 'crossing' AS period,
@@ -355,14 +378,14 @@ async def raise_for_credit(
     left_pico: int,
     reason: Reason,
 ) -> None:
-    """A balance has crossed a threshold, which its caller alone can know (`balance_watch`)."""
-    said = {"org_id": org_id, "measure": measure, "reason": reason, "thresholds": [WHOLE]}
+    """Raise an alert that a balance has crossed a threshold (`balance_watch`)."""
+    named = {"org_id": org_id, "measure": measure, "reason": reason, "thresholds": [WHOLE]}
     amounts = {"threshold_pico": threshold_pico, "left_pico": left_pico}
-    await connection.execute(_OF_CREDIT, {**said, **amounts})
+    await connection.execute(_RAISE_FOR_CREDIT, {**named, **amounts})
 
 
 class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of a limit that one gateway saw a scope use in a minute, since its last report."""
+    """The tokens of a limit that a scope used at one gateway in a minute, since its last report."""
 
     org_id: str
     scope: str
@@ -371,11 +394,11 @@ class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
     minute: int
     """Unix seconds of its start."""
     tokens: int
-    """Negative where more was given back than taken."""
+    """Negative if more was given back than taken."""
     limit: int
 
 
-_NOTE = sa.text(f"""
+_RAISE_FOR_CEILINGS = sa.text(f"""
     WITH noted AS (
         SELECT * FROM unnest(CAST(:org_id AS text[]), CAST(:scope AS text[]),
             CAST(:scope_id AS text[]), CAST(:measure AS text[]), CAST(:minute AS timestamptz[]),
@@ -402,43 +425,34 @@ _NOTE = sa.text(f"""
 
 
 async def note_ceilings(db: AsyncEngine, uses: Sequence[CeilingUse]) -> None:
-    """Add to what all gateways saw in these minutes, and raise what that comes to: of the fullest
-    minute of an hour, each threshold once an hour. One `CeilingUse` for each scope, measure and
-    minute. `db`: of a role that sees every org's rows."""
-    columns = {
-        name: [getattr(each, name) for each in uses]
-        for name in CeilingUse.__struct_fields__
-        if name != "minute"
-    }
-    moments = [to_moment(each.minute) for each in uses]
+    """Add uses to those of all gateways, and raise alerts for the fullest minute of each hour, each
+    threshold once an hour. `uses` has one item for each scope, measure and minute. `db`: of a role
+    that sees every org's rows."""
+    named = to_arrays(CeilingUse, uses) | {"thresholds": list(THRESHOLDS)}
+    named["minute"] = [to_moment(each.minute) for each in uses]
     async with db.begin() as connection:
-        await connection.execute(
-            _NOTE, {**columns, "minute": moments, "thresholds": list(THRESHOLDS)}
-        )
+        await connection.execute(_RAISE_FOR_CEILINGS, named)
 
 
 _FORGET = (
-    (
-        f"""
+    f"""
     DELETE FROM ceiling_minutes WHERE ctid IN (
         SELECT ctid FROM ceiling_minutes
         WHERE minute < now() - interval '{FORGET_MINUTES_S} seconds'
         LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
-    """
-    ),
-    (
-        f"""
+    """,
+    f"""
     DELETE FROM alerts WHERE id IN (
         SELECT id FROM alerts
         WHERE period = 'hour' AND occurred_at < now() - interval '{FORGET_HOURS_S} seconds'
         LIMIT {SWEEP_BATCH} FOR UPDATE SKIP LOCKED)
-    """
-    ),
+    """,
 )
 
 
 async def sweep(db: AsyncEngine) -> None:
-    """Delete what is too old to be asked for. `db`: of a role that sees every org's rows."""
+    """Delete old alerts of rate limits, and old minutes. `db`: of a role that sees every org's
+    rows."""
     for statement in _FORGET:
         deleted = SWEEP_BATCH
         while deleted == SWEEP_BATCH:

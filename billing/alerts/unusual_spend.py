@@ -1,8 +1,7 @@
-"""Spend that is unusual for its hour: an alert, once a day, through the outbox of all alerts.
+"""Raise an alert, at most once a day, when an org's spending in an hour is unusual.
 
-An hour is compared with the same hour of the same weekday in the weeks before: what repeats every
-Monday morning is usual. Median and median deviation, because an odd week among them must not move
-the bound. Whoever looks second raises nothing.
+An hour is compared with the same hour of the same weekday in past weeks, by the median and the
+median deviation, so that one odd week does not move the bound.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import RAISE, SPENT, UNUSUAL, WHOLE
 from billing.money import PICO_PER_USD, Pico, median
-from billing.tables import AMOUNTS
+from billing.tables import TOTAL_PICO
 
 WEEKS = 8
 MIN_WEEKS = 4
-"""Of a shorter past nothing is unusual."""
+"""With fewer weeks before it no hour is unusual."""
 DEVIATIONS = 6
 DEVIATION_PER_10_000 = 14_826
-"""A standard deviation is 1.4826 median deviations, where the bulk is normal."""
+"""A standard deviation of normally distributed amounts is 1.4826 median deviations."""
 LEAST_EXCESS_PICO: Pico = PICO_PER_USD
-"""Above the usual; less is nobody's worry."""
+"""An hour is not unusual if it exceeds the median by less."""
 GRACE = timedelta(minutes=10)
-"""After its end an hour's usage is still being booked."""
+"""An hour's usage is booked until so long after its end."""
 HOUR, WEEK = timedelta(hours=1), timedelta(weeks=1)
 
 
 def bound_pico(past: Sequence[Pico]) -> Pico | None:
-    """Return what an hour may cost and still be usual. `past`: the same hours of the weeks before.
-    None: there are too few."""
+    """Return the amount from which an hour is unusual. None: there are too few weeks. `past`: the
+    same hours of past weeks."""
     if len(past) < MIN_WEEKS:
         return None
     usual = median(sorted(past))
@@ -46,7 +45,7 @@ _HOURS = sa.text(f"""
     SELECT o.id AS org, h.hour, h.spent, f.first
     FROM orgs o
         CROSS JOIN LATERAL (
-            SELECT hour, sum({" + ".join(AMOUNTS)}) AS spent FROM usage_hourly
+            SELECT hour, sum({TOTAL_PICO}) AS spent FROM usage_hourly
             WHERE org = o.id AND hour = ANY(CAST(:hours AS timestamptz[])) GROUP BY hour
         ) h
         CROSS JOIN LATERAL (
@@ -67,7 +66,7 @@ _RAISE = sa.text(f"""
 
 
 async def watch(db: AsyncEngine, now: datetime) -> None:
-    """Look at the last hour that is over. `db`: of a role that sees every org's rows."""
+    """Check the last hour that is complete. `db`: of a role that sees every org's rows."""
     ended = (now.astimezone(UTC) - GRACE).replace(minute=0, second=0, microsecond=0)
     hour = ended - HOUR
     hours = [hour - weeks * WEEK for weeks in range(WEEKS + 1)]

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.alerts.alerts import CREDITS_EXHAUSTED, CREDITS_LOW, REFUSED, SPENT, raise_for_credit
+from billing.alerts.alerts import REFUSED, SPENT, raise_for_credit
 from billing.credits.balance import balance_of
 from billing.credits.top_ups import ask_for_top_up
 from billing.money import PICO_PER_USD, Pico
@@ -137,10 +137,10 @@ async def _say(
 ) -> NoticeState:
     if crossed.is_low:
         low = wanted.low_pico or 0
-        await raise_for_credit(conn, org_id, CREDITS_LOW, low, left_pico, SPENT)
+        await raise_for_credit(conn, org_id, "credits_low", low, left_pico, SPENT)
     if crossed.is_exhausted:
         reason = SPENT if left_pico <= 0 else REFUSED
-        await raise_for_credit(conn, org_id, CREDITS_EXHAUSTED, 0, left_pico, reason)
+        await raise_for_credit(conn, org_id, "credits_exhausted", 0, left_pico, reason)
     if not crossed.wants_top_up or wanted.top_up is None:
         return crossed.told
     top_up_id = await ask_for_top_up(

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.money import Pico
-from billing.tables import balances, read_struct, transfers
+from billing.tables import balances, read_struct, to_arrays, transfers
 
 Phase = Literal["posted", "pending", "post", "void", "expire"]
 Kind = Literal[
@@ -277,8 +277,7 @@ _BOOK = sa.text(f"""
 
 async def _book(conn: AsyncConnection, fresh: Sequence[Transfer]) -> int:
     """Insert transfers and move balances; return how many were inserted."""
-    columns = {name: [getattr(each, name) for each in fresh] for name in _FIELDS}
-    return int((await conn.execute(_BOOK, columns)).scalar_one())
+    return int((await conn.execute(_BOOK, to_arrays(Transfer, fresh))).scalar_one())
 
 
 async def _read(

@@ -12,7 +12,7 @@ from functools import partial
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts.alerts import in_books
+from billing.alerts.alerts import booked_spend
 from billing.invoices.lines.charges import CHARGED, CHARGES
 from billing.ledger import accounts
 
@@ -149,7 +149,7 @@ SPEND = {
     "what it is said to have spent differs from its usage": f"""
         SELECT concat_ws('/', org_id, scope, scope_id, period,
             to_char(period_start AT TIME ZONE 'UTC', 'YYYY-MM-DD'))
-        FROM spend_to_date s WHERE spent_pico <> {in_books("s")} ORDER BY 1
+        FROM spend_to_date s WHERE spent_pico <> {booked_spend("s")} ORDER BY 1
     """,
 }
 

@@ -11,16 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.alerts.alerts import (
-    CREDITS_EXHAUSTED,
-    CREDITS_LOW,
-    IN_MONEY,
-    OF_CREDITS,
-    SPEND,
-    UNUSUAL,
-    Alert,
-    Reason,
-)
+from billing.alerts.alerts import MEASURES, Alert, Reason
 from billing.credits.top_ups import TopUp, TopUpState
 from billing.currency import format_coins
 from billing.invoices.outbox import StateEntry
@@ -56,16 +47,6 @@ EventType = Literal[
     "invoice.voided",
 ]
 """The event types that an endpoint can subscribe to."""
-BUDGET: EventType = "budget.threshold_reached"
-RATE_LIMIT: EventType = "rate_limit.threshold_reached"
-UNUSUAL_SPEND: EventType = "spend.unusual"
-EVENT_OF: dict[str, EventType] = {
-    SPEND: BUDGET,
-    UNUSUAL: UNUSUAL_SPEND,
-    CREDITS_LOW: "credits.low",
-    CREDITS_EXHAUSTED: "credits.exhausted",
-}
-"""By measure; of all others RATE_LIMIT."""
 PING = "webhook.ping"
 """Sent when somebody asks for it, to any endpoint."""
 
@@ -214,10 +195,6 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: int
 
 
-def event_type(alert: Alert) -> EventType:
-    return EVENT_OF.get(alert.measure, RATE_LIMIT)
-
-
 def invoice_event(entered: StateEntry) -> WebhookEvent:
     total, currency = entered.total_coins, entered.currency
     return WebhookEvent(
@@ -291,18 +268,19 @@ def usd_quantity(amount_pico: Pico) -> Quantity:
 
 
 def quantity(alert: Alert, amount: int) -> Quantity:
-    if alert.measure in IN_MONEY:
+    if MEASURES[alert.measure].unit == "usd":
         return usd_quantity(amount)
     return Quantity(value=str(amount), unit="tokens")
 
 
 def reason(alert: Alert) -> Reason | None:
-    return alert.reason if alert.measure in (SPEND, *OF_CREDITS) else None
+    return alert.reason if MEASURES[alert.measure].has_reason else None
 
 
 def to_event(alert: Alert) -> WebhookEvent:
-    data = crossed(alert) if alert.measure in OF_CREDITS else reached(alert)
-    return WebhookEvent(type=event_type(alert), timestamp=alert.occurred_at, data=data)
+    kind = MEASURES[alert.measure]
+    data = crossed(alert) if kind.is_balance else reached(alert)
+    return WebhookEvent(type=kind.event, timestamp=alert.occurred_at, data=data)
 
 
 def crossed(alert: Alert) -> BalanceCrossed:
@@ -335,7 +313,7 @@ def to_view(alert: Alert) -> AlertView:
     total = alert.period == "total"
     return AlertView(
         id=alert.id,
-        type=event_type(alert),
+        type=MEASURES[alert.measure].event,
         scope=EventScope(type=alert.scope, id=alert.scope_id),
         measure=alert.measure,
         cap_id=alert.cap_id or None,

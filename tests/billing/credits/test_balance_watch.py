@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts.alerts import CREDITS_EXHAUSTED, select_alerts, to_alerts
+from billing.alerts.alerts import select_alerts, to_alerts
 from billing.credits.balance import balance_of
 from billing.credits.balance_leases import Ask
 from billing.credits.balance_watch import (
@@ -151,7 +151,7 @@ async def said(db: AsyncEngine) -> list[tuple[str, int, str]]:
     async with db.connect() as conn:
         found = to_alerts(await conn.execute(select_alerts(ORG)))
     millisecond = len("alert_") + 12
-    found.sort(key=lambda it: (it.id[:millisecond], it.measure == CREDITS_EXHAUSTED, it.id))
+    found.sort(key=lambda it: (it.id[:millisecond], it.measure == "credits_exhausted", it.id))
     return [(it.measure.removeprefix("credits_"), it.used // CENT, it.reason) for it in found]
 
 
