@@ -17,20 +17,28 @@ import uvicorn
 from litestar import Litestar, Request, post
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from foundation.http1 import Pool
 from gateway.app.connection import ClientConnection
-from gateway.fleet.upstream.http1 import Pool
-from gateway.fleet.upstream.replica import CHAT_PATH, request_headers, url_of
+from gateway.fleet.upstream.replica import (
+    CHAT_PATH,
+    IDLE_S,
+    MAX_CONNECTIONS,
+    MAX_IDLE_CONNECTIONS,
+    begun_head,
+    request_headers,
+    url_of,
+)
 
 TIMEOUT_S = 60.0
 PATH = "/v1/chat/completions"
-PASSED_ON = ("content-type", "content-length")
+PASSED_ON = (b"content-type", b"content-length")
 
 
-Pools = Mapping[bytes, Pool]
-"""By the model's name, in quotes."""
+Pools = Mapping[bytes, tuple[Pool, bytes]]
+"""By the model's name, in quotes: the connections, and what each request begins with."""
 
 
-def of_model(pools: Pools, body: bytes) -> Pool:
+def of_model(pools: Pools, body: bytes) -> tuple[Pool, bytes]:
     """As cheaply as can be: this is a floor, not a parser. Of no model: the first."""
     named = (pool for name, pool in pools.items() if name in body)
     return next(named, next(iter(pools.values())))
@@ -40,16 +48,15 @@ class Passthrough:
     """An ASGI application for one answer."""
 
     def __init__(self, pools: Pools, body: bytes) -> None:
-        self._pool, self._body = of_model(pools, body), body
+        (self._pool, self._head), self._body = of_model(pools, body), body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = self._pool.take_idle() or await self._pool.connect()
         try:
-            self._pool.post(connection, self._body)
+            length = len(self._body)
+            connection.send(b"%b%d\r\n\r\n%b" % (self._head, length, self._body))
             status, headers = await connection.head(TIMEOUT_S)
-            passed_on = [
-                (name.encode(), headers[name].encode()) for name in PASSED_ON if name in headers
-            ]
+            passed_on = [each for each in headers if each[0] in PASSED_ON]
             await send({"type": "http.response.start", "status": status, "headers": passed_on})
             while data := await connection.read(TIMEOUT_S):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -78,6 +85,11 @@ def on_litestar(pools: Pools) -> ASGIApp:
     return Litestar([chat_completions], openapi_config=None, logging_config=None)
 
 
+def asked(url: str) -> tuple[Pool, bytes]:
+    pool = Pool(url, max_connections=MAX_CONNECTIONS, max_idle=MAX_IDLE_CONNECTIONS, idle_s=IDLE_S)
+    return pool, begun_head(url_of(url, CHAT_PATH), request_headers(url, None))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("port", type=int)
@@ -85,7 +97,7 @@ def main() -> None:
     parser.add_argument("--litestar", action="store_true", help="as a route, not as bare ASGI")
     options = parser.parse_args()
     pools = {
-        f'"{model}"'.encode(): Pool(url_of(url, CHAT_PATH), request_headers(None))
+        f'"{model}"'.encode(): asked(url)
         for model, _, url in (each.partition("=") for each in options.upstreams)
     }
     uvicorn.run(

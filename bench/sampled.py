@@ -30,7 +30,7 @@ PARTS = (
     ("/billing/spool", "spool"),
     ("/billing/", "to Postgres"),
     ("/gateway/books", "to Postgres"),
-    ("/gateway/fleet/http1", "HTTP to the upstream"),
+    ("/foundation/http1", "HTTP to the upstream"),
     ("/gateway/fleet/", "what the upstream is sent and says"),
     ("/gateway/wire/", "wire formats"),
     ("/gateway/telemetry", "metrics"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from gateway.home import Home
-from gateway.mcp.network import open_networks
+from gateway.mcp.network import open_resolvers
 from gateway.settings.load import Settings
 from mcp_bridge.upstream.credentials import Credentials
 from mcp_bridge.upstream.stdio.isolation import OwnUid, choose_isolation
@@ -23,10 +23,10 @@ def open_transports(
 ) -> Iterator[Transports]:
     """Open the transports. `on_end`: is told how each process of a server ended."""
     with ExitStack() as stack:
-        networks = open_networks(stack, allow_loopback=settings.egress_to_loopback)
+        resolvers = open_resolvers(stack, allow_loopback=settings.egress_to_loopback)
         yield Transports(
-            network_of=networks.of,
-            trust=networks.trust,
+            resolver_of=resolvers.of,
+            trust=resolvers.trust,
             credentials=credentials,
             launcher=launcher_of(settings),
             idle_stop_s=settings.mcp_stdio.idle_stop_s,

@@ -169,12 +169,10 @@ class Egress:
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
-        self._network = CheckedNetwork(
-            network or httpcore.AnyIOBackend(),
-            resolve or lookup_on(self._threads),
-            allow_loopback=allow_loopback,
-            near=self._near,
+        resolver = CheckedResolver(
+            resolve or lookup_on(self._threads), allow_loopback=allow_loopback, near=self._near
         )
+        self._network = CheckedNetwork(network or httpcore.AnyIOBackend(), resolver)
         self._trust = trust or public_trust()
         self._turns = Turns(per_host)
 
@@ -342,23 +340,44 @@ async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> 
     return FetchResponse(url=url, status=response.status, headers=headers, body=bytes(body))
 
 
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """A network on which names are looked up once and only checked addresses are dialled. `near`:
-    hosts for which more is allowed."""
+class CheckedResolver:
+    """Looks a name up once and finds the addresses that may be dialled. `near`: hosts for which
+    more is allowed."""
 
     def __init__(
         self,
-        network: httpcore.AsyncNetworkBackend,
         resolve: Resolve,
         *,
         allow_loopback: bool,
         allow_private: bool = False,
         near: NearHosts | None = None,
     ) -> None:
-        self._network = network
         self._resolve = resolve
         self._allow_loopback, self._allow_private = allow_loopback, allow_private
         self._near = near or {}
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """Return at most MAX_DIALS. One forbidden address among those of a name forbids the name.
+
+        Raises: EgressFailed, ForbiddenTarget.
+        """
+        try:
+            found = (await self._resolve(host, port))[:MAX_ADDRESSES]
+        except (OSError, UnicodeError) as error:
+            raise EgressFailed(f"no address ({type(error).__name__})") from error
+        try:
+            allowed = allowed_of(host, self._near, allow_loopback=self._allow_loopback)
+            allowed["allow_private"] = allowed["allow_private"] or self._allow_private
+            return [check_address(each, **allowed) for each in found][:MAX_DIALS]
+        except Forbidden as error:
+            raise ForbiddenTarget(str(error)) from None
+
+
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """A network on which only checked addresses are dialled."""
+
+    def __init__(self, network: httpcore.AsyncNetworkBackend, resolver: CheckedResolver) -> None:
+        self._network, self._resolver = network, resolver
 
     async def connect_tcp(
         self,
@@ -368,19 +387,8 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """One forbidden address among those of a name forbids the name."""
-        try:
-            found = (await self._resolve(host, port))[:MAX_ADDRESSES]
-        except (OSError, UnicodeError) as error:
-            raise EgressFailed(f"no address ({type(error).__name__})") from error
-        try:
-            allowed = allowed_of(host, self._near, allow_loopback=self._allow_loopback)
-            allowed["allow_private"] = allowed["allow_private"] or self._allow_private
-            checked = [check_address(each, **allowed) for each in found]
-        except Forbidden as error:
-            raise ForbiddenTarget(str(error)) from None
         failure: Exception = EgressFailed("no address")
-        for address in checked[:MAX_DIALS]:
+        for address in await self._resolver.addresses(host, port):
             try:
                 return await self._network.connect_tcp(address, port, timeout)
             except httpcore.ConnectError as error:

@@ -57,7 +57,7 @@ EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
-"""As many as one gateway process keeps connections to an upstream (`fleet.http1`)."""
+"""As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]

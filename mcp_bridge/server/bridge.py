@@ -13,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import httpcore
 from redis.asyncio import Redis
 
+from foundation.http1 import Resolver
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -53,9 +53,9 @@ class Bridge:
     """The bridge of one worker.
 
     `keys`: for what clients bring back, the newest first. `transports`: how servers are reached;
-    None: anywhere over HTTP, by `network`. `guard`: what is shown of what servers offer, and which
-    calls go out; None: all of it. `sampler`: writes for servers with `sampling` "engine". `pruner`:
-    which catalogues are searched; None: none is.
+    None: over HTTP, at the addresses that `resolve` finds. `guard`: what is shown of what servers
+    offer, and which calls go out; None: all of it. `sampler`: writes for servers with `sampling`
+    "engine". `pruner`: which catalogues are searched; None: none is.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Bridge:
         info: dict[str, Any],
         guard: Guard | None = None,
         transports: Transports | None = None,
-        network: httpcore.AsyncNetworkBackend | None = None,
+        resolve: Resolver | None = None,
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
     ) -> None:
         self._pruner = pruner
         self._servers, self._sampler = check_servers(servers), sampler
         if transports is None:
-            transports = Transports(network_of=None if network is None else lambda _: network)
+            transports = Transports(resolver_of=None if resolve is None else lambda _: resolve)
         self._transports = transports
         self.info, self._guard = info, guard or AllowAll()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()

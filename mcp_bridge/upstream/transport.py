@@ -97,7 +97,7 @@ class TransportRequest(msgspec.Struct, frozen=True):
 
 class Transport(Protocol):
     def ask(self, request: TransportRequest) -> AbstractAsyncContextManager[TransportAnswer]:
-        """Send a request and yield its answer. Raises: TransportFailed, httpcore's errors,
+        """Send a request and yield its answer. Raises: TransportFailed, HttpClientError,
         Unreachable."""
         ...
 

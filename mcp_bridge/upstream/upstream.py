@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, Protocol
 
-import httpcore
 import msgspec
 
+from foundation.http1 import HttpClientError, PoolTimeout
 from mcp_bridge.caller import Caller
 from mcp_bridge.names import ShortenedNames
 from mcp_bridge.protocol import rpc
@@ -67,12 +67,6 @@ DESCRIBED_S = 300.0
 """How long a server's description is used before it is asked for again."""
 
 ACCEPT = "application/json, text/event-stream"
-HTTP_FAILURES = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.TimeoutException,
-    httpcore.UnsupportedProtocol,
-)
 
 Trusted = Literal["pinned", "all"]
 TransportKind = Literal["http", "sse", "stdio", "openapi"]
@@ -228,12 +222,12 @@ class Upstream:
                 self.breaker.report(attempt, failure=failure)
                 is_open = False
                 yield answer
-        except (NotSent, httpcore.PoolTimeout) as error:
+        except (NotSent, PoolTimeout) as error:
             # Our own bounds, which say nothing about the server's health.
             if isinstance(error, NotSent):
                 raise Unreachable(self.name, error.reason, error.sign_in_url) from error
             raise Unreachable(self.name, "busy") from error
-        except (TransportFailed, *HTTP_FAILURES) as error:
+        except (TransportFailed, HttpClientError) as error:
             reason = error.reason if isinstance(error, TransportFailed) else type(error).__name__
             if is_open:
                 self.breaker.report(attempt, failure=reason)

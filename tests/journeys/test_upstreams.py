@@ -299,7 +299,7 @@ def test_a_replica_that_refuses_connections_is_passed_over(
     def was_tried() -> bool:
         assert text_of(ask(client, "wide")) == "Hello there"
         log = (stack.home / "logs" / "worker-0.log").read_text()
-        return "wide/0 is unavailable: wide/0: ConnectFailed" in log
+        return "wide/0 is unavailable: wide/0: ConnectError" in log
 
     try:
         stack.wait("the replica that is down was tried", was_tried)

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from billing.events import Tier
+from foundation.http1 import Connection
 from gateway.fleet.replica import PreparedRequest
-from gateway.fleet.upstream.http1 import Connection
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.text import UpstreamText
 from gateway.generate_request import GenerateRequest

@@ -22,6 +22,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from foundation.http1 import (
+    Connection,
+    Headers,
+    HttpClientError,
+    Pool,
+    PoolFull,
+    request_head,
+)
 from foundation.sse import END, Event, EventParser, EventTooLarge
 from gateway.fleet.errors import (
     FleetError,
@@ -36,7 +44,6 @@ from gateway.fleet.upstream.attempt import Clock, UpstreamAborted, UpstreamAttem
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
-from gateway.fleet.upstream.http1 import Connection, HttpProtocolError, Pool, PoolFull
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.waiting_room import MAX_WAIT_S, Place, WaitingRoom
@@ -57,6 +64,12 @@ BODY_TIMEOUT_S = 600.0
 AFTER_DONE_TIMEOUT_S = 0.1
 """For the end of the response behind `[DONE]`: what was read to its end can be used again."""
 ERROR_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 1024
+MAX_IDLE_CONNECTIONS = 256
+IDLE_S = 4.0
+"""After that a kept connection is not trusted any more: uvicorn, which most upstreams run on,
+closes its side after 5 s, and a request that crosses that on the way is lost.
+"""
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 ASSUMED_TOKENS_PER_S = 50.0
@@ -96,9 +109,13 @@ class UpstreamReplica:
         self._clock = clock
         self._tokens_per_s: float | None = None
         self._attempts: dict[str, UpstreamAttempt] = {}
-        self._pool = Pool(url_of(base_url, CHAT_PATH), request_headers(api_key))
-        self._heads = {
-            path: self._pool.head_of(target_of(url_of(base_url, path))) for path in PLAIN_PATHS
+        self._pool = Pool(
+            base_url, max_connections=MAX_CONNECTIONS, max_idle=MAX_IDLE_CONNECTIONS, idle_s=IDLE_S
+        )
+        headers = request_headers(base_url, api_key)
+        self._chat_head = begun_head(url_of(base_url, CHAT_PATH), headers)
+        self._plain_heads = {
+            path: begun_head(url_of(base_url, path), headers) for path in PLAIN_PATHS
         }
 
     async def start(self) -> None:
@@ -294,16 +311,18 @@ class UpstreamReplica:
                     connection = await self._pool.connect()
         except PoolFull as error:
             raise ReplicaOverloaded(f"{self.name}: {error}") from error
-        except (HttpProtocolError, TimeoutError) as error:
+        except (HttpClientError, TimeoutError) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         attempt.begin(connection)
         plain = attempt.prepared.request.plain
-        head = None if plain is None else self._heads[plain.path]
-        self._pool.post(connection, attempt.prepared.payload, head)
+        head, body = self._chat_head, attempt.prepared.payload
+        if plain is not None:
+            head = self._plain_heads[plain.path]
+        connection.send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         status, headers = await connection.head(timeout_s)
         if status != 200:
             raise await self._refusal(attempt, connection, status, headers)
-        if headers.get("content-encoding", "identity") != "identity":
+        if any(name == b"content-encoding" and value != b"identity" for name, value in headers):
             raise ReplicaUnavailable(f"{self.name} compresses, unasked")
         return connection
 
@@ -319,7 +338,7 @@ class UpstreamReplica:
         attempt: UpstreamAttempt,
         connection: Connection,
         status: int,
-        headers: Mapping[str, str],
+        headers: Headers,
     ) -> FleetError:
         body = b""
         try:
@@ -328,12 +347,12 @@ class UpstreamReplica:
                     if not (data := await connection.read(ERROR_TIMEOUT_S)):
                         break
                     body += data
-        except (HttpProtocolError, TimeoutError) as error:
+        except (HttpClientError, TimeoutError) as error:
             log.info("%s: its refusal broke off: %s", self.name, type(error).__name__)
         request = attempt.prepared.request
         return to_fleet_error(
             status,
-            headers,
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers},
             body[:MAX_ERROR_BYTES],
             replica=self.name,
             hidden={**self._hidden, self._upstream_model: request.model},
@@ -351,7 +370,7 @@ class UpstreamReplica:
         except UpstreamAborted:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
-        except (HttpProtocolError, TimeoutError, BrokenAnswer) as error:
+        except (HttpClientError, TimeoutError, BrokenAnswer) as error:
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self._let_go(attempt)
@@ -412,7 +431,7 @@ class UpstreamReplica:
             usage = meter.usage if attempt.sent else None
             yield ReplicaEvent(usage=usage, finished=True)
             return
-        except (HttpProtocolError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
+        except (HttpClientError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
             kind = ReplicaLost if begun else ReplicaUnavailable
             raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
@@ -425,7 +444,7 @@ class UpstreamReplica:
         try:
             while await connection.read(expires - time.monotonic()):
                 continue
-        except (TimeoutError, HttpProtocolError) as error:
+        except (TimeoutError, HttpClientError) as error:
             log.debug("%s: no clean end after [DONE]: %s", self.name, type(error).__name__)
 
 
@@ -487,8 +506,15 @@ def names_of(base_url: str, api_key: str | None) -> list[str]:
     return [name for name in (api_key, netloc, parts.hostname) if name]
 
 
-def request_headers(api_key: str | None) -> dict[str, str]:
+def begun_head(url: str, headers: Mapping[str, str]) -> bytes:
+    """Return what a request to a URL begins with, up to the length of its body."""
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return request_head("POST", target_of(url), sent).removesuffix(b"\r\n") + b"content-length: "
+
+
+def request_headers(base_url: str, api_key: str | None) -> dict[str, str]:
     headers = {
+        "host": urlsplit(base_url).netloc.rpartition("@")[2],
         "content-type": "application/json",
         "accept": "text/event-stream, application/json",
         "accept-encoding": "identity",

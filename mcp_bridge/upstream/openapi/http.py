@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from mcp_bridge.upstream.http import timeouts
-from mcp_bridge.upstream.http1 import Pool, Response
+from foundation.http1 import HttpClientError
+from mcp_bridge.upstream.http import Response, ServerPool, timeouts
 from mcp_bridge.upstream.openapi.calls import HttpAnswer, HttpRequest
 from mcp_bridge.upstream.openapi.errors import HttpFailed
 from mcp_bridge.upstream.redaction import without
-from mcp_bridge.upstream.upstream import HTTP_FAILURES
 
 READ_TIMEOUT_S = 120.0
 """Between two pieces of an answer."""
@@ -32,7 +31,10 @@ class PoolClient:
     """
 
     def __init__(
-        self, pool: Pool, hidden: Sequence[bytes] = (), on_sent: Callable[[], None] = lambda: None
+        self,
+        pool: ServerPool,
+        hidden: Sequence[bytes] = (),
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool, self._hidden, self._on_sent = pool, hidden, on_sent
         self.status = 0
@@ -45,7 +47,7 @@ class PoolClient:
                 return await self._send(request, max_body_bytes)
         except TimeoutError:
             raise HttpFailed("timeout") from None
-        except HTTP_FAILURES as error:
+        except HttpClientError as error:
             raise HttpFailed(type(error).__name__) from error
 
     async def _send(self, request: HttpRequest, max_body_bytes: int) -> HttpAnswer:
@@ -62,12 +64,12 @@ class PoolClient:
             request.url,
             headers=[(name.encode(), value.encode()) for name, value in headers.items()],
             content=request.body,
-            extensions={"timeout": timeouts(READ_TIMEOUT_S), "on_sent": self._on_sent},
+            timeouts=timeouts(READ_TIMEOUT_S),
+            on_sent=self._on_sent,
         ) as response:
             self.status, self.headers = response.status, response.headers
             answered = {
-                name.decode("latin-1").lower(): value.decode("latin-1")
-                for name, value in response.headers
+                name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
             }
             if answered.get("content-encoding", "identity").strip().lower() != "identity":
                 raise HttpFailed("content_coding")

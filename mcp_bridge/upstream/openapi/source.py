@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from mcp_bridge.upstream.http1 import Pool
+from mcp_bridge.upstream.http import ServerPool
 from mcp_bridge.upstream.openapi.calls import HttpRequest
 from mcp_bridge.upstream.openapi.document import MAX_DOCUMENT_BYTES
 from mcp_bridge.upstream.openapi.errors import BadDocument, HttpFailed
@@ -50,7 +50,7 @@ class DocumentUnavailable(Exception):
 class DocumentSource:
     """The document of one server. `open_pool`: opens connections to the host of a URL."""
 
-    def __init__(self, config: ServerConfig, open_pool: Callable[[str], Pool]) -> None:
+    def __init__(self, config: ServerConfig, open_pool: Callable[[str], ServerPool]) -> None:
         self._config, self._open_pool = config, open_pool
         self._is_url = config.document.startswith(("http://", "https://"))
         self._lock = asyncio.Lock()
@@ -113,7 +113,7 @@ class DocumentSource:
         except HttpFailed as error:
             raise DocumentUnavailable(str(error)) from error
         finally:
-            await pool.aclose()
+            pool.close()
         if answer.status != 200:
             raise DocumentUnavailable(f"status_{answer.status}")
         return answer.body

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import httpcore
 import msgspec
 from mcp_types import CallToolResult, TextContent
 
+from foundation.http1 import PoolTimeout
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, METHOD_NOT_FOUND, Message, RpcError
@@ -63,7 +63,7 @@ class OpenApiTransport:
         self._credentials, self._source = target.credentials, source
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        self._pool.close()
 
     @asynccontextmanager
     async def ask(self, request: TransportRequest) -> AsyncIterator[TransportAnswer]:
@@ -130,7 +130,7 @@ class OpenApiTransport:
             text = TextContent(type="text", text=str(error))
             return CallToolResult(content=[text], is_error=True), None
         except HttpFailed as error:
-            is_busy = isinstance(error.__cause__, httpcore.PoolTimeout)
+            is_busy = isinstance(error.__cause__, PoolTimeout)
             raise (NotSent("busy") if is_busy else TransportFailed(str(error))) from error
         return result, refusal_of(client.status, client.headers, credential)
 

@@ -8,9 +8,9 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import httpcore
 from redis.asyncio import Redis
 
+from foundation.http1 import Resolver
 from mcp_bridge.upstream.credentials import (
     Credentials,
     CredentialSet,
@@ -19,8 +19,7 @@ from mcp_bridge.upstream.credentials import (
     UpstreamOwner,
     no_credential,
 )
-from mcp_bridge.upstream.http import HttpTarget
-from mcp_bridge.upstream.http1 import Pool
+from mcp_bridge.upstream.http import HttpTarget, ServerPool
 from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords
 from mcp_bridge.upstream.stdio.transport import StdioTransports
@@ -44,28 +43,28 @@ if TYPE_CHECKING:
 
 OWN_INFO: dict[str, Any] = {"name": "tollgate", "version": "0"}
 """Our client info on a connection that many of our clients share."""
-NetworkOf = Callable[[Addresses], httpcore.AsyncNetworkBackend]
+ResolverOf = Callable[[Addresses], Resolver]
 
 
 class Transports:
     """Opens the transports of all servers.
 
-    `network_of`: dials, and checks addresses; None: dial anywhere. `credentials`: those of the
-    servers. `launcher`: creates the launcher of server processes when the first one is needed.
-    `on_end`: is told how each process ended.
+    `resolver_of`: finds the addresses that may be dialled; None: the system does. `credentials`:
+    those of the servers. `launcher`: creates the launcher of server processes when the first one
+    is needed. `on_end`: is told how each process ended.
     """
 
     def __init__(
         self,
         *,
-        network_of: NetworkOf | None = None,
+        resolver_of: ResolverOf | None = None,
         trust: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
         launcher: Callable[[], Launcher] | None = None,
         idle_stop_s: float | None = None,
         on_end: Callable[[LastWords], None] | None = None,
     ) -> None:
-        self._network_of, self._trust = network_of, trust
+        self._resolver_of, self._trust = resolver_of, trust
         self._credentials = credentials
         self._open_launcher, self._idle_stop_s = launcher, idle_stop_s
         self._on_end = on_end
@@ -126,15 +125,15 @@ class Transports:
             )
         return self._processes.open(config, owner, credential)
 
-    def _pool(self, config: ServerConfig, url: str | None = None) -> Pool:
+    def _pool(self, config: ServerConfig, url: str | None = None) -> ServerPool:
         """Return a pool of connections to `url`, by default the server's, under the server's
         address rules."""
-        return Pool(
+        return ServerPool(
             url or config.url,
             max_connections=MAX_CONNECTIONS + MAX_STREAMS,
             max_idle=MAX_IDLE_CONNECTIONS,
             idle_s=IDLE_S,
-            network=None if self._network_of is None else self._network_of(config.network),
+            resolve=None if self._resolver_of is None else self._resolver_of(config.network),
             trust=self._trust,
         )
 

@@ -12,14 +12,21 @@ from contextlib import asynccontextmanager
 from urllib.parse import urljoin, urlsplit
 
 from foundation import sse
+from foundation.http1 import Headers, HttpClientError
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet
-from mcp_bridge.upstream.http import own_headers, refusal_of, timeouts, with_credential
-from mcp_bridge.upstream.http1 import Headers, Pool, Response
+from mcp_bridge.upstream.http import (
+    Response,
+    ServerPool,
+    own_headers,
+    refusal_of,
+    timeouts,
+    with_credential,
+)
 from mcp_bridge.upstream.transport import CredentialRefused, StreamTransport, TransportFailed
 from mcp_bridge.upstream.transports.streamable_http import MAX_MESSAGE_BYTES
-from mcp_bridge.upstream.upstream import HTTP_FAILURES, ServerConfig
+from mcp_bridge.upstream.upstream import ServerConfig
 
 ENDPOINT_S = 10.0
 """How long a new stream may take to name its endpoint."""
@@ -36,7 +43,7 @@ class SseStreamTransport:
     def __init__(
         self,
         config: ServerConfig,
-        pool: Pool,
+        pool: ServerPool,
         headers: Headers,
         response: Response,
         credential: CredentialSet,
@@ -70,7 +77,7 @@ class SseStreamTransport:
                     (b"content-length", b"%d" % len(content)),
                 ],
                 content=content,
-                extensions={"timeout": timeouts(POST_READ_S)},
+                timeouts=timeouts(POST_READ_S),
             ) as response:
                 check_credential(response, self._credential)
                 if not 200 <= response.status < 300:
@@ -80,7 +87,7 @@ class SseStreamTransport:
                     size += len(chunk)
                     if size > MAX_REPLY_BYTES:
                         raise TransportFailed("too_long")
-        except HTTP_FAILURES as error:
+        except HttpClientError as error:
             raise TransportFailed(type(error).__name__) from error
 
     async def messages(self) -> AsyncIterator[Message]:
@@ -100,7 +107,7 @@ class SseStreamTransport:
                     yield event
         except sse.EventTooLarge:
             raise TransportFailed("too_long") from None
-        except HTTP_FAILURES as error:
+        except HttpClientError as error:
             raise TransportFailed(type(error).__name__) from error
 
 
@@ -126,7 +133,7 @@ def endpoint_of(stream_url: str, endpoint: bytes) -> str:
 
 @asynccontextmanager
 async def open_sse(
-    config: ServerConfig, pool: Pool, credential: CredentialSet
+    config: ServerConfig, pool: ServerPool, credential: CredentialSet
 ) -> AsyncIterator[StreamTransport]:
     """Open the stream. `pool` is closed with it. Raises: TransportFailed."""
     headers = with_credential(own_headers(config), credential)
@@ -135,17 +142,16 @@ async def open_sse(
             "GET",
             config.url,
             headers=[*headers, (b"accept", b"text/event-stream")],
-            content=b"",
-            extensions={"timeout": timeouts(None)},
+            timeouts=timeouts(None),
         ) as response:
             check_credential(response, credential)
-            kinds = [value for name, value in response.headers if name.lower() == b"content-type"]
+            kinds = [value for name, value in response.headers if name == b"content-type"]
             if response.status != 200 or not kinds or not kinds[0].startswith(b"text/event-stream"):
                 raise TransportFailed(f"status_{response.status}")
             transport = SseStreamTransport(config, pool, headers, response, credential)
             await transport.start()
             yield transport
-    except HTTP_FAILURES as error:
+    except HttpClientError as error:
         raise TransportFailed(type(error).__name__) from error
     finally:
-        await pool.aclose()
+        pool.close()

@@ -16,12 +16,12 @@ from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet, Refusal, ask_with_credential
 from mcp_bridge.upstream.http import (
     HttpTarget,
+    Response,
     own_headers,
     refusal_of,
     timeouts,
     with_credential,
 )
-from mcp_bridge.upstream.http1 import Response
 from mcp_bridge.upstream.transport import NotSent, ReadCount, TransportAnswer, TransportRequest
 from mcp_bridge.upstream.upstream import (
     ACCEPT,
@@ -49,7 +49,7 @@ class HttpTransport:
         self._own_headers = own_headers(target.config)
 
     async def close(self) -> None:
-        await self._pool.aclose()
+        self._pool.close()
 
     def ask(self, request: TransportRequest) -> AbstractAsyncContextManager[TransportAnswer]:
         return self._ask_endless(request) if request.endless else self._ask(request)
@@ -70,8 +70,7 @@ class HttpTransport:
             headers["content-type"] = "application/json"
         if method == "POST":
             headers["content-length"] = str(len(content))
-        read_s = None if request.endless else READ_TIMEOUT_S
-        extensions = {"timeout": timeouts(read_s), "on_sent": request.on_sent}
+        bounds = timeouts(None if request.endless else READ_TIMEOUT_S)
         async with AsyncExitStack() as stack:
 
             async def send(credential: CredentialSet) -> tuple[Response, Refusal | None]:
@@ -82,7 +81,8 @@ class HttpTransport:
                         self._config.url,
                         headers=with_credential(headers, credential),
                         content=content,
-                        extensions=extensions,
+                        timeouts=bounds,
+                        on_sent=request.on_sent,
                     )
                 )
                 return response, refusal_of(response.status, response.headers, credential)
@@ -108,8 +108,7 @@ class StreamableAnswer:
         self._on_change = on_change
         self.status = response.status
         self.headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in response.headers
+            name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
         }
         self.last_id: str | None = None
         self.retry_ms = DEFAULT_RETRY_MS

@@ -20,13 +20,13 @@ from billing.spool.spool import Spool
 from engine.fake.engine import FAKE_CONFIG, FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from foundation.http1 import HIGH_WATER_BYTES
 from foundation.tasks import TaskSet
 from gateway.app.connection import ClientConnection
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import Replica
 from gateway.fleet.router import Fleet, Route
-from gateway.fleet.upstream.http1 import HIGH_WATER_BYTES
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generation_events import MeteredUsage
 from gateway.inference.delivery import MAX_QUEUED_BYTES, MAX_QUEUED_CHUNKS, Delivery

@@ -63,7 +63,7 @@ def caller_of(who: str) -> Caller:
 async def attacked(
     store: redis.asyncio.Redis,
     *servers: Server,
-    network: Any = None,
+    resolve: Any = None,
     url: str | None = None,
     sampler: Any = None,
     guard: Any = None,
@@ -89,7 +89,7 @@ async def attacked(
             )
         info = {"name": "t", "version": "1"}
         bridge = Bridge(
-            configs, store, KEYS, info=info, network=network, sampler=sampler, guard=guard
+            configs, store, KEYS, info=info, resolve=resolve, sampler=sampler, guard=guard
         )
         await bridge.start()
         stack.push_async_callback(bridge.close)

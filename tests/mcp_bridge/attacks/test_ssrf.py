@@ -3,16 +3,15 @@ or to where a cloud keeps its credentials. The tests run before a server that li
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpcore
 import pytest
 import redis.asyncio
 
-from gateway.mcp.network import UpstreamNetwork
+from gateway.mcp.network import UpstreamResolver
 from gateway.net.egress import Resolve, lookup_on
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import ask_modern
@@ -23,23 +22,17 @@ LOOPBACK = "127.0.0.1"
 PUBLIC = "93.184.215.14"
 
 
-class Dials(httpcore.AsyncNetworkBackend):
-    """The real network, and where it was to connect to."""
+class Dials:
+    """Hands addresses on to be dialled, and notes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, resolver: UpstreamResolver) -> None:
         self.addresses: list[str] = []
-        self._real = httpcore.AnyIOBackend()
+        self._resolver = resolver
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        self.addresses.append(host)
-        return await self._real.connect_tcp(host, port, timeout, local_address, socket_options)
+    async def find(self, host: str, port: int) -> list[str]:
+        found = await self._resolver.addresses(host, port)
+        self.addresses += found
+        return found
 
 
 def resolving(*answers: list[str]) -> Resolve:
@@ -77,13 +70,15 @@ async def reaching(
     answer: Any = None,
 ) -> AsyncIterator[World]:
     """A server of this machine, which is asked as `host`."""
-    server, dials = Attacker(answer), Dials()
+    server = Attacker(answer)
     with ThreadPoolExecutor(1) as threads:
-        network = UpstreamNetwork(
-            dials, resolve or lookup_on(threads), allow_loopback=near, allow_private=private
+        dials = Dials(
+            UpstreamResolver(
+                resolve or lookup_on(threads), allow_loopback=near, allow_private=private
+            )
         )
         url = f"http://{host}:PORT/mcp"
-        async with attacked(store, server, network=network, url=url) as client:
+        async with attacked(store, server, resolve=dials.find, url=url) as client:
             yield World(client, server, dials)
 
 

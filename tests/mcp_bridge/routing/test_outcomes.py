@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import httpcore
 import pytest
 from redis.exceptions import ConnectionError as RedisGone
 
+from foundation.http1 import ConnectError
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.exchanges import Event, LegacyExchange, NotificationEvent, ResultEvent
 from mcp_bridge.routing.guard import AllowAll, GuardedExchange, GuardedRequest, Outcome
-from tests.mcp_bridge.upstream.test_http1 import pool_to
+from mcp_bridge.upstream.http import Timeouts
+from tests.mcp_bridge.upstream.test_http import pool_to
 
 PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "progress": 1})
 
@@ -138,11 +139,11 @@ async def test_a_request_is_out_once_there_is_a_connection_to_write_it_to() -> N
         out.append(len(came))
 
     async def ask(pool: Any) -> None:
-        timeouts = {"connect": 60.0, "read": 60.0, "write": 60.0, "pool": 60.0}
-        extensions = {"timeout": timeouts, "on_sent": went_out}
+        timeouts = Timeouts(connect=60.0, read=60.0, write=60.0, pool=60.0)
         headers = [(b"host", b"localhost"), (b"content-length", b"0")]
-        given: dict[str, Any] = {"headers": headers, "content": b"", "extensions": extensions}
-        async with pool.stream("POST", pool.url, **given) as response:
+        async with pool.stream(
+            "POST", pool.url, headers=headers, timeouts=timeouts, on_sent=went_out
+        ) as response:
             async for _ in response.aiter_stream():
                 continue
 
@@ -150,10 +151,10 @@ async def test_a_request_is_out_once_there_is_a_connection_to_write_it_to() -> N
     pool, nowhere = pool_to(server), pool_to(server)
     await ask(pool)
     assert out == [0] and len(came) == 1, "before it was written"
-    await pool.aclose()
+    pool.close()
     server.close()
     await server.wait_closed()
-    with pytest.raises(httpcore.ConnectError):
+    with pytest.raises(ConnectError):
         await ask(nowhere)
     assert out == [0]
-    await nowhere.aclose()
+    nowhere.close()

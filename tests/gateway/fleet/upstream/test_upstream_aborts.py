@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.fleet.errors import ReplicaOverloaded
-from gateway.fleet.upstream import http1
+from gateway.fleet.upstream import replica as replica_module
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
 from tests.gateway.fleet.upstream.scripted_upstream import (
@@ -135,7 +135,7 @@ async def test_a_reader_that_leaves_closes_the_connection(
 async def test_aborted_requests_do_not_use_up_the_pool(
     upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http1, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(replica_module, "MAX_CONNECTIONS", 2)
     replica = make_replica()
     upstream.script = Exchange.hang
     for stream in (True, False) * 3:
@@ -151,7 +151,7 @@ async def test_aborted_requests_do_not_use_up_the_pool(
 async def test_the_pool_is_bounded(
     upstream: Upstream, make_replica: Make, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http1, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(replica_module, "MAX_CONNECTIONS", 1)
     replica = make_replica()
     upstream.script = Exchange.hang
     running = asyncio.create_task(run(replica, chat()))

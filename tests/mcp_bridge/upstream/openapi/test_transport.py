@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.mcp.network import UpstreamNetworks
+from gateway.mcp.network import UpstreamResolvers
 from mcp_bridge.pinning import ApprovedPins, approve
 from mcp_bridge.protocol import rpc
 from mcp_bridge.routing.catalog import changes_of
@@ -110,8 +110,8 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 async def asking(
     config: ServerConfig, credentials: Any = None, on_sent: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Ask]:
-    networks = UpstreamNetworks(look_up)
-    opened = Transports(network_of=networks.of, credentials=credentials)
+    resolvers = UpstreamResolvers(look_up)
+    opened = Transports(resolver_of=resolvers.of, credentials=credentials)
     transport = opened.open(config, WHO)
 
     async def ask(method: str, **params: Any) -> dict[str, Any]:
@@ -355,7 +355,7 @@ async def test_what_was_approved_is_each_tool_and_where_it_is(api: Api, file: Pa
     async def seen(
         config: ServerConfig, approved: ApprovedPins
     ) -> tuple[set[tuple[str, str, str]], Any]:
-        transports = Transports(network_of=UpstreamNetworks(look_up).of)
+        transports = Transports(resolver_of=UpstreamResolvers(look_up).of)
         offer = await read_offer(config, {"name": "test", "version": "1"}, transports, WHO.org_id)
         changes = changes_of(config, approved, offer)
         return {(each.state, each.kind, each.name) for each in changes}, changes
