@@ -38,7 +38,8 @@ def with_fields(
 def patch_of(
     create: type[msgspec.Struct], *, without: Collection[str] = ()
 ) -> Callable[[type[S]], type[S]]:
-    """Add each field of `create`, with its type, so that it may be left out (RFC 7396)."""
+    """Add each field of `create`, with its type, so that it may be left out (RFC 7396), before
+    those of the class."""
 
     def add(cls: type[S]) -> type[S]:
         fields = {
@@ -46,7 +47,8 @@ def patch_of(
             for each in msgspec.structs.fields(create)
             if each.name not in without
         }
-        return _made_anew(cls, fields)
+        own = {each.name: each for each in msgspec.structs.fields(cls)}
+        return _made_anew(cls, fields | own)
 
     return add
 

@@ -21,7 +21,6 @@ from gateway.ids import uuid7
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import ArchivedError, NameTaken, NotFound
-from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
 
 
@@ -98,19 +97,14 @@ async def hold_project(conn: AsyncConnection, *, org_id: str, project_id: str) -
     return await _live(conn, _one(org_id, project_id).with_for_update(key_share=True), project_id)
 
 
-async def page_of_projects(
-    conn: AsyncConnection,
-    *,
-    org_id: str,
-    include_archived: bool = False,
-    cursor: Cursor = FIRST,
-) -> tuple[list[Project], bool]:
-    """Raises: InvalidField (limit)."""
+def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
+    """Select the live projects of an organization, or with `archived` all."""
     listed = sa.select(projects).where(projects.c.org_id == org_id)
-    if not include_archived:
-        listed = listed.where(projects.c.archived_at.is_(None))
-    rows, more = await read_page(conn, listed, projects.c.id, cursor)
-    return [Project(**row._mapping) for row in rows], more
+    return listed if archived else listed.where(projects.c.archived_at.is_(None))
+
+
+def to_project(row: sa.Row[Any]) -> Project:
+    return Project(**row._mapping)
 
 
 async def rename_project(

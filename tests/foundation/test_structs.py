@@ -47,6 +47,16 @@ def test_a_patch_names_some_fields_of_what_is_created() -> None:
     assert Patch.__doc__ == schema(Patch)["description"] == "A change."
 
 
+def test_a_patch_keeps_the_fields_that_only_a_change_has() -> None:
+    @patch_of(Create, without=("tags",))
+    class WithOwn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        enabled: bool | UnsetType = UNSET
+
+    found = given(msgspec.json.decode(b'{"size": 3, "enabled": false}', type=WithOwn))
+    assert found == {"size": 3, "enabled": False}
+    assert WithOwn.__struct_fields__[-1] == "enabled"
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

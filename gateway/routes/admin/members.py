@@ -7,26 +7,23 @@ Nobody gives or takes a role that has more than they have themselves.
 
 from __future__ import annotations
 
-import msgspec
-from litestar import Response, get, patch, post
-from litestar.params import FromPath
-from msgspec import UnsetType
+from typing import Any
+
+from litestar import Response
 
 from gateway.auth.login.reset import make_reset, to_link
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.oauth.protected_resources import public_url
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import (
-    changing_for,
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.resource import (
+    AdminRequest,
+    AdminResource,
     check_id,
     expect_nothing,
     require_appoint,
+    show_once,
 )
-from gateway.routes.shared.conditional import answer, if_match
-from gateway.routes.shared.operations import describes
-from gateway.tenancy.members import invites, users
+from gateway.tenancy.members import invites as invite_verbs
+from gateway.tenancy.members import users as verbs
 from gateway.tenancy.members.invites import ProjectGrant
 from gateway.tenancy.members.users import User
 from gateway.wire.admin.tenant import (
@@ -37,131 +34,82 @@ from gateway.wire.admin.tenant import (
     UserPatch,
     UserView,
 )
-from gateway.wire.shared.refusals import decode_kept
+from gateway.wire.shared.resource import view_of
 
-USER = "/v1/admin/users/{user_id:str}"
-INVITES = "/v1/admin/invites"
-CHANGE = needs("admin:members")
-NO_STORE = {"cache-control": "no-store"}
-_patch_decoder = msgspec.json.Decoder(UserPatch)
-_invite_decoder = msgspec.json.Decoder(NewInvite)
-
-
-def to_view(user: User) -> UserView:
-    return UserView(
-        id=user.id,
-        email=user.email,
-        name=user.name,
-        role=user.role,
-        created_at=int(user.created_at.timestamp()),
-    )
-
-
-@get(
-    USER,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Users"],
-    summary="One user and their role",
-    operation_class=describes(answer=UserView),
+users = AdminResource[User](
+    path="/v1/admin/users",
+    id_name="user_id",
+    tag="Users",
+    change=needs("admin:members"),
+    view=UserView,
+    show=lambda user: view_of(UserView, user),
 )
-async def retrieve(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
-    check_id("user_id", user_id)
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        found = await users.get_user(conn, org_id=org_id, user_id=user_id)
-    return answer(request, to_view(found))
-
-
-@patch(
-    USER,
-    opt=CHANGE,
-    tags=["Users"],
-    summary="Give a user another role; their credentials have its power within a second",
-    operation_class=describes(body=UserPatch, answer=UserView, conditional=True),
+invites = AdminResource[CreatedInviteView](
+    path="/v1/admin/invites", tag="Invites", change=needs("admin:members"), view=CreatedInviteView
 )
-async def update(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
-    check_id("user_id", user_id)
-    wanted, precondition = decode_kept(_patch_decoder, await plain_body(request)), if_match(request)
-    org_id = request.user.org_id
-    async with changing_for(request, user_id) as conn:
-        found = await users.lock_user(conn, org_id=org_id, user_id=user_id)
-        precondition.check(to_view(found))
-        if not isinstance(wanted.role, UnsetType) and wanted.role != found.role:
-            require_appoint(request.user, found.role, wanted.role)
-            found = await users.change_role(
-                conn, org_id=org_id, user_id=user_id, role=wanted.role, actor=actor_of(request)
-            )
-    return answer(request, to_view(found))
+
+retrieve = users.retrieve("One user and their role", verbs.get_user)
 
 
-@post(
-    USER + "/password-reset",
-    opt=CHANGE,
-    status_code=201,
-    tags=["Users"],
-    summary="Make a link with which a user sets another password; the answer holds it, this once",
-    operation_class=describes(answer=PasswordReset, status=201, idempotent=True, conditional=True),
+@users.update(
+    "Give a user another role; their credentials have its power within a second", UserPatch
 )
-async def reset_password(request: AuthenticatedRequest, user_id: FromPath[str]) -> Response[bytes]:
-    check_id("user_id", user_id)
+async def update(request: AdminRequest, values: dict[str, Any]) -> User:
+    async with request.announced(request.id) as conn:
+        found = await verbs.lock_user(conn, **request.where)
+        request.check(found)
+        if "role" in values and values["role"] != found.role:
+            require_appoint(request.user, found.role, values["role"])
+            found = await verbs.change_role(conn, **request.where, **values, actor=request.actor)
+    return found
+
+
+@users.act(
+    "/password-reset",
+    "Make a link with which a user sets another password; the answer holds it, this once",
+    answer=PasswordReset,
+    status=201,
+)
+async def reset_password(request: AdminRequest) -> Response[bytes]:
     await expect_nothing(request)
-    precondition, found, org_id = if_match(request), services(request), request.user.org_id
-    async with tenant(found.db, org_id) as conn:
-        user = await users.lock_user(conn, org_id=org_id, user_id=user_id)
-        precondition.check(to_view(user))
+    authorization = request.services.authorization
+    async with request.transaction() as conn:
+        user = await verbs.lock_user(conn, **request.where)
+        request.check(user)
         # Whoever has the link can become them: nobody gets so to more than they have.
         require_appoint(request.user, user.role)
         made = await make_reset(
             conn,
-            org_id=org_id,
-            user_id=user_id,
-            secret=found.authorization.secret,
-            actor=actor_of(request),
-            now=found.authorization.clock(),
+            **request.where,
+            secret=authorization.secret,
+            actor=request.actor,
+            now=authorization.clock(),
         )
-    shown = PasswordReset(
-        user_id=user_id,
-        expires_at=int(made.expires_at.timestamp()),
-        url=to_link(public_url(request), made.token),
-    )
-    return answer(request, shown, status=201, headers=NO_STORE)
+    url = to_link(public_url(request.http), made.token)
+    shown = view_of(PasswordReset, made, user_id=request.id, url=url)
+    return show_once(request, shown, status=201)
 
 
-@post(
-    INVITES,
-    opt=CHANGE,
-    tags=["Invites"],
-    summary="Invite somebody with any role; the answer holds their link, this once",
-    operation_class=describes(
-        body=NewInvite, answer=CreatedInviteView, status=201, idempotent=True
-    ),
-)
-async def invite(request: AuthenticatedRequest) -> Response[bytes]:
-    wanted = decode_kept(_invite_decoder, await plain_body(request))
+@invites.create("Invite somebody with any role; the answer holds their link, this once", NewInvite)
+async def invite(request: AdminRequest, wanted: NewInvite) -> Response[bytes]:
     require_appoint(request.user, wanted.role)
-    for each in wanted.projects:
-        check_id("projects", each.id)
-    found, org_id = services(request), request.user.org_id
-    async with tenant(found.db, org_id) as conn:
-        made = await invites.create_invite(
+    async with request.transaction() as conn:
+        made = await invite_verbs.create_invite(
             conn,
-            org_id=org_id,
+            org_id=request.org_id,
             email=wanted.email,
             role=wanted.role,
-            projects=[ProjectGrant(id=each.id, role=each.role) for each in wanted.projects],
-            secret=found.authorization.secret,
-            actor=actor_of(request),
+            projects=[
+                ProjectGrant(id=check_id("projects", each.id), role=each.role)
+                for each in wanted.projects
+            ],
+            secret=request.services.authorization.secret,
+            actor=request.actor,
         )
-    shown = CreatedInviteView(
-        id=made.invite.id,
-        email=made.invite.email,
-        role=made.invite.role,
-        projects=[InviteProject(id=each.id, role=each.role) for each in made.invite.projects],
-        created_at=int(made.invite.created_at.timestamp()),
-        expires_at=int(made.invite.expires_at.timestamp()),
-        url=invites.to_link(public_url(request), made.token),
-    )
-    return answer(request, shown, status=201, headers=NO_STORE)
+    projects = [InviteProject(id=each.id, role=each.role) for each in made.invite.projects]
+    url = invite_verbs.to_link(public_url(request.http), made.token)
+    shown = view_of(CreatedInviteView, made.invite, projects=projects, url=url)
+    return show_once(request, shown, status=201)
 
 
 routes = [retrieve, update, reset_password, invite]

@@ -31,11 +31,11 @@ from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import refuse_coded
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
 from gateway.routes.shared.operations import describes
+from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader
 from gateway.wire.anthropic.batches import (

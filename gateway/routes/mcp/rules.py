@@ -19,10 +19,10 @@ from gateway.mcp.tables import approvals as table
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import Conflict, NotAllowed, NotFound
 from gateway.wire.admin.mcp_rules import (
     McpApproval,

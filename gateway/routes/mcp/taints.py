@@ -12,9 +12,9 @@ from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.mcp.rules import SCOPE, TAGS
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
+from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import NotAllowed
 from gateway.wire.admin.mcp_taints import McpTaint, McpTaints
 

@@ -26,13 +26,13 @@ from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import NotAllowed
 from gateway.wire.openai.batches import BatchesQuery, BatchObject, NewBatch, to_batch_object
 from gateway.wire.organization.usage import parse_query

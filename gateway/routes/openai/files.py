@@ -23,12 +23,12 @@ from gateway.files.uploads import FileTooLarge
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import refuse_coded
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once, digest_of_parts
 from gateway.routes.shared.media_types import MULTIPART
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.resource import check_id
 from gateway.wire.openai.files import (
     FileDeleted,
     FileObject,

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -66,7 +67,11 @@ class Precondition(msgspec.Struct, frozen=True):
 
         Raises: PreconditionFailed.
         """
-        if self.tags is not None and tag_of(current, *unseen) not in self.tags:
+        self.check_tag(tag_of(current, *unseen))
+
+    def check_tag(self, tag: str) -> None:
+        """Raises: PreconditionFailed."""
+        if self.tags is not None and tag not in self.tags:
             raise PreconditionFailed
 
 
@@ -94,7 +99,7 @@ def answer(
     *,
     unseen: tuple[Any, ...] = (),
     status: int = 200,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response[bytes]:
     """Answer with `thing` as JSON and its ETag; 304 without it, to a GET that knows it already."""
     tag = tag_of(thing, *unseen)
@@ -105,7 +110,7 @@ def answer(
 
 
 def tagged(
-    thing: msgspec.Struct, tag: str, *, status: int = 200, headers: dict[str, str] | None = None
+    thing: msgspec.Struct, tag: str, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response[bytes]:
     """Answer with `thing` as JSON under a tag that leaves out some of it: when it was used, or a
     secret that stands in this answer alone."""

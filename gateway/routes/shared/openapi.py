@@ -26,6 +26,7 @@ from litestar.openapi.spec import (
     OpenAPIResponse,
     Operation,
     Parameter,
+    Reference,
     Schema,
     SecurityScheme,
 )
@@ -67,6 +68,7 @@ REQUEST_HEADER_FIELDS_TOO_LARGE = 431
 RETRY_AFTER = OpenAPIHeader(
     description="Seconds.", schema=JsonSchema(content={"type": "integer", "minimum": 1})
 )
+TEXT = JsonSchema(content={"type": "string"})
 
 
 def add_refusals(app: Litestar) -> None:
@@ -94,13 +96,25 @@ def refuse(operation: Operation, handler: HTTPRouteHandler, method: str, path: s
     elif method == "POST" and is_administration(handler, path):
         parameters = [each for each in parameters if each.name != IDEMPOTENCY_KEY.name]
         parameters.append(IDEMPOTENCY_KEY)
-    operation.parameters = [*parameters] or None
+    operation.parameters = in_order(parameters, path) or None
     said = set(statuses(operation, handler, method, path))
     those = {spoken_status(each, path) for each in said}
     if speaks_both(path):
         those |= {spoken_status(each, MESSAGES) for each in said}
     for status in sorted(those):
         responses.setdefault(str(status), refusal(status, path))
+
+
+def in_order(parameters: list[Parameter], path: str) -> list[Parameter | Reference]:
+    """Return the parameters with those of the path first, as they stand there.
+
+    Litestar keeps those that no handler names in a set, and takes the rest of a path for a URI.
+    """
+    in_path = [each for each in parameters if each.param_in == "path"]
+    for each in in_path:
+        each.schema = TEXT
+    in_path.sort(key=lambda each: path.index(f"{{{each.name}}}"))
+    return [*in_path, *(each for each in parameters if each.param_in != "path")]
 
 
 def is_administration(handler: HTTPRouteHandler, path: str) -> bool:

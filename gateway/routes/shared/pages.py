@@ -23,6 +23,8 @@ import msgspec
 import sqlalchemy as sa
 
 from gateway.tenancy import pages
+from gateway.tenancy.pages import Order
+from gateway.wire.organization.organization import ListQuery
 from gateway.wire.shared.page_query import PageQuery as PageQuery
 
 T = TypeVar("T")
@@ -39,10 +41,11 @@ class Listing(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def keyset(
-    statement: sa.Select[Any], column: sa.ColumnElement[str], query: PageQuery
+    statement: sa.Select[Any], column: sa.ColumnElement[str], query: PageQuery | ListQuery
 ) -> sa.Select[Any]:
     """Select the rows of the page, and one more where there is one. `column` is unique."""
-    return pages.keyset(statement, column, after=query.after, limit=query.limit, order=query.order)
+    order: Order = getattr(query, "order", "asc")
+    return pages.keyset(statement, column, after=query.after, limit=query.limit, order=order)
 
 
 def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:

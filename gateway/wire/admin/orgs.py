@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foundation.structs import patch_of
+
 Name = Annotated[str, Meta(min_length=1, max_length=100)]
 Email = Annotated[str, Meta(min_length=3, max_length=254)]
 
@@ -20,9 +22,8 @@ class NewOrg(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     owner_email: Email | None = None
 
 
+@patch_of(NewOrg, without=("owner_email",))
 class OrgPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name | UnsetType = UNSET
-    plan: Name | None | UnsetType = UNSET
     prepaid: bool | UnsetType = UNSET
 
 

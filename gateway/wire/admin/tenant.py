@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foundation.structs import patch_of
 from gateway.principal import Role
 
 MAX_ORIGINS = 50
@@ -34,10 +35,9 @@ class NewProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     zero_retention: bool = False
 
 
+@patch_of(NewProject)
 class ProjectPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name | UnsetType = UNSET
-    plan: Name | None | UnsetType = UNSET
-    zero_retention: bool | UnsetType = UNSET
+    pass
 
 
 class ProjectView(msgspec.Struct, frozen=True, kw_only=True):

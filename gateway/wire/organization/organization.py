@@ -15,7 +15,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.refusals import decode_kept, unsupported
 
 MAX_SECONDS = 10 * 366 * 24 * 3600
 MAX_SCOPES = 64
@@ -29,7 +28,6 @@ Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
 PerMinute = Annotated[int, Meta(ge=0, le=2**53)]
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-B = TypeVar("B", bound="OrganizationBody")
 
 
 def to_unix(moment: datetime) -> int:
@@ -129,32 +127,6 @@ class AdminKeyCreate(OrganizationBody, frozen=True, kw_only=True):
 
 class EmptyObject(OrganizationBody, frozen=True, kw_only=True):
     """The body of a POST that says it all by its URL."""
-
-
-NOT_HONOURED = {
-    ProjectCreate: ("external_key_id", "geography", "residency"),
-    ProjectUpdate: ("external_key_id", "geography"),
-    UserUpdate: ("role_id", "developer_persona", "technical_level"),
-    RateLimitUpdate: (
-        "max_images_per_1_minute",
-        "max_audio_megabytes_per_1_minute",
-        "max_requests_per_1_day",
-        "batch_1_day_max_input_tokens",
-    ),
-}
-
-_decoders: dict[type[OrganizationBody], msgspec.json.Decoder[Any]] = {}
-
-
-def read_body(content: bytes, kind: type[B]) -> B:
-    """Raises: BadField."""
-    if kind not in _decoders:
-        _decoders[kind] = msgspec.json.Decoder(kind)
-    found: B = decode_kept(_decoders[kind], content)
-    for field in NOT_HONOURED.get(kind, ()):
-        if getattr(found, field) is not None:
-            raise unsupported(field, "not supported here")
-    return found
 
 
 # ---- queries

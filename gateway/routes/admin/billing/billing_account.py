@@ -34,14 +34,14 @@ from gateway.audit.log import record_for_both
 from gateway.ids import uuid7
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.invoices import viewed
-from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org
+from gateway.routes.admin.billing.spend_caps import in_org
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
+from gateway.routes.shared.resource import check_id
 from gateway.tenancy.money.suspension import tell_workers
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.billing_account import (
@@ -63,6 +63,7 @@ from gateway.wire.admin.billing.invoices import (
     to_payment_view,
 )
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import decode_kept
 
 SCOPE = "operator:orgs"

@@ -22,12 +22,11 @@ from billing.invoices.tables import credit_notes, invoice_payments, invoices
 from billing.money import format_usd
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.invoices import INVOICE, TAGS, InvoicesQuery, page
-from gateway.routes.admin.billing.spend_caps import org_of
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.resource import check_id, org_of
 from gateway.wire.admin.billing.invoices import (
     CreditNoteView,
     PaidView,
@@ -61,7 +60,7 @@ async def currencies(conn: AsyncConnection, org_id: str, ids: set[str]) -> dict[
 )
 async def list_notes(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, OfInvoiceQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         selected = select_notes(org_id, query.invoice_id)
         notes = await read_notes(conn, keyset(selected, credit_notes.c.id, query))
@@ -79,7 +78,7 @@ async def list_notes(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def list_payments(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, OfInvoiceQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         selected = select_payments(org_id, query.invoice_id)
         rows = await conn.execute(keyset(selected, invoice_payments.c.id, query))
@@ -98,7 +97,7 @@ async def list_payments(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def list_credits(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.connect() as conn:
         invoice = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)

@@ -20,14 +20,14 @@ from billing.tables import credit_grants, to_moment
 from gateway.inference.services import GenerationServices
 from gateway.limits.spending import counter_of
 from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.admin.billing.spend_caps import in_org
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
+from gateway.routes.shared.resource import check_id, org_of
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.credits import create_credit, get_credit, take_back_credit
 from gateway.tenancy.orgs import get_org
@@ -35,6 +35,7 @@ from gateway.wire.admin.billing.credits import BalanceView, CreditView, NewCredi
 from gateway.wire.admin.billing.spend_caps import Id
 from gateway.wire.admin.plans import to_seconds
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import decode_kept
 
 SCOPE = "operator:orgs"
@@ -150,7 +151,7 @@ async def revoke(request: AuthenticatedRequest, credit_id: FromPath[str]) -> Res
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CreditsQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         rows = await conn.execute(keyset(credits_of(org_id), credit_grants.c.id, query))
         found = [to_view(to_credit(row)) for row in rows]

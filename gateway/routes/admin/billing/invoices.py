@@ -35,13 +35,13 @@ from billing.money import format_usd
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.request_errors import BadField
 from gateway.routes.admin.billing.invoice_exports import SAID, Format, exported
-from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.admin.billing.spend_caps import in_org
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
+from gateway.routes.shared.resource import check_id, org_of
 from gateway.wire.admin.billing.invoices import (
     HourView,
     InvoiceView,
@@ -53,6 +53,7 @@ from gateway.wire.admin.billing.invoices import (
 )
 from gateway.wire.admin.billing.spend_caps import Id
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 
 TAGS = ["Invoices"]
 INVOICE = "/v1/admin/invoices/{invoice_id:str}"
@@ -90,7 +91,7 @@ async def viewed(conn: AsyncConnection, invoice: Invoice) -> InvoiceView:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         rows = list(await conn.execute(keyset(invoices_of(org_id), invoices.c.id, query)))
         found = [await viewed(conn, to_invoice(row)) for row in rows]
@@ -122,7 +123,7 @@ async def retrieve(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> 
 )
 async def list_lines(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     check_id("invoice_id", invoice_id)
     async with services(request).system_db.connect() as conn:
         invoice = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
@@ -158,7 +159,7 @@ async def rows_behind(
 
     Raises: NoInvoice.
     """
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         invoice, line = await found_line(conn, org_id, invoice_id, line_id)
         return await page(conn, rows_of(invoice, line), query) if has_requests(line) else []
@@ -256,7 +257,7 @@ async def list_tags(
 )
 async def export(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[Any]:
     query = parse_query(request.url.query, ExportQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     check_id("invoice_id", invoice_id)
     db = services(request).system_db
     return await exported(db, org_id=org_id, invoice_id=invoice_id, format=query.format)

@@ -14,10 +14,11 @@ from litestar import Response, get
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.invoice_exports import BEANCOUNT, HLEDGER, Ledgers, journal
 from gateway.routes.admin.billing.invoices import TAGS
-from gateway.routes.admin.billing.spend_caps import OrgQuery, org_of
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.operations import describes
+from gateway.routes.shared.resource import org_of
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 
 
 class JournalQuery(OrgQuery):
@@ -33,7 +34,7 @@ class JournalQuery(OrgQuery):
 )
 async def retrieve(request: AuthenticatedRequest) -> Response[Any]:
     query = parse_query(request.url.query, JournalQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     return await journal(services(request).system_db, org_id=org_id, format=query.format)
 
 

@@ -20,13 +20,14 @@ from gateway.limits.recounts import recounting
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.billing_account import SCOPE, noted
 from gateway.routes.admin.billing.invoices import InvoicesQuery
-from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.admin.billing.spend_caps import in_org
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
+from gateway.routes.shared.resource import org_of
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.reratings import (
@@ -39,6 +40,7 @@ from gateway.wire.admin.billing.reratings import (
     to_view,
 )
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import decode_kept
 
 RERATINGS = "/v1/admin/reratings"
@@ -60,7 +62,7 @@ _new = msgspec.json.Decoder(NewRerating)
 )
 async def preview(request: AuthenticatedRequest) -> Response[bytes]:
     query, found = parse_query(request.url.query, PreviewQuery), services(request)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with found.system_db.connect() as conn:
         await get_org(conn, org_id)
     span, book = to_span(query, org_id), found.generation.price_book
@@ -110,7 +112,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, InvoicesQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with services(request).system_db.connect() as conn:
         rows = await conn.execute(keyset(reratings_of(org_id), reratings.c.id, query))
         found = [to_view(to_rerating(row)) for row in rows]

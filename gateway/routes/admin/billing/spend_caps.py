@@ -13,20 +13,20 @@ from litestar.params import FromPath
 from billing.money import format_usd, usd
 from foundation.structs import given
 from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ, may
+from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import Precondition, answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
-from gateway.tenancy.errors import NotAllowed
+from gateway.routes.shared.resource import check_id, org_of
 from gateway.tenancy.money import spend_caps as verbs
 from gateway.tenancy.money.spend_caps import Check, SpendCapRow
 from gateway.tenancy.tables import spend_caps as table
 from gateway.wire.admin.billing.spend_caps import Id, NewSpendCap, SpendCapPatch, SpendCapView
 from gateway.wire.admin.plans import to_seconds
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import decode_kept
 
 SCOPE = "admin:billing"
@@ -34,12 +34,6 @@ OPERATOR = "operator:orgs"
 TAGS = ["Spend caps"]
 _new_decoder = msgspec.json.Decoder(NewSpendCap)
 _patch_decoder = msgspec.json.Decoder(SpendCapPatch)
-
-
-class OrgQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`org_id`: for operators, another org than their own."""
-
-    org_id: Id | None = None
 
 
 class SpendCapsQuery(PageQuery):
@@ -59,22 +53,9 @@ def unless_changed(precondition: Precondition) -> Check:
     return lambda row: precondition.check(to_view(row))
 
 
-def org_of(request: AuthenticatedRequest, asked: str | None) -> tuple[str, str | None]:
-    """Return the org whose caps these are, and the operator's org where an operator sets them.
-
-    Raises: NotAllowed.
-    """
-    principal = request.user
-    if asked is None:
-        return principal.org_id, principal.org_id if principal.is_operator else None
-    if not may(principal, OPERATOR):
-        raise NotAllowed("org_id", "only an operator names an organization")
-    return asked, principal.org_id
-
-
 def in_org(request: AuthenticatedRequest) -> tuple[str, str | None]:
     """Raises: BadField, NotAllowed."""
-    return org_of(request, parse_query(request.url.query, OrgQuery).org_id)
+    return org_of(request.user, parse_query(request.url.query, OrgQuery).org_id)
 
 
 @post(
@@ -117,7 +98,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, SpendCapsQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     listed = verbs.listed_spend_caps(org_id, include_archived=query.include_archived)
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(listed, table.c.id, query))

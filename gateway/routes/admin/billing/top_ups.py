@@ -20,13 +20,13 @@ from billing.tables import top_ups as table
 from gateway.db import tenant
 from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.credits import CreditsQuery, tell
-from gateway.routes.admin.billing.spend_caps import OrgQuery, in_org, org_of
+from gateway.routes.admin.billing.spend_caps import in_org
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
 from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.common_requests import check_id
 from gateway.routes.shared.conditional import answer, if_match
 from gateway.routes.shared.operations import describes
 from gateway.routes.shared.pages import Listing, keyset, to_listing
+from gateway.routes.shared.resource import check_id, org_of
 from gateway.tenancy.money import top_ups as verbs
 from gateway.wire.admin.billing.top_ups import (
     BalanceSettingsPatch,
@@ -38,6 +38,7 @@ from gateway.wire.admin.billing.top_ups import (
     to_values,
 )
 from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import OrgQuery
 from gateway.wire.shared.refusals import decode_kept
 
 SETTINGS = "/v1/admin/balance/settings"
@@ -97,7 +98,7 @@ async def update_settings(request: AuthenticatedRequest) -> Response[bytes]:
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CreditsQuery)
-    org_id, _ = org_of(request, query.org_id)
+    org_id, _ = org_of(request.user, query.org_id)
     async with tenant(services(request).db, org_id) as conn:
         rows = await conn.execute(keyset(top_ups_of(org_id), table.c.id, query))
         found = [to_top_up_view(to_top_up(row)) for row in rows]

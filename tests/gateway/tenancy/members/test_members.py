@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import SCOPE_INFERENCE
-from gateway.tenancy import projects
+from gateway.tenancy import projects, tables
 from gateway.tenancy.errors import (
     ArchivedError,
     InvalidField,
@@ -215,12 +215,11 @@ async def test_an_archived_project_is_shown_and_takes_nothing(acme: Tenant) -> N
         assert gone.archived_at is not None
         assert await projects.archive(conn, **acme.here, **ME) == gone
         assert await projects.get_project(conn, **acme.here) == gone
-        live = await projects.page_of_projects(conn, org_id=acme.org_id)
-        assert live == ([second], False)
-        everything = await projects.page_of_projects(
-            conn, org_id=acme.org_id, include_archived=True
-        )
-        assert everything == ([gone, second], False)
+        live = await conn.execute(projects.select_projects(acme.org_id))
+        assert [projects.to_project(row) for row in live] == [second]
+        listed = projects.select_projects(acme.org_id, archived=True).order_by(tables.projects.c.id)
+        everything = await conn.execute(listed)
+        assert [projects.to_project(row) for row in everything] == [gone, second]
     user = {"user_id": acme.owner.id}
     uses: list[Callable[[AsyncConnection], Awaitable[object]]] = [
         lambda conn: projects.rename_project(conn, **acme.here, name="new", **ME),
