@@ -26,13 +26,21 @@ def with_fields(
     def add(cls: type[S]) -> type[S]:
         added = {name: FieldInfo(name, name, kind, default) for name in names}
         fields: dict[str, FieldInfo] = {}
-        for each in msgspec.structs.fields(cls):
-            fields[each.name] = added.get(each.name, each)
-            if each.name == after:
+        for name, each in _fields(cls).items():
+            fields[name] = added.get(name, each)
+            if name == after:
                 fields |= added
         return _made_anew(cls, fields | added)
 
     return add
+
+
+def with_fields_of(
+    other: type[msgspec.Struct], *, without: Collection[str] = ()
+) -> Callable[[type[S]], type[S]]:
+    """Add each field of `other`, as it is there."""
+    added = {name: each for name, each in _fields(other).items() if name not in without}
+    return lambda cls: _made_anew(cls, _fields(cls) | added)
 
 
 def patch_of(
@@ -40,23 +48,22 @@ def patch_of(
 ) -> Callable[[type[S]], type[S]]:
     """Add each field of `create`, with its type, so that it may be left out (RFC 7396), before
     those of the class."""
-
-    def add(cls: type[S]) -> type[S]:
-        fields = {
-            each.name: FieldInfo(each.name, each.encode_name, each.type | UnsetType, UNSET)
-            for each in msgspec.structs.fields(create)
-            if each.name not in without
-        }
-        own = {each.name: each for each in msgspec.structs.fields(cls)}
-        return _made_anew(cls, fields | own)
-
-    return add
+    added = {
+        name: FieldInfo(name, each.encode_name, each.type | UnsetType, UNSET)
+        for name, each in _fields(create).items()
+        if name not in without
+    }
+    return lambda cls: _made_anew(cls, added | _fields(cls))
 
 
 def given(patch: msgspec.Struct) -> dict[str, Any]:
     """Return the fields that a patch names; null stands for None."""
     fields = msgspec.structs.asdict(patch)
     return {name: value for name, value in fields.items() if value is not UNSET}
+
+
+def _fields(cls: type[msgspec.Struct]) -> dict[str, FieldInfo]:
+    return {each.name: each for each in msgspec.structs.fields(cls)}
 
 
 def _made_anew(cls: type[S], fields: Mapping[str, FieldInfo]) -> type[S]:

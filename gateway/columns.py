@@ -5,6 +5,7 @@ What is true of the database says its migration; nothing here makes a table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,10 @@ def text(name: str, *, nullable: bool = False, key: bool = False) -> sa.Column[A
 
 def texts(name: str) -> sa.Column[list[str]]:
     return sa.Column(name, ARRAY(sa.Text), nullable=False)
+
+
+def limits(names: Iterable[str]) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger, nullable=True) for name in names]
 
 
 def moment(name: str, *, nullable: bool = True) -> sa.Column[datetime]:

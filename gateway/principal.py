@@ -4,11 +4,13 @@ behind it. Pure data."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from billing.pricing.entries import DEFAULT_LIST
+from billing.pricing.lists import ListName
 from engine.protocol import Lane
 from gateway.networks import Networks
 
@@ -24,25 +26,101 @@ KEY_LANES: tuple[KeyLane, ...] = get_args(KeyLane)
 Role = Literal["owner", "admin", "developer", "billing", "reader"]
 
 
+MAX_LIMIT = 1_000_000_000_000
+MINUTE_US = 60_000_000
+DAY_US = 24 * 60 * MINUTE_US
+Amount = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
+Weight = Annotated[float, Meta(ge=1 / 64, le=64)]
+
+
+class PlanLimit(msgspec.Struct, frozen=True):
+    """Describes one limit of a plan. Settings, tables, the admin API, buckets, headers, errors and
+    alerts are made of it; it stands beside its field of `Plan`."""
+
+    letter: str
+    """Its bucket's name in Redis."""
+    kind: str
+    """Its name in errors and, where its window is a minute, in headers."""
+    title: str
+    """Its name in messages to people."""
+    name: str = ""
+    """Its field of `Plan`."""
+    counts: str = ""
+    """A key of `limits.outcomes.Units.counted`, or "streams": the requests that run at once. Its
+    kind, unless said otherwise."""
+    window_us: int = MINUTE_US
+    """0: it has none, and no bucket."""
+    lane: Lane | None = None
+    """The only lane in which it holds."""
+    of_keys: bool = False
+    """A key may have it of its own, beside that of its plan."""
+    openai_name: str | None = None
+    """OpenAI's name of it where a project has it of its own for a model. None: it cannot."""
+    raises_alerts: bool = False
+    """Its use in a minute raises them, in tokens."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one scope (a key, a project, an OAuth client or an org). None: unlimited."""
 
     name: str
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
-    max_concurrent_streams: int | None = None
-    input_tokens_per_minute: int | None = None
-    output_tokens_per_minute: int | None = None
-    batch_tokens_per_day: int | None = None
-    """Of requests in the batch lane, beside the others."""
+    tokens_per_minute: Annotated[
+        Amount | None,
+        PlanLimit(
+            *("t", "tokens", "tokens per minute (TPM)"),
+            of_keys=True,
+            openai_name="max_tokens_per_1_minute",
+            raises_alerts=True,
+        ),
+    ] = None
+    requests_per_minute: Annotated[
+        Amount | None,
+        PlanLimit(
+            *("r", "requests", "requests per minute (RPM)"),
+            of_keys=True,
+            openai_name="max_requests_per_1_minute",
+        ),
+    ] = None
+    max_concurrent_streams: Annotated[
+        Amount | None, PlanLimit("s", "streams", "concurrent requests", window_us=0, of_keys=True)
+    ] = None
+    input_tokens_per_minute: Annotated[
+        Amount | None,
+        PlanLimit("i", "input_tokens", "input tokens per minute", raises_alerts=True),
+    ] = None
+    output_tokens_per_minute: Annotated[
+        Amount | None,
+        PlanLimit("o", "output_tokens", "output tokens per minute", raises_alerts=True),
+    ] = None
+    batch_tokens_per_day: Annotated[
+        Amount | None,
+        PlanLimit(
+            *("d", "batch_tokens", "batch tokens per day (TPD)"),
+            counts="tokens",
+            window_us=DAY_US,
+            lane="batch",
+        ),
+    ] = None
+    weight: Weight | None = None
+    """An org's share among others in a lane: twice the weight, twice the share when all wait. None:
+    1."""
     lane: Lane | None = None
     """Where all its requests go. None: where they belong."""
-    weight: float | None = None
-    """An org's share among others in a lane. None: 1."""
-    price_list: str | None = None
+    price_list: ListName | None = None
     """What its org pays. None: what everybody does."""
 
 
+PLAN_LIMITS = tuple(
+    msgspec.structs.replace(each, name=field.name, counts=each.counts or each.kind)
+    for field in msgspec.structs.fields(Plan)
+    for each in getattr(field.type, "__metadata__", ())
+    if isinstance(each, PlanLimit)
+)
+LIMIT_NAMES = tuple(limit.name for limit in PLAN_LIMITS)
+KEY_LIMIT_NAMES = tuple(limit.name for limit in PLAN_LIMITS if limit.of_keys)
+"""The limits that a key may have of its own, too."""
+PROJECT_LIMITS = {limit.name: limit.openai_name for limit in PLAN_LIMITS if limit.openai_name}
+"""The limits that a project may have of its own for a model, too, with OpenAI's names."""
 UNLIMITED = Plan(name="unlimited")
 
 CapScope = Literal["org", "project", "key"]

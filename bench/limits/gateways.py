@@ -33,8 +33,8 @@ from bench.load import Connection, Target
 from bench.ports import free_port
 from gateway.home import Home
 from gateway.limits.limiter import MAX_AHEAD_TOKENS
-from gateway.limits.outcomes import MINUTE_US
 from gateway.limits.redis.scripts import script_text
+from gateway.principal import MINUTE_US
 from gateway.processes import embedded_databases as embedded
 
 NUM_WORKERS = 4

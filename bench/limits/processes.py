@@ -20,10 +20,10 @@ from bench.limits.journal import Request, Story, read
 from bench.limits.load import GO, Load, now_us
 from bench.limits.tenant import DAY, DAY_TOKENS, MODELS, ORG, callers
 from gateway.limits.limiter import MAX_AHEAD_TOKENS, Limiter
-from gateway.limits.outcomes import DAY_US, MINUTE_US, Admission, Settlement, Units, scopes_of
+from gateway.limits.outcomes import Admission, Settlement, Units, scopes_of
 from gateway.limits.redis.keys import org_keys, scope_keys
 from gateway.limits.redis.scope_limits import BucketLimit
-from gateway.principal import Principal
+from gateway.principal import DAY_US, MINUTE_US, Principal
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_PROCESSES = 4
@@ -275,12 +275,12 @@ def buckets(
         for scope, key in zip(scopes, scope_keys(ORG, scopes), strict=True):
             for bucket in scope.buckets:
                 if bucket.window_us == MINUTE_US:
-                    name = f"{key.partition('}:')[2]} {bucket.kind}"
+                    name = f"{key.partition('}:')[2]} {bucket.letter}"
                     name = name.replace(f"org:{ORG} ", "org ")
                     _, at_admission, in_all = found.setdefault(name, (bucket, [], []))
-                    at_admission.append((said.at_us, first[bucket.kind]))
+                    at_admission.append((said.at_us, first[bucket.letter]))
                     in_all.append(at_admission[-1])
-                    if bucket.kind in "to":
+                    if bucket.letter in "to":
                         in_all += later
     for name, (bucket, at_admission, in_all) in found.items():
         yield name, bucket, at_admission, in_all

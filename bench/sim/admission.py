@@ -25,7 +25,7 @@ from gateway.limits.outcomes import Units, reservation, scopes_of
 from gateway.limits.output_forecast import ExpectedOutput
 from gateway.limits.redis.keys import scope_keys
 from gateway.limits.redis.local_buckets import LocalBuckets
-from gateway.limits.redis.scope_limits import ScopeLimits, UnitKind
+from gateway.limits.redis.scope_limits import ScopeLimits
 from gateway.principal import Plan, Principal
 
 MODEL = "model"
@@ -46,7 +46,7 @@ class _Reserved(msgspec.Struct, frozen=True):
     tenant: str
     keys: Sequence[str]
     scopes: tuple[ScopeLimits, ...]
-    units: dict[UnitKind, int]
+    units: dict[str, int]
 
 
 class Door:
@@ -84,7 +84,7 @@ class Door:
             return "late"
         if scopes:
             expected = min(max_tokens, self._outputs.expected(tenant, MODEL))
-            units = reservation(scopes, len(prompt), expected).by_kind(requests=1)
+            units = reservation(scopes, len(prompt), expected).by_letter(requests=1)
             if self._buckets.admit(keys, scopes, units) is not None:
                 return "limit"
             self._open[name] = _Reserved(tenant, keys, scopes, units)
@@ -95,14 +95,14 @@ class Door:
         reserved = self._open.pop(name, None)
         if reserved is not None:
             self._outputs.note(reserved.tenant, MODEL, written)
-            used = Units(input_tokens=prompt, output_tokens=written).by_kind(requests=1)
+            used = Units(input_tokens=prompt, output_tokens=written).by_letter(requests=1)
             self._buckets.settle(reserved.keys, reserved.scopes, reserved.units, used)
 
     def void(self, name: str) -> None:
         """It never ran."""
         reserved = self._open.pop(name, None)
         if reserved is not None:
-            nothing = Units().by_kind()
+            nothing = Units().by_letter()
             self._buckets.settle(reserved.keys, reserved.scopes, reserved.units, nothing)
 
     def _known_of(self, tenant: str, lane: Lane) -> _Known:

@@ -35,10 +35,9 @@ Reason = Literal["spent", "refused"]
 SPENT: Reason = "spent"
 REFUSED: Reason = "refused"
 CreditMeasure = Literal["credits_low", "credits_exhausted"]
-TokenMeasure = Literal["tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute"]
-Measure = Literal["spend", "unusual_spend", CreditMeasure, TokenMeasure]
-SPEND: Measure = "spend"
-UNUSUAL: Measure = "unusual_spend"
+MoneyMeasure = Literal["spend", "unusual_spend", CreditMeasure]
+SPEND: MoneyMeasure = "spend"
+UNUSUAL: MoneyMeasure = "unusual_spend"
 
 
 class MeasureKind(NamedTuple):
@@ -55,16 +54,20 @@ class MeasureKind(NamedTuple):
 
 _BUDGET = MeasureKind("budget.threshold_reached", "usd", has_reason=True)
 _RATE_LIMIT = MeasureKind("rate_limit.threshold_reached", "tokens")
-MEASURES: dict[Measure, MeasureKind] = {
+_MONEY: dict[str, MeasureKind] = {
     "spend": _BUDGET,
     "unusual_spend": MeasureKind("spend.unusual", "usd"),
     "credits_low": MeasureKind("credits.low", "usd", has_reason=True, is_balance=True),
     "credits_exhausted": MeasureKind("credits.exhausted", "usd", has_reason=True, is_balance=True),
-    "tokens_per_minute": _RATE_LIMIT,
-    "input_tokens_per_minute": _RATE_LIMIT,
-    "output_tokens_per_minute": _RATE_LIMIT,
 }
-"""All measures; the table's constraint `alerts_measure` lists them as well."""
+"""Each `MoneyMeasure`. All other measures are rate limits, by their names; the table's constraint
+`alerts_measure` lists them all."""
+
+
+def kind_of_measure(measure: str) -> MeasureKind:
+    return _MONEY.get(measure, _RATE_LIMIT)
+
+
 MINUTE_S = 60
 FORGET_MINUTES_S = 2 * 3600
 FORGET_HOURS_S = 90 * 86_400
@@ -96,7 +99,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     scope: str
     scope_id: str
-    measure: Measure
+    measure: str
+    """A `MoneyMeasure`, or the name of a rate limit."""
     cap_id: str
     """Empty for a rate limit."""
     period: str
@@ -390,7 +394,8 @@ class CeilingUse(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     scope: str
     scope_id: str
-    measure: TokenMeasure
+    measure: str
+    """The name of the limit."""
     minute: int
     """Unix seconds of its start."""
     tokens: int

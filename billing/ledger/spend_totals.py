@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from billing.events import TOKENS
+from billing.events import INPUTS, OUTPUTS, TOKENS
 from billing.money import Pico
 from billing.tables import read_struct, total_pico, usage_daily, usage_events, usage_hourly
 
@@ -116,19 +116,33 @@ async def spent_by_key(conn: AsyncConnection, org: str, key: str, now: datetime)
     return SpentByKey(**{name: int(amount or 0) for name, amount in row._mapping.items()})
 
 
-async def batch_tokens(
+COUNTED: dict[str, tuple[str, ...]] = {
+    "tokens": TOKENS,
+    "input_tokens": INPUTS,
+    "output_tokens": OUTPUTS,
+    "requests": ("num_requests",),
+}
+"""The columns that hold what limits count."""
+
+
+async def used_by_hour(
     db: AsyncEngine,
     org: str,
+    counts: str,
     *,
     project: str | None = None,
     key: str | None = None,
     model: str | None = None,
     since: datetime,
+    in_batches: bool,
 ) -> list[tuple[float, int]]:
-    """Return the tokens of batches by hour (Unix seconds), in order. Raises: as `read_spend`."""
+    """Return what was used by hour (Unix seconds), in order. `counts`: one of COUNTED.
+    `in_batches`: nothing else. Raises: as `read_spend`."""
     own = usage_hourly.c
-    tokens = sa.func.sum(sum((own[name] for name in TOKENS), sa.literal(0)))
-    found = sa.select(own.hour, tokens).where(own.org == org, own.batch, own.hour >= since)
+    units = sa.func.sum(sum((own[name] for name in COUNTED[counts]), sa.literal(0)))
+    found = sa.select(own.hour, units).where(own.org == org, own.hour >= since)
+    if in_batches:
+        found = found.where(own.batch)
     for column, value in ((own.project, project), (own.key, key), (own.model, model)):
         if value is not None:
             found = found.where(column == value)

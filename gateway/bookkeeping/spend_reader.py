@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
@@ -12,11 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits.balance_leases import Ask
 from billing.credits.lines import top_up
-from billing.ledger.spend_totals import SpendAccount, batch_tokens, read_booked, read_spend
+from billing.ledger.spend_totals import SpendAccount, read_booked, read_spend, used_by_hour
 from gateway.limits.counters import BookedRequest
 from gateway.limits.funding import Funding, ModelFunding
 from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.spending import PICO_PER_NANO, Counter
+from gateway.principal import PlanLimit
 
 TIMEOUT_S = 5.0
 
@@ -70,14 +72,17 @@ class PostgresBooks:
             must_shrink=found.must_shrink,
         )
 
-    async def batch_tokens(
-        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    async def used_by_hour(
+        self, org_id: str, scope: ScopeName, owner_id: str, limit: PlanLimit, since: float
     ) -> Sequence[tuple[float, int]]:
-        whose = to_owner(scope, owner_id)
-        moment = datetime.fromtimestamp(since, UTC)
+        asked: dict[str, Any] = {
+            **to_owner(scope, owner_id),
+            "since": datetime.fromtimestamp(since, UTC),
+            "in_batches": limit.lane == "batch",
+        }
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await batch_tokens(self._db, org_id, **whose, since=moment)
+                return await used_by_hour(self._db, org_id, limit.counts, **asked)
         except SQLAlchemyError as error:
             raise OSError(type(error).__name__) from error
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -24,7 +24,7 @@ from gateway.cli.reconcile import reconcile
 from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.users import users
 from gateway.cli.vault import vault
-from gateway.principal import KEY_LANES
+from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, load, restore
 
@@ -193,6 +193,9 @@ def keys() -> None:
     """Create, list and revoke API keys, while `tollgate up` runs or not."""
 
 
+OWN = "Of its own, beside that of its plan."
+
+
 @keys.command("create")
 @with_options(*STATE)
 @JSON
@@ -220,9 +223,9 @@ def keys() -> None:
     multiple=True,
     help="A network (CIDR) or an address to be used from. Default: anywhere.",
 )
-@click.option("--tokens-per-minute", type=int, help="Of its own, beside those of its plan.")
-@click.option("--requests-per-minute", type=int)
-@click.option("--max-concurrent-streams", type=int)
+@with_options(
+    *(click.option(f"--{name.replace('_', '-')}", type=int, help=OWN) for name in KEY_LIMIT_NAMES)
+)
 @click.option("--lane", type=click.Choice(KEY_LANES), help="Its requests are in no lane above.")
 def create(
     name: str,
@@ -233,9 +236,6 @@ def create(
     expires_in_days: int | None,
     models: tuple[str, ...],
     ip_ranges: tuple[str, ...],
-    tokens_per_minute: int | None,
-    requests_per_minute: int | None,
-    max_concurrent_streams: int | None,
     lane: str | None,
     as_json: bool,
     **flags: Flags,
@@ -248,6 +248,7 @@ def create(
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
 
+    own: dict[str, Any] = {name: flags.pop(name) for name in KEY_LIMIT_NAMES}
     settings = load(flags)
     lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
 
@@ -269,10 +270,8 @@ def create(
                 restrictions=Restrictions(
                     models=list(models) or None,
                     ip_ranges=list(ip_ranges) or None,
-                    tokens_per_minute=tokens_per_minute,
-                    requests_per_minute=requests_per_minute,
-                    max_concurrent_streams=max_concurrent_streams,
                     lane=lane,
+                    **own,
                 ),
                 actor=COMMAND_LINE,
             )

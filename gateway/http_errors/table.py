@@ -74,11 +74,11 @@ from gateway.inference.generate import NotAccepting, RateLimited
 from gateway.lanes import DEADLINE_HEADER
 from gateway.limits.counters import SpentUnknown
 from gateway.limits.headers import to_headers
-from gateway.limits.outcomes import LimitKind, Refusal
+from gateway.limits.outcomes import MONEY, Refusal
 from gateway.limits.redis.scope_limits import ScopeName
 from gateway.limits.redis.scripts import ScriptFailed
 from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
-from gateway.principal import OrgSuspended
+from gateway.principal import PLAN_LIMITS, OrgSuspended
 from gateway.request_errors import (
     BadField,
     ContextTooLong,
@@ -326,15 +326,7 @@ def capital(message: str) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
-LIMITED: dict[LimitKind, str] = {
-    "tokens": "tokens per minute (TPM)",
-    "input_tokens": "input tokens per minute",
-    "output_tokens": "output tokens per minute",
-    "batch_tokens": "batch tokens per day (TPD)",
-    "requests": "requests per minute (RPM)",
-    "streams": "concurrent requests",
-    "money": "spending",
-}
+LIMITED = {limit.kind: limit.title for limit in PLAN_LIMITS}
 PERIODS = {
     "day": "today (UTC)",
     "month": "in this month (UTC)",
@@ -399,7 +391,7 @@ LIMITER: dict[ScopeName, str] = {"key_model": "key and model", "client": "OAuth 
 
 def refused(refusal: Refusal) -> HttpError:
     """429. A request that can never fit gets no Retry-After: waiting would not help."""
-    if refusal.kind == "money":
+    if refusal.kind == MONEY:
         return overspent(refusal)
     headers = to_headers(refusal.state)
     subject = LIMITED[refusal.kind]

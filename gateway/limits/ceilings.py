@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts.alerts import MINUTE_S, CeilingUse, TokenMeasure, note_ceilings
+from billing.alerts.alerts import MINUTE_S, CeilingUse, note_ceilings
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.outcomes import Units
-from gateway.limits.redis.scope_limits import BucketKind, ScopeLimits
+from gateway.limits.redis.scope_limits import ScopeLimits
+from gateway.principal import PLAN_LIMITS
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +35,10 @@ noted."""
 FLUSH_BATCH = 1_000
 QUIET_SHARE = 20
 """A use below 1/20 of a gateway's share of a limit is not written."""
-MEASURES: dict[BucketKind, TokenMeasure] = {
-    "t": "tokens_per_minute",
-    "i": "input_tokens_per_minute",
-    "o": "output_tokens_per_minute",
-}
+MEASURES = {limit.letter: limit for limit in PLAN_LIMITS if limit.raises_alerts}
 
-Key = tuple[str, str, str, BucketKind, int]
-"""Org, scope, its id, what is limited, and the minute in Unix seconds."""
+Key = tuple[str, str, str, str, int]
+"""Org, scope, its id, the letter of the limit, and the minute in Unix seconds."""
 
 
 class MinuteUse(msgspec.Struct):
@@ -76,16 +73,14 @@ class Ceilings(Flusher):
         """Note `taken` from each of `scopes`, less what was `given_back`, which was taken
         before."""
         minute = int(self._wall_clock()) // MINUTE_S * MINUTE_S
-        input_tokens = taken.input_tokens - given_back.input_tokens
-        output_tokens = taken.output_tokens - given_back.output_tokens
-        more = {"t": input_tokens + output_tokens, "i": input_tokens, "o": output_tokens}
+        more, less = taken.counted(), given_back.counted()
         noted = self._noted
         for scope in scopes:
             for bucket in scope.buckets:
-                if bucket.kind not in MEASURES or bucket.limit <= 0:
+                if (limit := MEASURES.get(bucket.letter)) is None or bucket.limit <= 0:
                     continue
-                key = (org_id, scope.scope, scope.owner_id, bucket.kind, minute)
-                tokens = more[bucket.kind]
+                key = (org_id, scope.scope, scope.owner_id, bucket.letter, minute)
+                tokens = more[limit.counts] - less[limit.counts]
                 known = noted.get(key)
                 if known is not None:
                     known.tokens += tokens
@@ -119,12 +114,12 @@ class Ceilings(Flusher):
 
 
 def _to_use(key: Key, noted: MinuteUse, tokens: int) -> CeilingUse:
-    org_id, scope, scope_id, kind, minute = key
+    org_id, scope, scope_id, letter, minute = key
     return CeilingUse(
         org_id=org_id,
         scope=scope,
         scope_id=scope_id,
-        measure=MEASURES[kind],
+        measure=MEASURES[letter].name,
         minute=minute,
         tokens=tokens,
         limit=noted.limit,

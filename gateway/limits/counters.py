@@ -37,13 +37,13 @@ from redis.exceptions import RedisError
 from billing.events import UsageEvent
 from foundation.tasks import end_tasks
 from gateway.ids import uuid7
-from gateway.limits.outcomes import DAY_US
 from gateway.limits.redis.data_loss import EverUsed
 from gateway.limits.redis.keys import org_keys
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits, ScopeName
 from gateway.limits.redis.scripts import LimiterUnavailable, ScriptFailed, Scripts
 from gateway.limits.spending import Counter, counters_of, to_nano
+from gateway.principal import DAY_US, PLAN_LIMITS, PlanLimit
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class Books(Protocol):
         """Return those of them that a tenant is billed for."""
         ...
 
-    async def batch_tokens(
-        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    async def used_by_hour(
+        self, org_id: str, scope: ScopeName, owner_id: str, limit: PlanLimit, since: float
     ) -> Sequence[tuple[float, int]]:
-        """Return (hour, tokens) in the lane of batches, in order; both moments in Unix seconds."""
+        """Return (hour, units) of what `limit` counts, in order; both moments in Unix seconds."""
         ...
 
 
@@ -108,8 +108,8 @@ class NoBooks:
     async def booked(self, event_ids: Sequence[str]) -> Sequence[BookedRequest]:
         return ()
 
-    async def batch_tokens(
-        self, org_id: str, scope: ScopeName, owner_id: str, since: float
+    async def used_by_hour(
+        self, org_id: str, scope: ScopeName, owner_id: str, limit: PlanLimit, since: float
     ) -> Sequence[tuple[float, int]]:
         return ()
 
@@ -309,14 +309,14 @@ HOUR_US = 3_600_000_000
 
 
 class DayBuckets:
-    """Refills a day's bucket of batches from the books after Redis has lost its data.
+    """Refills a day's buckets from the books after Redis has lost its data.
 
     A bucket of a minute can begin empty, it is full again soon; one of a day that did would let
     nothing pass for hours, and one that began full would pass its limit twice. So for a day after a
     loss the scripts ask for it (see `fresh` in `ledger.lua`), and whoever is asked replays the
     hours that the books have.
 
-    Each hour's tokens count as used at its end, so that the bucket is never fuller than it was.
+    Each hour's units count as used at its end, so that the bucket is never fuller than it was.
     What was used and is not booked at that moment is left out: as much as ships within a second or
     two.
     """
@@ -324,28 +324,31 @@ class DayBuckets:
     def __init__(self, pipeline: Pipeline, books: Books) -> None:
         self._pipeline, self._books = pipeline, books
 
-    async def note(self, org_id: str, scope: ScopeLimits, key: str) -> None:
-        """Write beside the scope, whose name in Redis is `key`, when its bucket is full again.
+    async def note(self, org_id: str, scope: ScopeLimits, key: str, letter: str) -> None:
+        """Write beside the scope, whose name in Redis is `key`, when this bucket of it is full
+        again.
 
         Raises: LimiterUnavailable.
         """
-        (limit,) = (each for each in scope.buckets if each.kind == "d")
+        (bucket,) = (each for each in scope.buckets if each.letter == letter)
+        (limit,) = (each for each in PLAN_LIMITS if each.letter == letter)
         try:
             seconds, microseconds = await self._pipeline.call(("TIME",))
             now_us = int(seconds) * 1_000_000 + int(microseconds)
             since = now_us / 1_000_000 - DAY_LOOK_BACK_S
-            used = await self._books.batch_tokens(org_id, scope.scope, scope.owner_id, since)
-            full_at = full_at_us(limit, used, now_us)
-            await self._pipeline.call(("SET", f"{key}:day", full_at, "NX", "PX", DAY_KEPT_MS))
+            used = await self._books.used_by_hour(org_id, scope.scope, scope.owner_id, limit, since)
+            full_at = full_at_us(bucket, used, now_us)
+            noted = f"{key}:day:{letter}"
+            await self._pipeline.call(("SET", noted, full_at, "NX", "PX", DAY_KEPT_MS))
         except (RedisError, OSError, QueueFull) as error:
             raise LimiterUnavailable(f"a day's bucket: {type(error).__name__}") from error
 
 
 def full_at_us(limit: BucketLimit, used: Iterable[tuple[float, int]], now_us: int) -> int:
-    """Return when the bucket is full again: `used` are (hour, tokens), in order."""
+    """Return when the bucket is full again: `used` are (hour, units), in order."""
     assert limit.window_us == DAY_US
     full_at = 0
-    for hour, tokens in used:
+    for hour, units in used:
         at_us = min(now_us, round(hour * 1_000_000) + HOUR_US)
-        full_at = max(full_at, at_us) + -(-tokens * limit.window_us // limit.limit)
+        full_at = max(full_at, at_us) + -(-units * limit.window_us // limit.limit)
     return full_at

@@ -7,15 +7,16 @@ import math
 import time
 from functools import lru_cache
 
-from gateway.limits.outcomes import RateState
+from gateway.limits.outcomes import SHOWN, RateState
 
-NAMES = tuple(
-    (
-        *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset")),
-        *(f"anthropic-ratelimit-{kind}-{what}" for what in ("limit", "remaining", "reset")),
+PARTS = ("limit", "remaining", "reset")
+NAMES = {
+    kind: (
+        *(f"x-ratelimit-{part}-{kind.replace('_', '-')}" for part in PARTS),
+        *(f"anthropic-ratelimit-{kind.replace('_', '-')}-{part}" for part in PARTS),
     )
-    for kind in ("requests", "tokens", "input-tokens", "output-tokens")
-)
+    for kind in SHOWN.values()
+}
 MAX_MOMENTS = 256
 """That are remembered: most buckets are full within the same few seconds."""
 
@@ -40,13 +41,11 @@ def to_headers(state: RateState) -> dict[str, str]:
     `anthropic-ratelimit-tokens-remaining` and when (RFC 3339)."""
     headers: dict[str, str] = {}
     now_s = time.time()
-    windows = (state.requests, state.tokens, state.input_tokens, state.output_tokens)
-    for names, window in zip(NAMES, windows, strict=True):
-        if window is not None:
-            limit, remaining = str(window.limit), str(window.remaining)
-            resets = to_duration(window.reset_s), to_moment(math.ceil(now_s + window.reset_s))
-            values = (limit, remaining, resets[0], limit, remaining, resets[1])
-            headers.update(zip(names, values, strict=True))
+    for kind, window in state.items():
+        limit, remaining = str(window.limit), str(window.remaining)
+        resets = to_duration(window.reset_s), to_moment(math.ceil(now_s + window.reset_s))
+        values = (limit, remaining, resets[0], limit, remaining, resets[1])
+        headers.update(zip(NAMES[kind], values, strict=True))
     return headers
 
 

@@ -73,7 +73,6 @@ from gateway.limits.counters import (
 from gateway.limits.funding import Funds, Lender, NoLender, OrgCounter
 from gateway.limits.outcomes import (
     Admission,
-    RateState,
     Refusal,
     Settlement,
     Units,
@@ -118,7 +117,7 @@ at which sequences pause."""
 NOTHING = Units()
 SETTLEMENTS = tuple(Settlement)
 """By their numbers."""
-MAX_MISSING = 8  # how often an admission may find that Redis lacks what it needs
+MAX_MISSING = 16  # how often an admission may find that Redis lacks what it needs
 
 
 class Extension(msgspec.Struct, frozen=True):
@@ -263,7 +262,7 @@ class Limiter:
             reserved=reservation(scopes, input_tokens, min(max_output_tokens, expected)),
             max_output_tokens=max_output_tokens,
             scopes=scopes,
-            state=RateState(),
+            state={},
             spending=spending,
         )
         if not wanted.has_lease:
@@ -282,7 +281,7 @@ class Limiter:
         if spending is not None:
             keys += counter_keys(wanted.org_id, spending.caps)
         reply: list[Any] = []
-        for _ in range(MAX_MISSING):  # its epoch, its counters, a day's bucket, its funding
+        for _ in range(MAX_MISSING):  # its epoch, its counters, days' buckets, its funding
             reply = await self._scripts.call("admit", keys, self._to_asked(wanted))
             if reply[0] == 4:
                 await self._epochs.begin(epoch_key(wanted.org_id))
@@ -291,7 +290,8 @@ class Limiter:
                 await self.counters.build(wanted.org_id, missing, self.renew)
             elif reply[0] == 6:
                 place = reply[1] - 1
-                await self._days.note(wanted.org_id, wanted.scopes[place], keys[3 + place])
+                letter = reply[2].decode()
+                await self._days.note(wanted.org_id, wanted.scopes[place], keys[3 + place], letter)
             elif reply[0] == 7 and (paying := funded_counter(wanted)) is not None:
                 assert spending is not None
                 await self.funds.fund(paying, wanted.model, spending.hold_nano)
@@ -304,19 +304,19 @@ class Limiter:
     def _to_verdict(self, wanted: Admission, reply: list[Any]) -> Admission | Refusal:
         """Read what `admit.lua` has answered."""
         spending = wanted.spending
-        outcome, place, kind, wait_us, now_us, tokens, left, *buckets = reply
+        outcome, place, letter, wait_us, now_us, tokens, left, *buckets = reply
         assert outcome != 3, "a lease id is made once"
         state = rate_state(wanted.scopes, buckets, now_us)
         if spending is not None:
             self._comfort.note(counter_keys(wanted.org_id, spending.caps), left)
         if outcome == 0:
-            if kind == b"m":
+            if letter == b"m":
                 assert spending is not None
                 amounts = tokens
                 self._on_refusal(wanted.org_id, spending.exceeded(left, amounts))
                 return overspent(spending, place, amounts[place - 1], left[place - 1], state)
             wait_s = None if wait_us < 0 else wait_us / 1_000_000
-            return refused(wanted.scopes[place - 1], kind.decode(), wait_s, state)
+            return refused(wanted.scopes[place - 1], letter.decode(), wait_s, state)
         admission = msgspec.structs.replace(wanted, state=state)
         if tokens >= 0:
             admission = msgspec.structs.replace(admission, max_output_tokens=tokens)
@@ -333,7 +333,7 @@ class Limiter:
         return (
             wanted.lease_id,
             int(LEASE_TTL_S * 1_000_000),
-            wanted.reserved.by_kind(requests=1),
+            wanted.reserved.by_letter(requests=1),
             [to_script(scope) for scope in wanted.scopes],
             *money,
         )
@@ -358,12 +358,15 @@ class Limiter:
             if not self._comfort.allows(names, hold, self._local.num_gateways):
                 raise SpentUnknown("Redis is away")
             self._comfort.take(names, hold)
-        keys, units = scope_keys(wanted.org_id, wanted.scopes), wanted.reserved.by_kind(requests=1)
+        keys, units = (
+            scope_keys(wanted.org_id, wanted.scopes),
+            wanted.reserved.by_letter(requests=1),
+        )
         found = self._local.admit(keys, wanted.scopes, units)
         if found is not None:
             by = wanted.scopes[found.place]
             wait_s = None if found.wait_s == math.inf else found.wait_s
-            return refused(by, found.kind, wait_s, wanted.state)
+            return refused(by, found.letter, wait_s, wanted.state)
         self._has_admitted = True
         self._on_use(wanted.org_id, wanted.scopes, wanted.reserved, NOTHING)
         return msgspec.structs.replace(wanted, is_local=True)
@@ -375,7 +378,7 @@ class Limiter:
         to rest, which only ends when no debt is left. Raises: LimiterUnavailable."""
         assert 0 <= output_tokens <= STEP_TOKENS, f"a step of {output_tokens} tokens"
         more = Units(output_tokens=output_tokens)
-        asked = (admission.lease_id, more.by_kind(), used.by_kind(), int(resting))
+        asked = (admission.lease_id, more.by_letter(), used.by_letter(), int(resting))
         reply = await self._scripts.call("extend", org_keys(admission.org_id), [asked])
         rest_us = reply[0]
         return Extension(rest_s=max(0, rest_us) / 1_000_000, is_open=rest_us >= 0)
@@ -404,12 +407,12 @@ class Limiter:
         """Settle what another process admitted, and did not live to settle. Its record says what is
         to be debited, however long ago that was. Without one Redis was emptied after its gateway
         had last renewed it, so nearly all use was before the epoch (`data_loss`): UNKNOWN."""
-        asked: Any = (lease_id, bounded(used).by_kind(requests=1), [])
+        asked: Any = (lease_id, bounded(used).by_letter(requests=1), [])
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
     async def void_lease(self, org_id: str, lease_id: str) -> Settlement:
         """Give back the tokens and the request of a lease that nobody is billed for."""
-        asked: Any = (lease_id, NOTHING.by_kind(requests=0), [])
+        asked: Any = (lease_id, NOTHING.by_letter(requests=0), [])
         return await self._settle(lease_id, ScriptCall(org_keys(org_id), asked))
 
     async def _close(self, admission: Admission, used: Units, *, requests: int) -> Settlement:
@@ -419,15 +422,15 @@ class Limiter:
         if self._open.pop(admission.lease_id, None) is not None or admission.is_local:
             self._on_use(admission.org_id, admission.scopes, used, admission.reserved)
         names = scope_keys(admission.org_id, admission.scopes)
-        units = bounded(used).by_kind(requests=requests)
+        units = bounded(used).by_letter(requests=requests)
         if admission.is_local:
-            taken = admission.reserved.by_kind(requests=1)
+            taken = admission.reserved.by_letter(requests=1)
             if self._scripts.is_away:
                 self._local.settle(names, admission.scopes, taken, units)
                 return Settlement.SETTLED  # the debit will say it
             self._local.settle(names, admission.scopes, taken, taken)
             # The debit has said what was taken.
-            units = {kind: max(0, units[kind] - taken[kind]) for kind in units}
+            units = {each: max(0, units[each] - taken[each]) for each in units}
         buckets = [[each for each in scope.buckets if each.limit] for scope in admission.scopes]
         if admission.spending is not None:
             names += counter_keys(admission.org_id, admission.spending.caps)
@@ -473,7 +476,7 @@ class Limiter:
         were still open. Raises: LimiterUnavailable."""
         by_org: dict[str, list[Any]] = {}
         for lease_id, (admission, used) in self._open.items():
-            lease = (lease_id, used.by_kind(), to_charges(admission), holds_of(admission))
+            lease = (lease_id, used.by_letter(), to_charges(admission), holds_of(admission))
             by_org.setdefault(admission.org_id, []).append(lease)
         renewed = 0
         for org_id, leases in by_org.items():

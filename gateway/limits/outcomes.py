@@ -5,46 +5,35 @@ Pure data, and the arithmetic of buckets as clients see them; the same stands in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from engine.protocol import Lane
 from gateway.limits.redis.keys import scope_keys
-from gateway.limits.redis.scope_limits import (
-    BucketKind,
-    BucketLimit,
-    ScopeLimits,
-    ScopeName,
-    UnitKind,
-)
+from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits, ScopeName
 from gateway.limits.spending import SpendReservation, counter_keys
-from gateway.principal import UNLIMITED, CapPeriod, Plan, Principal
+from gateway.principal import MINUTE_US, PLAN_LIMITS, UNLIMITED, CapPeriod, Plan, Principal
 
 MAX_PLANS = 4096
 """Different ones at a time, of which the buckets are remembered."""
 
 BURST_DIVISOR = 6
 """A bucket holds a sixth of its limit per minute: ten seconds of refill."""
-MINUTE_US = 60_000_000
-DAY_US = 24 * 60 * MINUTE_US
-
-LimitKind = Literal[
-    "tokens", "input_tokens", "output_tokens", "batch_tokens", "requests", "streams", "money"
-]
-KINDS: dict[str, LimitKind] = {
-    "t": "tokens",
-    "i": "input_tokens",
-    "o": "output_tokens",
-    "d": "batch_tokens",
-    "r": "requests",
-    "s": "streams",
-    "m": "money",
-}
+MONEY = "money"
+"""The kind of a refusal by a cap on spending; the scripts' name of it is "m", and no bucket's."""
+BUCKETS = tuple(limit for limit in PLAN_LIMITS if limit.window_us)
+COUNTED = {limit.letter: limit.counts for limit in BUCKETS}
+KINDS = {limit.letter: limit.kind for limit in PLAN_LIMITS}
+SHOWN = {limit.letter: limit.kind for limit in BUCKETS if limit.window_us == MINUTE_US}
+"""The kinds that headers tell of."""
+OF_TOKENS = frozenset(letter for letter, counts in COUNTED.items() if counts == "tokens")
+OF_OUTPUT = frozenset(letter for letter, counts in COUNTED.items() if counts == "output_tokens")
+WRITTEN = OF_TOKENS | OF_OUTPUT
 
 
 def burst(limit: int) -> int:
@@ -65,17 +54,22 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
-    def by_kind(self, *, requests: int = 0) -> dict[UnitKind, int]:
-        """Return the units by kind, as the scripts read them. Which of a batch's tokens count is
-        the scope's matter: a bucket that was not reserved from is left alone."""
+    def counted(self, *, requests: int = 0) -> dict[str, int]:
+        """Return all that a `PlanLimit` may count."""
         return {
-            "t": self.tokens,
-            "i": self.input_tokens,
-            "o": self.output_tokens,
-            "d": self.tokens,
-            "r": requests,
-            "m": self.cost_nano,
+            "tokens": self.tokens,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "requests": requests,
         }
+
+    def by_letter(self, *, requests: int = 0) -> dict[str, int]:
+        """Return the units of each bucket, as the scripts read them. Which of a batch's tokens
+        count is the scope's matter: a bucket that was not reserved from is left alone."""
+        counted = self.counted(requests=requests)
+        units = {letter: counted[counts] for letter, counts in COUNTED.items()}
+        units["m"] = self.cost_nano
+        return units
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +83,8 @@ class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Until the bucket is full."""
 
 
-class RateState(msgspec.Struct, frozen=True, kw_only=True):
-    """The tightest scope of each kind, for response headers; None: no scope has such a limit."""
-
-    requests: RateWindow | None = None
-    tokens: RateWindow | None = None
-    input_tokens: RateWindow | None = None
-    output_tokens: RateWindow | None = None
+RateState = Mapping[str, RateWindow]
+"""The tightest scope's window, by each kind that headers tell of."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +112,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     def limits_tokens(self) -> bool:
         """Tell whether what it writes beyond its reservation must be asked for."""
         return not self.is_local and any(
-            bucket.kind in "tod" for scope in self.scopes for bucket in scope.buckets
+            bucket.letter in WRITTEN for scope in self.scopes for bucket in scope.buckets
         )
 
 
@@ -141,7 +130,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     for longest."""
 
     scope: ScopeName
-    kind: LimitKind
+    kind: str
+    """The kind of its `PlanLimit`, or MONEY."""
     limit: int
     retry_after_s: float | None
     """None: it can never fit."""
@@ -165,7 +155,7 @@ def overspent(
     cap = spending.caps[place - 1]
     return Refusal(
         scope=cap.counter.scope,
-        kind="money",
+        kind=MONEY,
         limit=amount_nano,
         retry_after_s=None,
         state=state,
@@ -233,22 +223,15 @@ def _add(
 
 @lru_cache(MAX_PLANS)
 def buckets_of(plan: Plan, lane: Lane) -> tuple[BucketLimit, ...]:
-    """A day's limit of batches may be used at once: its burst is all of it."""
-    minutes: tuple[tuple[BucketKind, int | None], ...] = (
-        ("t", plan.tokens_per_minute),
-        ("i", plan.input_tokens_per_minute),
-        ("o", plan.output_tokens_per_minute),
-        ("r", plan.requests_per_minute),
-    )
-    buckets = [
-        BucketLimit(kind, limit, burst(limit) if limit else 0, MINUTE_US)
-        for kind, limit in minutes
-        if limit is not None
-    ]
-    a_day = plan.batch_tokens_per_day
-    if lane == "batch" and a_day is not None:
-        buckets.append(BucketLimit("d", a_day, a_day, DAY_US))
-    return tuple(buckets)
+    """Return the buckets that hold in a lane. One of a day may be used at once: its burst is all of
+    it."""
+    found: list[BucketLimit] = []
+    for each in BUCKETS:
+        limit: int | None = getattr(plan, each.name)
+        if limit is not None and each.lane in (None, lane):
+            most = burst(limit) if each.window_us == MINUTE_US and limit else limit
+            found.append(BucketLimit(each.letter, limit, most, each.window_us))
+    return tuple(found)
 
 
 def rate_window(limit: BucketLimit, full_at_us: int, now_us: int) -> RateWindow:
@@ -263,35 +246,36 @@ def rate_window(limit: BucketLimit, full_at_us: int, now_us: int) -> RateWindow:
     return RateWindow(limit=limit.limit, remaining=remaining, reset_s=deficit_us / 1_000_000)
 
 
-def tightest(windows: list[RateWindow]) -> RateWindow | None:
-    """Return the window that lets least pass now."""
-    return min(windows, key=lambda window: (window.remaining, window.limit), default=None)
-
-
 def rate_state(scopes: Sequence[ScopeLimits], reply: list[int], now_us: int) -> RateState:
-    """Return what clients are told of their limits. `reply`: for each scope its open leases, and
-    the full moment of each of its buckets."""
-    windows: dict[str, list[RateWindow]] = {"r": [], "t": [], "i": [], "o": [], "d": []}
+    """Return what clients are told of their limits: of each kind the window that lets least pass
+    now. `reply`: for each scope its open leases, and the full moment of each of its buckets."""
+    state: dict[str, RateWindow] = {}
     moments = iter(reply)
     for scope in scopes:
         next(moments)
         for bucket in scope.buckets:
-            windows[bucket.kind].append(rate_window(bucket, next(moments), now_us))
-    return RateState(
-        requests=tightest(windows["r"]),
-        tokens=tightest(windows["t"]),
-        input_tokens=tightest(windows["i"]),
-        output_tokens=tightest(windows["o"]),
-    )
+            full_at_us = next(moments)
+            if (kind := SHOWN.get(bucket.letter)) is None:
+                continue
+            window, known = rate_window(bucket, full_at_us, now_us), state.get(kind)
+            if known is None or tightness(window) < tightness(known):
+                state[kind] = window
+    return state
 
 
-def refused(by: ScopeLimits, kind: str, wait_s: float | None, state: RateState) -> Refusal:
+def tightness(window: RateWindow) -> tuple[int, int]:
+    return window.remaining, window.limit
+
+
+def refused(by: ScopeLimits, letter: str, wait_s: float | None, state: RateState) -> Refusal:
     limit = by.max_streams
     for bucket in by.buckets:
-        if bucket.kind == kind:
+        if bucket.letter == letter:
             limit = bucket.limit
     assert limit is not None
-    return Refusal(scope=by.scope, kind=KINDS[kind], limit=limit, retry_after_s=wait_s, state=state)
+    return Refusal(
+        scope=by.scope, kind=KINDS[letter], limit=limit, retry_after_s=wait_s, state=state
+    )
 
 
 MAX_TOKENS = 100_000_000
@@ -304,9 +288,9 @@ def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens:
     makes it too large for its limits: only its input does."""
     for scope in scopes:
         for bucket in scope.buckets:
-            if bucket.kind in "td":
+            if bucket.letter in OF_TOKENS:
                 output_tokens = min(output_tokens, bucket.limit - input_tokens)
-            elif bucket.kind == "o":
+            elif bucket.letter in OF_OUTPUT:
                 output_tokens = min(output_tokens, bucket.limit)
     return bounded(Units(input_tokens=input_tokens, output_tokens=max(0, output_tokens)))
 

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
-from billing.pricing.lists import ListName
-from engine.protocol import Lane
 from engine.text.output_parser.registry import FamilyName, ReasoningName
+from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines
+from gateway.principal import Plan
 from gateway.settings.engine_options import EngineOptions, PositiveInt
 
 Flags = str | int | Path | None
@@ -54,7 +54,6 @@ McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
 EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
-Limit = Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
 """As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
@@ -125,18 +124,9 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     max_tokens_field: MaxTokensField | None = None
 
 
+@with_fields_of(Plan, without=("name",))
 class WrittenPlan(Strict, frozen=True, kw_only=True):
     """`[plan.NAME]`."""
-
-    tokens_per_minute: Limit | None = None
-    requests_per_minute: Limit | None = None
-    max_concurrent_streams: Limit | None = None
-    input_tokens_per_minute: Limit | None = None
-    output_tokens_per_minute: Limit | None = None
-    batch_tokens_per_day: Limit | None = None
-    lane: Lane | None = None
-    weight: Annotated[float, Meta(ge=1 / 64, le=64)] | None = None
-    price_list: ListName | None = None
 
 
 class FileStoreConfig(Strict, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from gateway.columns import moment, moment_made
-from gateway.principal import Role
+from gateway.columns import limits, moment, moment_made
+from gateway.principal import PROJECT_LIMITS, Role
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.tables import metadata
 
@@ -118,8 +118,7 @@ project_rate_limits = sa.Table(
     _org(),
     sa.Column("project_id", sa.Text, primary_key=True),
     sa.Column("model", sa.Text, primary_key=True),
-    sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
+    *limits(PROJECT_LIMITS),
     _same_org("project_id", "projects", "project_rate_limits_project"),
 )
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.columns import moment, moment_made
+from gateway.columns import limits, moment, moment_made
+from gateway.principal import KEY_LIMIT_NAMES, LIMIT_NAMES
 from gateway.tenancy.errors import InvalidField, NotFound
 
 MAX_NAME_LENGTH = 100
@@ -30,12 +31,7 @@ plans = sa.Table(
     "plans",
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
-    sa.Column("input_tokens_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("output_tokens_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("batch_tokens_per_day", sa.BigInteger, nullable=True),
+    *limits(LIMIT_NAMES),
     sa.Column("weight", sa.Double, nullable=True),
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("price_list", sa.Text, nullable=True),
@@ -101,9 +97,7 @@ api_keys = sa.Table(
     _plan(),
     sa.Column("models", ARRAY(sa.Text), nullable=True),
     sa.Column("ip_ranges", ARRAY(sa.Text), nullable=True),
-    sa.Column("tokens_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("requests_per_minute", sa.BigInteger, nullable=True),
-    sa.Column("max_concurrent_streams", sa.BigInteger, nullable=True),
+    *limits(KEY_LIMIT_NAMES),
     sa.Column("lane", sa.Text, nullable=True),
     sa.Column("model_limits", JSONB(none_as_null=True), nullable=True),
     sa.Column("shows_cost", sa.Boolean, nullable=True),

@@ -15,8 +15,8 @@ import redis
 
 from gateway.home import Home
 from gateway.inference.attempt import CHECKPOINT_TOKENS
-from gateway.limits.outcomes import DAY_US
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS
+from gateway.principal import DAY_US
 from gateway.processes import embedded_databases as embedded
 from tests.chaos.load import billed, body
 from tests.chaos.test_kills import balance

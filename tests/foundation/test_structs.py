@@ -88,7 +88,7 @@ def test_fields_are_added_in_their_place() -> None:
     assert msgspec.json.encode(one) == b'{"id":"x","first":3}' and one.shown() == "x: None"
     assert View.__struct_fields__ == ("id", "size", "tags"), "the class itself stays as it is"
     with pytest.raises(AttributeError):
-        one.id = "y"  # type: ignore[misc]
+        one.id = "y"
 
 
 def test_fields_without_a_place_come_last_and_may_be_required() -> None:

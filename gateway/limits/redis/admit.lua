@@ -66,7 +66,7 @@ end
 for i, scope in ipairs(scopes) do
   for _, each in ipairs(asked[i][2]) do
     local kind, limit, burst, window = unpack(each)
-    if kind == 'd' and limit > 0 and not scope.b.d and not fresh(scope, kind, limit, burst, window) then
+    if window == DAY and limit > 0 and not scope.b[kind] and not fresh(scope, kind, limit, burst, window) then
       return {6, i, kind, 0, now}
     end
   end

@@ -22,7 +22,7 @@ end
 local function rest(charge, bucket, resting)
   local full = cost(charge[3], charge[2], charge[4])
   local debt = deficit(bucket) - full
-  if charge[1] == 'r' or debt <= 0 then
+  if ONE_REQUEST[charge[1]] or debt <= 0 then
     return 0
   end
   return (resting or debt >= full) and debt or 0

@@ -13,8 +13,8 @@
 -- deficit at or after event e is that of the first pair at or after e. A refund lowers the pairs it spans by itself.
 -- The result is the bucket that would stand if each lease had only ever taken what it used in the end.
 --
--- SCOPE {s, n, b}: open leases, events so far, buckets by kind: t tokens, i of the input, o of the output, d of batches
--- (a day's), r requests. One key per scope. A bucket that is full and unmarked is left out.
+-- SCOPE {s, n, b}: open leases, events so far, buckets by kind: the letter of the limit (`gateway.principal.PlanLimit`).
+-- One key per scope. A bucket that is full and unmarked is left out.
 -- COUNTER, a hash {n, w, b}: n nano-USD that are spent or held; w its watermark: what stood in the books of Postgres before
 -- that moment of theirs is in it from the beginning; b when it was built, by Redis' clock. Of an org that has spent nothing
 -- there is one all the same: where there is none, nobody knows.
@@ -102,8 +102,8 @@ local epoch = 0
 
 -- A day's bucket is as full as the books say, which somebody has noted beside its scope; nil: nobody has, yet.
 local function fresh(scope, kind, limit, burst, window)
-  if kind == 'd' and epoch > 0 and now < epoch + DAY then
-    local noted = tonumber(redis.call('GET', key_of[scope] .. ':day'))
+  if window == DAY and epoch > 0 and now < epoch + DAY then
+    local noted = tonumber(redis.call('GET', key_of[scope] .. ':day:' .. kind))
     return noted and {f = noted, m = {}}
   end
   return {f = epoch > 0 and epoch + cost(burst, limit, window) or 0, m = {}}
@@ -147,18 +147,20 @@ local function save_scope(key, scope)
   end
 end
 
-local strays = {} -- by scope: a day's bucket of which nothing is known; the books will have what is taken of it
+-- By scope and kind: a day's bucket of which nothing is known; the books will have what is taken of it.
+local strays = {}
 
 local function bucket_of(scope, charge)
   local kind, limit, burst, window = unpack(charge)
-  local bucket = scope.b[kind] or strays[scope]
-  if not bucket or (kind ~= 'd' and not scope.b[kind]) then
+  local others = strays[scope] or {}
+  local bucket = scope.b[kind] or others[kind]
+  if not bucket then
     bucket = fresh(scope, kind, limit, burst, window)
     if bucket then
       scope.b[kind] = bucket
     else
       bucket = {f = 0, m = {}}
-      strays[scope] = bucket
+      others[kind], strays[scope] = bucket, others
     end
   end
   return bucket
@@ -209,6 +211,13 @@ local function put(lease, post, held, nano)
   post[2] = held
 end
 
+-- Note among units that they are of a request that ran.
+local function count_request(units)
+  for kind, one in pairs(ONE_REQUEST) do
+    units[kind] = one
+  end
+end
+
 -- Close an open lease: of what it took, `used` stays taken.
 local function close_lease(lease, used)
   local kept = lease.k or {}
@@ -237,7 +246,7 @@ local function debit(lease, used, kept)
     begin_event(scope, charges)
     for _, charge in ipairs(charges) do
       local kind, limit, _, window = unpack(charge)
-      if kind ~= 'r' and (used[kind] or 0) > (kept[kind] or 0) then
+      if not ONE_REQUEST[kind] and (used[kind] or 0) > (kept[kind] or 0) then
         take(bucket_of(scope, charge), cost(used[kind], limit, window) - cost(kept[kind] or 0, limit, window))
       end
     end
@@ -287,7 +296,7 @@ local function heal(leases_key, prefix)
     local packed = redis.call('GET', prefix .. lease_id)
     if packed then
       local lease = cmsgpack.unpack(packed)
-      lease.u.r = 1
+      count_request(lease.u)
       close_lease(lease, lease.u)
       lease.x = 1
       save_lease(prefix, lease_id, lease)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.limits.redis.scope_limits import BucketKind, BucketLimit, ScopeLimits, UnitKind
+from gateway.limits.redis.scope_limits import BucketLimit, ScopeLimits
 from gateway.lru import Lru
 
 SHARE = 0.8
@@ -36,7 +36,7 @@ UNKNOWN_S = 1.0
 class LocalRefusal(msgspec.Struct, frozen=True):
     place: int
     """The index of the scope."""
-    kind: str
+    letter: str
     wait_s: float
     """Infinity: for ever."""
 
@@ -84,7 +84,7 @@ class LocalBuckets:
         self._share, self._burst_parts = share, burst_parts
         self._clock = clock
         self._away_since = clock()
-        self._scopes: Lru[str, dict[BucketKind, _Bucket]] = Lru(MAX_SCOPES)
+        self._scopes: Lru[str, dict[str, _Bucket]] = Lru(MAX_SCOPES)
         """By their keys."""
         self._streams: dict[str, int] = {}
 
@@ -108,7 +108,7 @@ class LocalBuckets:
                 bucket.passed, bucket.owed_until = 0, 0.0
 
     def admit(
-        self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[UnitKind, int]
+        self, keys: Sequence[str], scopes: Sequence[ScopeLimits], units: dict[str, int]
     ) -> LocalRefusal | None:
         """Take from all or from none."""
         now = self._clock()
@@ -122,15 +122,15 @@ class LocalBuckets:
         for key, buckets in zip(keys, found, strict=True):
             self._streams[key] = self._streams.get(key, 0) + 1
             for bucket in buckets:
-                self._take(bucket, units[bucket.limit.kind], now)
+                self._take(bucket, units[bucket.limit.letter], now)
         return None
 
     def settle(
         self,
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
-        taken: dict[UnitKind, int],
-        used: dict[UnitKind, int],
+        taken: dict[str, int],
+        used: dict[str, int],
     ) -> None:
         """The end of what `admit` let pass with `taken`. `used` is as much where Redis is told of
         the difference."""
@@ -141,8 +141,8 @@ class LocalBuckets:
             if not left:
                 del self._streams[key]
             for bucket in self._buckets_of(key, scope):
-                kind = bucket.limit.kind
-                self._take(bucket, used[kind] - taken[kind], now)
+                letter = bucket.limit.letter
+                self._take(bucket, used[letter] - taken[letter], now)
 
     def grants(self) -> dict[str, list[LocalGrant]]:
         """Return, by scope key, what was let pass and has not refilled since Redis went away."""
@@ -162,7 +162,7 @@ class LocalBuckets:
         """Note that Redis has these now. What may pass here is no more for that."""
         buckets = self._scopes.get(key) or {}
         for grant in grants:
-            bucket = buckets.get(grant.bucket.kind)
+            bucket = buckets.get(grant.bucket.letter)
             if bucket is not None:
                 bucket.passed -= grant.passed
 
@@ -171,7 +171,7 @@ class LocalBuckets:
         keys: Sequence[str],
         scopes: Sequence[ScopeLimits],
         found: Sequence[Sequence[_Bucket]],
-        units: dict[UnitKind, int],
+        units: dict[str, int],
         now: float,
     ) -> LocalRefusal:
         """The longest wait, where there is one; the first that never ends, where there is."""
@@ -179,7 +179,7 @@ class LocalBuckets:
         for place, buckets in enumerate(found):
             for bucket in buckets:
                 wait_s = self._wait_s(bucket, units, now)
-                waits.append(LocalRefusal(place, bucket.limit.kind, wait_s))
+                waits.append(LocalRefusal(place, bucket.limit.letter, wait_s))
             wait_s = self._wait_for_stream_s(keys[place], scopes[place].max_streams)
             waits.append(LocalRefusal(place, "s", wait_s))
         return max(waits, key=lambda each: each.wait_s)
@@ -193,9 +193,9 @@ class LocalBuckets:
             self._scopes.put(key, known)
         found = []
         for limit in scope.buckets:
-            bucket = known.get(limit.kind)
+            bucket = known.get(limit.letter)
             if bucket is None or (bucket.limit is not limit and bucket.limit != limit):
-                bucket = known.setdefault(limit.kind, _Bucket(limit))
+                bucket = known.setdefault(limit.letter, _Bucket(limit))
                 bucket.limit = limit
                 self._share_out(bucket)
             found.append(bucket)
@@ -209,10 +209,10 @@ class LocalBuckets:
         bucket.capacity = limit.burst * self._share / num_gateways / self._burst_parts
         bucket.full_s = limit.burst / whole if whole else 0.0
 
-    def _wait_s(self, bucket: _Bucket, units: dict[UnitKind, int], now: float) -> float:
+    def _wait_s(self, bucket: _Bucket, units: dict[str, int], now: float) -> float:
         """Return how long a bucket must wait, as in `admit.lua`: more than the bucket holds needs a
         full one, and leaves debt. Infinity where nothing helps."""
-        asked = units[bucket.limit.kind]
+        asked = units[bucket.limit.letter]
         if asked == 0:
             return 0.0
         if asked > bucket.limit.limit:

@@ -14,13 +14,16 @@ heal(leases_key, prefix)
 
 local function reopened(lease, used, parts, holds)
   if not lease or lease.q then
-    lease = {c = parts, m = {}, u = {t = used.t, i = used.i, o = used.o, d = used.d}}
+    lease = {c = parts, m = {}, u = {}}
+    for kind, units in pairs(used) do
+      lease.u[kind] = kind ~= 'm' and units or nil
+    end
     for i, hold in ipairs(holds) do
       lease.m[i] = {hold[1], 0, 0, 0, hold[2]}
     end
   end
   lease.x, lease.k = nil, lease.u
-  lease.k.r = 1
+  count_request(lease.k)
   for _, post in ipairs(lease.m) do
     local spent = lease.u.m or 0
     put(lease, post, math.max(0, post[5] - spent), spent)

@@ -9,16 +9,13 @@ import msgspec
 ScopeName = Literal["key", "key_model", "model", "client", "project", "org"]
 """`key_model`: what a key may use of a model; `model`: what a project may. `client`: an OAuth
 client."""
-BucketKind = Literal["t", "i", "o", "d", "r"]
-"""As the scripts name them."""
-UnitKind = Literal["t", "i", "o", "d", "r", "m"]
-"""`m`: money, in nano-USD, which no bucket holds."""
 
 
 class BucketLimit(msgspec.Struct, frozen=True, array_like=True):
     """The limit of one bucket, as `admit.lua` reads it."""
 
-    kind: BucketKind
+    letter: str
+    """The letter of its `PlanLimit`."""
     limit: int
     """Units per window."""
     burst: int

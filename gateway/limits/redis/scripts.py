@@ -20,6 +20,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from gateway.limits.redis.keys import org_of
 from gateway.limits.redis.pipeline import Pipeline, QueueFull
 from gateway.lru import Lru
+from gateway.principal import PLAN_LIMITS
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class ScriptFailed(LimiterUnavailable):
 
 def script_text(name: str) -> str:
     folder = Path(__file__).parent
-    return (folder / "ledger.lua").read_text() + (folder / f"{name}.lua").read_text()
+    requests = [f"{limit.letter} = 1" for limit in PLAN_LIMITS if limit.counts == "requests"]
+    table = f"local ONE_REQUEST = {{{', '.join(requests)}}} -- by letter\n"
+    return table + "".join((folder / f"{each}.lua").read_text() for each in ("ledger", name))
 
 
 class Scripts:

@@ -2,7 +2,7 @@
 --
 -- KEYS  the org's open leases, prefix of lease keys, its epoch, then the scopes and the counters to debit if the lease has left no
 --       record
--- ARGV  msgpack of {lease id, units used by kind ('r': 0 for a request that never ran), the scopes' lists of {kind,
+-- ARGV  msgpack of {lease id, units used by kind (of requests 0 for one that never ran), the scopes' lists of {kind,
 --       limit, burst, window}}
 -- Returns 0 settled before, nothing was done; 1 settled; 2 it had expired, or was forgotten, and was debited; 3 nothing
 --       is known of it

@@ -1,7 +1,7 @@
 """/v1/organization/projects/{project_id}/rate_limits: what a project may use of each model, in
 OpenAI's shapes.
 
-Tokens and requests per minute are enforced by the limiter, beside the plans'; the other limits that
+Those of `PROJECT_LIMITS` are enforced by the limiter, beside the plans'; the other limits that
 OpenAI knows are refused by name, and so is a number that the plan of the project or of its org
 would make void. A rate limit's id is `rl-` and the model's name.
 """
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.principal import MAX_LIMIT, PROJECT_LIMITS
 from gateway.routes.shared.access import needs_in_project
 from gateway.routes.shared.resource import AdminRequest, AdminResource, check_id
 from gateway.tenancy import projects
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys import rate_limits
 from gateway.tenancy.keys.rate_limits import NO_LIMITS, ProjectModelLimits
-from gateway.tenancy.money.plans import MAX_LIMIT
 from gateway.wire.organization import organization as wire
 
 PREFIX = "rl-"
-WIRE_NAMES = {
-    "tokens_per_minute": "max_tokens_per_1_minute",
-    "requests_per_minute": "max_requests_per_1_minute",
-}
 
 
 LimitsInForce = tuple[str, ProjectModelLimits, ProjectModelLimits]
@@ -38,12 +34,11 @@ def to_rate_limit(found: LimitsInForce) -> wire.RateLimit:
     def binding(own: int | None, plans: int | None) -> int:
         return min(MAX_LIMIT if n is None else n for n in (own, plans))
 
-    return wire.RateLimit(
-        id=PREFIX + model,
-        model=model,
-        max_requests_per_1_minute=binding(own.requests_per_minute, plans.requests_per_minute),
-        max_tokens_per_1_minute=binding(own.tokens_per_minute, plans.tokens_per_minute),
-    )
+    limits: dict[str, Any] = {
+        theirs: binding(getattr(own, ours), getattr(plans, ours))
+        for ours, theirs in PROJECT_LIMITS.items()
+    }
+    return wire.RateLimit(id=PREFIX + model, model=model, **limits)
 
 
 limits = AdminResource[LimitsInForce](
@@ -106,7 +101,7 @@ def cut(ids: list[str], query: wire.RateLimitsQuery) -> tuple[list[str], bool]:
 async def update_rate_limit(request: AdminRequest, values: dict[str, Any]) -> LimitsInForce:
     project_id = check_id("project_id", request.ids["project_id"])
     where = {"org_id": request.org_id, "project_id": project_id}
-    wanted = {field: values[name] for field, name in WIRE_NAMES.items() if name in values}
+    wanted = {field: values[name] for field, name in PROJECT_LIMITS.items() if name in values}
     written = request.ids["rate_limit_id"].removeprefix("/")
     model = written.removeprefix(PREFIX)
     async with request.announced(project_id) as conn:
@@ -121,7 +116,8 @@ async def update_rate_limit(request: AdminRequest, values: dict[str, Any]) -> Li
                 conn, **where, model=model, wanted=wanted, actor=request.actor
             )
         except InvalidField as error:
-            raise InvalidField(WIRE_NAMES.get(error.field, error.field), error.message) from error
+            field = PROJECT_LIMITS.get(error.field, error.field)
+            raise InvalidField(field, error.message) from error
     return model, after, plans
 
 

@@ -22,11 +22,12 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from foundation.structs import with_fields
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.networks import Networks
 from gateway.permissions import KEY_SCOPES
-from gateway.principal import KeyLane, Principal
+from gateway.principal import KEY_LIMIT_NAMES, KeyLane, Principal
 from gateway.tenancy.changes import changing
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.delegation import (
@@ -68,6 +69,7 @@ ID_FORM = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 """Whatever else stands in a path names no key."""
 
 
+@with_fields(KEY_LIMIT_NAMES, int | None, None, after="ip_ranges")
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """A key as people may see it."""
 
@@ -85,9 +87,6 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None
     models: list[str] | None = None
     ip_ranges: list[str] | None = None
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
-    max_concurrent_streams: int | None = None
     lane: KeyLane | None = None
     model_limits: ModelLimits | None = None
     shows_cost: bool | None = None

@@ -1,4 +1,4 @@
-"""A project's own limits of one model: tokens and requests per minute, narrower than its plan's.
+"""A project's own limits of one model, narrower than its plan's.
 
 Knows no model list: a limit may stand for a model that is not served at the moment.
 """
@@ -12,23 +12,21 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from foundation.structs import with_fields
 from gateway.audit.log import Actor, record
+from gateway.principal import MAX_LIMIT, PROJECT_LIMITS
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.member_tables import project_rate_limits
-from gateway.tenancy.money.plans import MAX_LIMIT
 from gateway.tenancy.projects import lock_project
 from gateway.tenancy.tables import orgs, plans, projects
 
 MAX_MODELS = 1000
 """Limits of one project."""
-FIELDS = ("tokens_per_minute", "requests_per_minute")
 
 
+@with_fields(PROJECT_LIMITS, int | None, None)
 class ProjectModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing of its own."""
-
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
 
 
 NO_LIMITS = ProjectModelLimits()
@@ -41,9 +39,7 @@ async def limits_of_models(
     found = sa.select(project_rate_limits).where(project_rate_limits.c.org_id == org_id)
     found = found.where(project_rate_limits.c.project_id == project_id).limit(MAX_MODELS)
     return {
-        row.model: ProjectModelLimits(
-            tokens_per_minute=row.tokens_per_minute, requests_per_minute=row.requests_per_minute
-        )
+        row.model: ProjectModelLimits(**{name: getattr(row, name) for name in PROJECT_LIMITS})
         for row in await conn.execute(found)
     }
 
@@ -60,7 +56,7 @@ async def limits_of_plans(
     tightest = [
         # LEAST ignores NULL, which is no limit.
         sa.func.least(*(plan.c[field] for plan in plan_of.values())).label(field)
-        for field in FIELDS
+        for field in PROJECT_LIMITS
     ]
     found = sa.select(*tightest).select_from(joined).where(projects.c.org_id == org_id)
     row = (await conn.execute(found.where(projects.c.id == project_id))).one_or_none()
@@ -78,7 +74,7 @@ async def set_limits(
     wanted: dict[str, int],
     actor: Actor,
 ) -> ProjectModelLimits:
-    """Set limits; `wanted`: new values of FIELDS; what is not there stays. To be announced.
+    """Set limits; `wanted`: new values by name; what is not there stays. To be announced.
 
     Raises: NotFound (project), ArchivedError, InvalidField: a number that a plan would make void.
     """

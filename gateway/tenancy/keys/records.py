@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoices.suspension import suspended_by
-from gateway.principal import Plan, Role, SpendCap
+from gateway.principal import KEY_LIMIT_NAMES, Plan, Role, SpendCap
 from gateway.tenancy.keys.keys import KeyRow, public_columns
 from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
 from gateway.tenancy.keys.owners import owned_projects, owner_is_active, role_of_owner, with_owners
 from gateway.tenancy.keys.restrictions import ModelPermissions, narrowed, plans_by_model
-from gateway.tenancy.money.plans import LIMITS, plan_columns, plan_of
+from gateway.tenancy.money.plans import plan_columns, plan_of
 from gateway.tenancy.money.spend_caps import hard_caps, to_spend_caps
 from gateway.tenancy.tables import api_keys, orgs, plans, projects
 
@@ -124,7 +124,9 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
         spend_caps=to_spend_caps(values["spend_caps"], key.org_id, values["prepaid"]),
         model_plans=to_plans(values["project_model_limits"]),
         key_model_plans=plans_by_model(key.model_limits),
-        key_plan=narrowed(plan_of("key", values), {limit: values[limit] for limit in LIMITS}),
+        key_plan=narrowed(
+            plan_of("key", values), {limit: values[limit] for limit in KEY_LIMIT_NAMES}
+        ),
         project_plan=plan_of("project", values),
         org_plan=plan_of("org", values),
         expires_at=min((end for end in ends if end is not None), default=None),

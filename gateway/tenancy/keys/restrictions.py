@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from foundation.structs import with_fields
 from gateway.networks import read_network
-from gateway.principal import KEY_LANES, UNLIMITED, Plan
+from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES, LIMIT_NAMES, MAX_LIMIT, UNLIMITED, Plan
 from gateway.tenancy.errors import InvalidField
-from gateway.tenancy.money.plans import LIMITS, MAX_LIMIT, PLAN_LIMITS
 
 MAX_MODELS = 200
 MAX_MODEL_LENGTH = 512
@@ -29,20 +29,18 @@ ORIGIN_FORM = re.compile(
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 ModelLimits = dict[str, dict[str, int]]
-"""By model, which of PLAN_LIMITS a key has there; no model without any."""
+"""By model, which limits a key has there; no model without any."""
 ModelLimitsPatch = Mapping[str, Mapping[str, int | None] | None]
 """None takes a limit away, or all of a model's."""
 
 
+@with_fields(KEY_LIMIT_NAMES, int | None, None, after="ip_ranges")
 class Restrictions(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing narrows it there."""
 
     models: list[str] | None = None
     ip_ranges: list[str] | None = None
     """Networks (CIDR) or single addresses."""
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
-    max_concurrent_streams: int | None = None
     lane: str | None = None
     """A `KeyLane`."""
     model_limits: ModelLimitsPatch | None = None
@@ -81,7 +79,7 @@ def check_restrictions(wanted: Restrictions) -> dict[str, Any]:
         "model_limits": check_model_limits(merged_limits(None, wanted.model_limits)),
         "shows_cost": wanted.shows_cost,
     }
-    return row | {limit: check_limit(limit, getattr(wanted, limit)) for limit in LIMITS}
+    return row | {limit: check_limit(limit, getattr(wanted, limit)) for limit in KEY_LIMIT_NAMES}
 
 
 def check_models(models: Iterable[str], *, minimum: int = 0) -> list[str]:
@@ -131,13 +129,13 @@ def check_model_limits(wanted: ModelLimits | None) -> ModelLimits | None:
     for model, limits in (wanted or {}).items():
         check_model("model_limits", model)
         for limit, value in limits.items():
-            if limit not in PLAN_LIMITS:
-                raise InvalidField("model_limits", f"a limit is one of {', '.join(PLAN_LIMITS)}")
+            if limit not in LIMIT_NAMES:
+                raise InvalidField("model_limits", f"a limit is one of {', '.join(LIMIT_NAMES)}")
             check_limit(f"model_limits.{limit}", value)
     return wanted
 
 
-def plans_by_model(limits: ModelLimits | None) -> dict[str, Plan]:
+def plans_by_model(limits: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Plan]:
     """A plan of one model is named for it."""
     return {
         model: msgspec.structs.replace(Plan(name=model), **own)
@@ -193,7 +191,7 @@ def narrowed(plan: Plan, own: dict[str, int | None]) -> Plan:
     if all(value is None for value in own.values()):
         return plan
     limits: dict[str, int | None] = {}
-    for limit in LIMITS:
+    for limit in KEY_LIMIT_NAMES:
         known = [n for n in (getattr(plan, limit), own[limit]) if n is not None]
         limits[limit] = min(known, default=None)
     name = "own" if plan is UNLIMITED else plan.name

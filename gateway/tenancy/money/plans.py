@@ -18,21 +18,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import SETTINGS, Actor, record
-from gateway.principal import UNLIMITED, Plan
+from gateway.principal import LIMIT_NAMES, MAX_LIMIT, UNLIMITED, Plan
 from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 
-LIMITS = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
-"""What keys may have of their own, too."""
-PLAN_LIMITS = (
-    *LIMITS,
-    *("input_tokens_per_minute", "output_tokens_per_minute", "batch_tokens_per_day"),
-)
-PLAN_FIELDS = ("name", *PLAN_LIMITS, "lane", "weight", "price_list")
+PLAN_FIELDS = Plan.__struct_fields__
 """What a request is held to, served by and priced by."""
-MAX_LIMIT = 1_000_000_000_000
 
 
 def plan_columns(owner: str, plan: sa.FromClause) -> list[sa.ColumnElement[Any]]:
@@ -47,19 +40,9 @@ def plan_of(owner: str, values: Mapping[str, Any] | sa.RowMapping) -> Plan:
     return Plan(**{field: values[f"{owner}_plan_{field}"] for field in PLAN_FIELDS})
 
 
-class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan as operators see it. None of a limit: unlimited; of the rest: whatever is usual."""
+class PlanRow(Plan, frozen=True, kw_only=True):
+    """A plan as operators see it."""
 
-    name: str
-    tokens_per_minute: int | None
-    requests_per_minute: int | None
-    max_concurrent_streams: int | None
-    input_tokens_per_minute: int | None
-    output_tokens_per_minute: int | None
-    batch_tokens_per_day: int | None
-    weight: float | None
-    lane: str | None
-    price_list: str | None
     in_settings: bool
     """It follows the settings file."""
     created_at: datetime
@@ -91,7 +74,7 @@ async def sync_plans(conn: AsyncConnection, wanted: Sequence[Plan]) -> list[Plan
     changes: list[PlanChange] = []
     for plan in wanted:
         check_name(plan.name)
-        for limit in PLAN_LIMITS:
+        for limit in LIMIT_NAMES:
             value = getattr(plan, limit)
             if value is not None and not 0 <= value <= MAX_LIMIT:
                 raise InvalidField(f"plan.{plan.name}.{limit}", f"must be 0 to {MAX_LIMIT}")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from foundation.structs import given, patch_of
-from gateway.principal import SCOPE_INFERENCE, KeyLane
+from foundation.structs import given, patch_of, with_fields
+from gateway.principal import KEY_LIMIT_NAMES, LIMIT_NAMES, SCOPE_INFERENCE, KeyLane
 from gateway.tenancy.keys import restrictions
 from gateway.tenancy.keys.changes import DEFAULT_GRACE_S
 from gateway.tenancy.keys.keys import KeyRow
@@ -30,21 +30,16 @@ class StrictBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body whose unknown fields are refused by name."""
 
 
+@with_fields(LIMIT_NAMES, Number | None | UnsetType, UNSET)
 class ModelLimitsPatch(StrictBody):
     """A change of a key's limits of one model, beside its limits of all (RFC 7396)."""
-
-    tokens_per_minute: Number | None | UnsetType = UNSET
-    requests_per_minute: Number | None | UnsetType = UNSET
-    max_concurrent_streams: Number | None | UnsetType = UNSET
-    input_tokens_per_minute: Number | None | UnsetType = UNSET
-    output_tokens_per_minute: Number | None | UnsetType = UNSET
-    batch_tokens_per_day: Number | None | UnsetType = UNSET
 
 
 ByModel = dict[Text, ModelLimitsPatch | None]
 """Null takes away all limits of a model."""
 
 
+@with_fields(KEY_LIMIT_NAMES, Number | None, None, after="ip_ranges")
 class KeyCreate(StrictBody):
     """The body of `POST /v1/admin/keys`."""
 
@@ -56,9 +51,6 @@ class KeyCreate(StrictBody):
     expires_at: Moment | None = None
     models: Texts | None = None
     ip_ranges: Texts | None = None
-    tokens_per_minute: Number | None = None
-    requests_per_minute: Number | None = None
-    max_concurrent_streams: Number | None = None
     lane: KeyLane | None = None
     model_limits: ByModel | None = None
     shows_cost: bool | None = None
@@ -98,17 +90,12 @@ class PreviousSecret(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
 
 
+@with_fields(LIMIT_NAMES, int | None, None)
 class ModelLimitsView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The limits of one model that are set."""
 
-    tokens_per_minute: int | None = None
-    requests_per_minute: int | None = None
-    max_concurrent_streams: int | None = None
-    input_tokens_per_minute: int | None = None
-    output_tokens_per_minute: int | None = None
-    batch_tokens_per_day: int | None = None
 
-
+@with_fields(KEY_LIMIT_NAMES, int | None, after="ip_ranges")
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "api_key"
     id: str
@@ -119,9 +106,6 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None
     models: list[str] | None
     ip_ranges: list[str] | None
-    tokens_per_minute: int | None
-    requests_per_minute: int | None
-    max_concurrent_streams: int | None
     lane: KeyLane | None
     model_limits: dict[str, ModelLimitsView] | None
     shows_cost: bool | None
@@ -168,10 +152,9 @@ def _fields(row: KeyRow) -> dict[str, Any]:
         *("id", "name", "project_id", "scopes", "plan"),
         *("models", "ip_ranges", "lane", "shows_cost"),
     )
-    limits = ("tokens_per_minute", "requests_per_minute", "max_concurrent_streams")
     moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
     return {
-        **{name: getattr(row, name) for name in (*same, *limits)},
+        **{name: getattr(row, name) for name in (*same, *KEY_LIMIT_NAMES)},
         **{name: to_seconds(getattr(row, name)) for name in moments},
         "model_limits": own and {model: ModelLimitsView(**own[model]) for model in sorted(own)},
         "redacted_value": row.hint,

@@ -12,28 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from billing.pricing.lists import ListName
-from engine.protocol import Lane
-from foundation.structs import patch_of
+from foundation.structs import patch_of, with_fields
+from gateway.principal import LIMIT_NAMES, Plan
 
-MAX_LIMIT = 1_000_000_000_000
 PlanName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-Limit = Annotated[int, Meta(ge=0, le=MAX_LIMIT)]
-Weight = Annotated[float, Meta(ge=1 / 64, le=64)]
-"""Of an org among others in a lane: twice the weight, twice the share when all wait."""
 
 
-class NewPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewPlan(Plan, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: PlanName
-    tokens_per_minute: Limit | None = None
-    requests_per_minute: Limit | None = None
-    max_concurrent_streams: Limit | None = None
-    input_tokens_per_minute: Limit | None = None
-    output_tokens_per_minute: Limit | None = None
-    batch_tokens_per_day: Limit | None = None
-    weight: Weight | None = None
-    lane: Lane | None = None
-    price_list: ListName | None = None
 
 
 @patch_of(NewPlan, without=("name",))
@@ -41,17 +27,12 @@ class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pass
 
 
+@with_fields(LIMIT_NAMES, int | None, after="name")
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """A plan. `read_only`: it stands in the settings file, and is changed there."""
 
     object: str = "plan"
     name: str
-    tokens_per_minute: int | None
-    requests_per_minute: int | None
-    max_concurrent_streams: int | None
-    input_tokens_per_minute: int | None
-    output_tokens_per_minute: int | None
-    batch_tokens_per_day: int | None
     weight: float | None
     lane: str | None
     price_list: str | None

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from billing.alerts.alerts import MEASURES, Alert, Reason
+from billing.alerts.alerts import Alert, Reason, kind_of_measure
 from billing.credits.top_ups import TopUp, TopUpState
 from billing.currency import format_coins
 from billing.invoices.outbox import StateEntry
@@ -268,17 +268,17 @@ def usd_quantity(amount_pico: Pico) -> Quantity:
 
 
 def quantity(alert: Alert, amount: int) -> Quantity:
-    if MEASURES[alert.measure].unit == "usd":
+    if kind_of_measure(alert.measure).unit == "usd":
         return usd_quantity(amount)
     return Quantity(value=str(amount), unit="tokens")
 
 
 def reason(alert: Alert) -> Reason | None:
-    return alert.reason if MEASURES[alert.measure].has_reason else None
+    return alert.reason if kind_of_measure(alert.measure).has_reason else None
 
 
 def to_event(alert: Alert) -> WebhookEvent:
-    kind = MEASURES[alert.measure]
+    kind = kind_of_measure(alert.measure)
     data = crossed(alert) if kind.is_balance else reached(alert)
     return WebhookEvent(type=kind.event, timestamp=alert.occurred_at, data=data)
 
@@ -313,7 +313,7 @@ def to_view(alert: Alert) -> AlertView:
     total = alert.period == "total"
     return AlertView(
         id=alert.id,
-        type=MEASURES[alert.measure].event,
+        type=kind_of_measure(alert.measure).event,
         scope=EventScope(type=alert.scope, id=alert.scope_id),
         measure=alert.measure,
         cap_id=alert.cap_id or None,

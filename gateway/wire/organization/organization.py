@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foundation.structs import with_fields
+from gateway.principal import PROJECT_LIMITS
 from gateway.wire.organization.usage import parse_query
 
 MAX_SECONDS = 10 * 366 * 24 * 3600
@@ -25,7 +27,7 @@ Text = Annotated[str, Meta(max_length=1024)]
 Limit = Annotated[int, Meta(ge=1, le=100)]
 Cursor = Annotated[str, Meta(min_length=1, max_length=1024)]
 Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
-PerMinute = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[int, Meta(ge=0, le=2**53)]
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
@@ -111,9 +113,10 @@ class ProjectKeyUpdate(OrganizationBody, frozen=True, kw_only=True):
     scopes: Annotated[list[Text], Meta(max_length=MAX_SCOPES)] | UnsetType = UNSET
 
 
+@with_fields(PROJECT_LIMITS.values(), Amount | UnsetType, UNSET)
 class RateLimitUpdate(OrganizationBody, frozen=True, kw_only=True):
-    max_requests_per_1_minute: PerMinute | UnsetType = UNSET
-    max_tokens_per_1_minute: PerMinute | UnsetType = UNSET
+    max_requests_per_1_minute: Any = None
+    max_tokens_per_1_minute: Any = None
     max_images_per_1_minute: Any = None
     max_audio_megabytes_per_1_minute: Any = None
     max_requests_per_1_day: Any = None
@@ -350,9 +353,8 @@ class CreatedAdminKey(AdminKey, frozen=True, kw_only=True):
         return f"CreatedAdminKey({self.id})"
 
 
+@with_fields(sorted(PROJECT_LIMITS.values()), int)
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["project.rate_limit"] = "project.rate_limit"
     model: str
-    max_requests_per_1_minute: int
-    max_tokens_per_1_minute: int

@@ -15,9 +15,9 @@ from billing.ingestion.ingest import ingest
 from gateway.bookkeeping.spend_reader import PostgresBooks, to_owner
 from gateway.limits.counters import full_at_us
 from gateway.limits.limiter import Limiter
-from gateway.limits.outcomes import DAY_US, Admission, Units
+from gateway.limits.outcomes import Admission, Units
 from gateway.limits.redis.scope_limits import BucketLimit
-from gateway.principal import Plan, Principal
+from gateway.principal import DAY_US, Plan, Principal
 from tests.billing.samples import an_attempt, an_event
 
 A_DAY = 1_000_000
@@ -66,7 +66,7 @@ async def test_it_holds_what_was_not_used_in_the_last_day(
     limiter = Limiter(redis, ever_used=it_was, books=PostgresBooks(db))
     assert not await admit(limiter, 705_000), "it did not begin full"
     assert await admit(limiter, 695_000), "nor empty"
-    assert await redis.get(f"{SCOPE}:day") is not None
+    assert await redis.get(f"{SCOPE}:day:d") is not None
 
 
 async def test_a_batch_that_ends_before_anybody_has_asked_spoils_nothing(
@@ -90,7 +90,7 @@ async def test_where_the_books_are_closed_a_share_passes(redis: redis.asyncio.Re
     class Closed(PostgresBooks):
         def __init__(self) -> None: ...
 
-        async def batch_tokens(self, *_: Any) -> Any:
+        async def used_by_hour(self, *_: Any) -> Any:
             raise OSError("Postgres is away")
 
     limiter = Limiter(redis, ever_used=it_was, books=Closed())

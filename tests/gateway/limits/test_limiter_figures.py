@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gateway.limits import output_forecast as expected_output
 from gateway.limits.headers import to_duration, to_headers
-from gateway.limits.outcomes import MINUTE_US, RateState, RateWindow, burst, rate_window
+from gateway.limits.outcomes import RateWindow, burst, rate_window
 from gateway.limits.output_forecast import UNKNOWN_OUTPUT_TOKENS, ExpectedOutput
 from gateway.limits.redis.scope_limits import BucketLimit
+from gateway.principal import MINUTE_US
 
 START_US = 1_700_000_000_000_000
 
@@ -56,10 +57,10 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
 
 
 def test_headers_show_the_tightest_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = RateState(
-        requests=RateWindow(limit=60, remaining=9, reset_s=1.0),
-        tokens=RateWindow(limit=6000, remaining=0, reset_s=61.5),
-    )
+    state = {
+        "requests": RateWindow(limit=60, remaining=9, reset_s=1.0),
+        "tokens": RateWindow(limit=6000, remaining=0, reset_s=61.5),
+    }
     now_s = 1_769_860_799.5
     monkeypatch.setattr(time, "time", lambda: now_s)
     assert to_headers(state) == {

@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
             return multiple()
         self.oracle.heal()
         scopes = scopes_of(self.principal(key), "m", "interactive")
-        units = reservation(scopes, tokens, expected).by_kind(requests=1)
+        units = reservation(scopes, tokens, expected).by_letter(requests=1)
         wait_us = self.oracle.wait_us(names, units)
         event(type(verdict).__name__)
         if isinstance(verdict, Refusal):
@@ -237,8 +237,8 @@ class Machine(RuleBasedStateMachine):
             resting=resting,
         )
         self.oracle.heal()
-        units = Units(output_tokens=tokens).by_kind()
-        rest_us = self.oracle.extend(lease_id, units, used.by_kind(), resting=resting)
+        units = Units(output_tokens=tokens).by_letter()
+        rest_us = self.oracle.extend(lease_id, units, used.by_letter(), resting=resting)
         assert given.is_open == (rest_us is not None)
         if self.exact:
             assert round(given.rest_s * 1_000_000) == (rest_us or 0)
@@ -250,14 +250,14 @@ class Machine(RuleBasedStateMachine):
         used = share_of(admission, share)
         done = self.run(self.gateways[gateway].settle, admission, used)
         self.oracle.heal()
-        self.check_settled(done, self.oracle.settle(lease_id, used.by_kind(requests=1)))
+        self.check_settled(done, self.oracle.settle(lease_id, used.by_letter(requests=1)))
 
     @rule(lease_id=leases, used=st.integers(0, 100))
     def settle_after_a_crash(self, lease_id: str, used: int) -> None:
         units = Units(output_tokens=used)
         done = self.run(self.gateways[0].settle_lease, ORG, lease_id, units)
         self.oracle.heal()
-        self.check_settled(done, self.oracle.settle(lease_id, units.by_kind(requests=1)))
+        self.check_settled(done, self.oracle.settle(lease_id, units.by_letter(requests=1)))
 
     @rule(lease_id=leases)
     def void(self, lease_id: str) -> None:
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
         if known:
             self.oracle.heal()
         for lease_id, used in known.items():
-            self.oracle.renew(lease_id, used.by_kind())
+            self.oracle.renew(lease_id, used.by_letter())
 
     def compare(self) -> None:
         """After any call the scopes in Redis are those of the oracle."""

@@ -22,11 +22,11 @@ from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import (
     Admission,
     RateState,
+    RateWindow,
     Refusal,
     Units,
     rate_window,
     scopes_of,
-    tightest,
 )
 from gateway.limits.redis.keys import epoch_key, org_keys, scope_keys
 from gateway.principal import Plan, Principal
@@ -36,7 +36,7 @@ from tests.gateway.limits.limiter_oracle import CLOCK_KEY, move_clock
 START_US = 1_700_000_000_000_000
 NOW_S = START_US / 1_000_000
 MODEL = "m"
-NAMES = {"t": "tokens", "i": "input-tokens", "o": "output-tokens", "r": "requests"}
+NAMES = {"t": "tokens", "i": "input_tokens", "o": "output_tokens", "r": "requests"}
 
 
 class Step(NamedTuple):
@@ -121,20 +121,20 @@ class World:
 
     async def state(self) -> RateState:
         """Return what clients must be told, from what stands in Redis."""
-        windows: dict[str, list[Any]] = {kind: [] for kind in NAMES}
+        windows: dict[str, list[RateWindow]] = {kind: [] for kind in NAMES.values()}
         scopes = scopes_of(self.who, MODEL, "interactive")
         for scope, key in zip(scopes, scope_keys("org_a", scopes), strict=True):
             packed: Any = await self.store.get(key)
             buckets = msgspec.msgpack.decode(packed)["b"] if packed else {}
             for bucket in scope.buckets:
-                full_at_us = dict(buckets)[bucket.kind]["f"] if bucket.kind in buckets else 0
-                windows[bucket.kind].append(rate_window(bucket, full_at_us, self.now_us))
-        return RateState(
-            requests=tightest(windows["r"]),
-            tokens=tightest(windows["t"]),
-            input_tokens=tightest(windows["i"]),
-            output_tokens=tightest(windows["o"]),
-        )
+                full_at_us = buckets[bucket.letter]["f"] if bucket.letter in buckets else 0
+                window = rate_window(bucket, full_at_us, self.now_us)
+                windows[NAMES[bucket.letter]].append(window)
+        return {
+            kind: min(found, key=lambda window: (window.remaining, window.limit))
+            for kind, found in windows.items()
+            if found
+        }
 
 
 async def check(url: str, who: Principal, steps: list[Step], request: tuple[int, int]) -> None:

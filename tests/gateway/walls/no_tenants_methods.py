@@ -40,7 +40,7 @@ SYSTEM = {
     "auth.oauth.tokens.signing_keys.KeyRing.withdraw": "signing keys are of the whole installation",
     "batches.ending.LineEnder.end": "of the line that its runner leased",
     "batches.ending.LineEnder.waste": "of the line that its runner leased",
-    "bookkeeping.spend_reader.PostgresBooks.batch_tokens": "of a scope of the request",
+    "bookkeeping.spend_reader.PostgresBooks.used_by_hour": "of a scope of the request",
     "bookkeeping.spend_reader.PostgresBooks.booked": "of the events that this gateway ships",
     "bookkeeping.spend_reader.PostgresBooks.spent": "of counters of the request",
     "bookkeeping.spend_reader.PostgresBooks.top_up": "of a counter of the request",

@@ -8,13 +8,21 @@ from typing import get_args
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts.alerts import MEASURES, CreditMeasure, Measure, TokenMeasure
+from billing.alerts.alerts import CreditMeasure, MoneyMeasure, kind_of_measure
+from gateway.principal import PLAN_LIMITS
 from gateway.wire.admin.webhook_events import EventType
+
+MEASURES = {
+    *get_args(MoneyMeasure),
+    *(limit.name for limit in PLAN_LIMITS if limit.raises_alerts),
+}
 
 
 def test_every_measure_has_an_event_that_endpoints_can_subscribe_to() -> None:
-    assert {*MEASURES} == {*get_args(Measure)} > {*get_args(CreditMeasure), *get_args(TokenMeasure)}
-    assert {kind.event for kind in MEASURES.values()} - {*get_args(EventType)} == set()
+    kinds = {kind_of_measure(each) for each in MEASURES}
+    assert {kind.event for kind in kinds} - {*get_args(EventType)} == set()
+    in_usd = {each for each in MEASURES if kind_of_measure(each).unit == "usd"}
+    assert in_usd == {*get_args(MoneyMeasure)} > {*get_args(CreditMeasure)}
 
 
 async def test_the_migrations_allow_exactly_these_measures(db: AsyncEngine) -> None:
@@ -25,4 +33,4 @@ async def test_the_migrations_allow_exactly_these_measures(db: AsyncEngine) -> N
                 " WHERE conname = 'alerts_measure'"
             )
         )
-    assert {*re.findall(r"'(\w+)'", str(text))} == {*MEASURES}
+    assert {*re.findall(r"'(\w+)'", str(text))} == MEASURES

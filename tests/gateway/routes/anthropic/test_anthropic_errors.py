@@ -11,7 +11,7 @@ from gateway.auth.errors import InvalidKey, MissingScope
 from gateway.fleet.errors import DeadlinePassed, ReplicaLost, ReplicaOverloaded
 from gateway.http_errors.table import to_http_error
 from gateway.inference.generate import RateLimited
-from gateway.limits.outcomes import RateState, Refusal
+from gateway.limits.outcomes import Refusal
 from gateway.request_errors import BadField, ContextTooLong, UnknownModel
 from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
 
@@ -19,9 +19,7 @@ PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
 def limited(kind: str) -> RateLimited:
-    return RateLimited(
-        Refusal(scope="org", kind=kind, limit=1, state=RateState(), retry_after_s=1.0)  # type: ignore[arg-type]
-    )
+    return RateLimited(Refusal(scope="org", kind=kind, limit=1, state={}, retry_after_s=1.0))
 
 
 @pytest.mark.parametrize("path", PATHS)
