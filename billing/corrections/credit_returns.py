@@ -1,13 +1,13 @@
-"""Move what credits paid for an event whose cost has changed: it pays for the event as it is rated
-now, and what is too much goes back to the credits that paid it.
+"""Move the payments of credits for an event whose cost has changed: they pay for the event as it is
+rated now, and the rest goes back to the credits.
 
     before 100, of which the credits paid 70, an invoice 30
     after  120: 70 and 30 stay paid, 20 are owed
     after   80: 70 and 10 stay paid; the next invoice gives 20 back
     after   50: 50 stay paid; the credits get 20 back, the next invoice gives 30 back
 
-Knows no price. A credit that had ended is open again: what it gets back and nobody may spend any
-more is over, as it would have been.
+A credit that had ended is opened again, and ends with the next settlement if it is revoked or
+expired. Knows no price.
 """
 
 from __future__ import annotations
@@ -27,56 +27,54 @@ from billing.credits.grants import Grant, Usage, burn
 from billing.ledger.accounts import account_of
 from billing.ledger.transfers import GOOD, Transfer, transfer
 from billing.money import Pico
-from billing.tables import credit_burns, credit_grants, credit_lines, unpaid_usage
-
-
-class HeldLine(msgspec.Struct, frozen=True):
-    org_id: str
-    version: int
+from billing.tables import credit_burns, credit_grants, credit_lines, read_struct, unpaid_usage
 
 
 class RepricedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event whose cost changed, its transfer now, and the reversals of those before."""
+    """An event whose cost changed, its new transfer, and the reversals of the old ones."""
 
     event_id: str
     model: str
     admitted_at: datetime
     before_pico: Pico
     reversals: Mapping[str, str]
-    """By the transfer that each of them reverses."""
+    """The reversals by the transfers that they reverse."""
     transfer_id: str
-    """What it costs now."""
+    """The transfer of the new cost."""
     amounts: Mapping[str, Pico]
-    """By component."""
+    """The new cost by component."""
 
 
 class CreditShare(msgspec.Struct, frozen=True, kw_only=True):
-    """How the cost of a repriced event falls on its credits, and what goes back to them."""
+    """The part of a repriced event's cost that credits pay, and what they get back."""
 
     burns: dict[str, Pico]
-    """By credit, of the new transfer."""
+    """Payments of the new transfer by credit."""
     returned: dict[str, Pico]
-    """By credit, beyond that."""
+    """The amounts that credits get back."""
     owed_pico: Pico
-    """Nobody has paid that yet."""
+    """The unpaid part of the new cost."""
 
 
 def split_credit(
-    grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, of: RepricedEvent
+    grants: Sequence[Grant], burned: Mapping[str, Pico], unpaid_pico: Pico, event: RepricedEvent
 ) -> CreditShare:
-    """Split what credits paid between the new cost and what they get back. `burned`: by credit, of
-    what is reversed. `unpaid_pico`: of it, what nobody had paid; the rest was on an invoice, and
-    stays paid as far as it goes."""
+    """Split the payments of credits between the new cost and what they get back. `burned`: the
+    payments of the old cost by credit. `unpaid_pico`: the unpaid part of the old cost; what remains
+    of it was invoiced and counts as paid."""
     paying = [
         msgspec.structs.replace(grant, left_pico=burned[grant.id])
         for grant in grants
         if burned.get(grant.id)
     ]
     usage = Usage(
-        transfer_id=of.transfer_id, model=of.model, admitted_at=of.admitted_at, amounts=of.amounts
+        transfer_id=event.transfer_id,
+        model=event.model,
+        admitted_at=event.admitted_at,
+        amounts=event.amounts,
     )
     burns = {each.grant_id: each.amount_pico for each in burn(paying, [usage])}
-    invoiced = of.before_pico - sum(burned.values()) - unpaid_pico
+    invoiced = event.before_pico - sum(burned.values()) - unpaid_pico
     owed = usage.amount_pico - sum(burns.values()) - max(0, invoiced)
     back = {name: amount - burns.get(name, 0) for name, amount in burned.items()}
     return CreditShare(
@@ -86,31 +84,24 @@ def split_credit(
     )
 
 
-async def hold_line(conn: AsyncConnection, org_id: str) -> HeldLine | None:
-    """None: it was never given credit. Behind the books' lock, before any balance."""
-    own = credit_lines.c
-    found = sa.select(own.org_id, own.version).where(own.org_id == org_id).with_for_update()
-    row = (await conn.execute(found)).one_or_none()
-    return None if row is None else HeldLine(row.org_id, row.version)
-
-
-async def carry_over(
-    conn: AsyncConnection, line: HeldLine, repaid: Sequence[RepricedEvent]
+async def move_payments(
+    conn: AsyncConnection, org_id: str, version: int, repriced: Sequence[RepricedEvent]
 ) -> None:
-    """In the transaction that has reversed the one and posted the other."""
-    reversed_ids = [name for each in repaid for name in each.reversals]
-    if not repaid:
+    """Move payments to the new transfers, in the transaction that has posted them. `version`: of
+    the org's line, which the caller has locked."""
+    if not repriced:
         return
+    reversed_ids = [name for each in repriced for name in each.reversals]
     burned = await _burned(conn, reversed_ids)
-    unpaid = await _forget_unpaid(conn, line.org_id, reversed_ids)
+    unpaid = await _delete_unpaid(conn, org_id, reversed_ids)
     grants = await _grants(conn, {name for by_grant in burned.values() for name in by_grant})
-    version, paid, back = line.version + 1, 0, dict[str, Pico]()
+    version, paid, back = version + 1, 0, dict[str, Pico]()
     rows: list[dict[str, Any]] = []
-    for each in repaid:
+    for each in repriced:
         of_event = _added([burned.get(name, {}) for name in each.reversals])
         missing = sum(unpaid.get(name, 0) for name in each.reversals)
         found = split_credit(grants, of_event, missing, each)
-        same = {"org_id": line.org_id, "event_id": each.event_id, "version": version}
+        same = {"org_id": org_id, "event_id": each.event_id, "version": version}
         for name, reversal in each.reversals.items():
             for grant_id, amount in burned.get(name, {}).items():
                 taken = {"transfer_id": reversal, "grant_id": grant_id, "amount_pico": -amount}
@@ -121,14 +112,14 @@ async def carry_over(
         back = _added([back, found.returned])
         after = sum(each.amounts.values())
         paid += (after - found.owed_pico) - (each.before_pico - missing)
-        await _keep_owed(conn, each.transfer_id, after, found.owed_pico)
+        await _write_owed(conn, each.transfer_id, after, found.owed_pico)
     if rows:
         await conn.execute(insert(credit_burns), rows)
-    await _give_back(conn, line.org_id, version, back)
+    await _give_back(conn, org_id, version, back)
     own = credit_lines.c
-    changed = sa.update(credit_lines).where(own.org_id == line.org_id)
+    changed = sa.update(credit_lines).where(own.org_id == org_id)
     await conn.execute(changed.values(version=version, paid_pico=own.paid_pico + paid))
-    await watch(conn, line.org_id)
+    await watch(conn, org_id)
 
 
 def _added(sums: Sequence[Mapping[str, Pico]]) -> dict[str, Pico]:
@@ -140,7 +131,7 @@ def _added(sums: Sequence[Mapping[str, Pico]]) -> dict[str, Pico]:
 
 
 async def _burned(conn: AsyncConnection, transfer_ids: Sequence[str]) -> dict[str, dict[str, Pico]]:
-    """By transfer and credit."""
+    """Return the payments of transfers, by transfer and credit."""
     own = credit_burns.c
     query = (
         sa.select(own.transfer_id, own.grant_id, sa.func.sum(own.amount_pico))
@@ -153,10 +144,10 @@ async def _burned(conn: AsyncConnection, transfer_ids: Sequence[str]) -> dict[st
     return found
 
 
-async def _forget_unpaid(
+async def _delete_unpaid(
     conn: AsyncConnection, org_id: str, transfer_ids: Sequence[str]
 ) -> dict[str, Pico]:
-    """Delete the unpaid rows of reversed transfers: they need not be paid any more."""
+    """Delete the unpaid rows of reversed transfers, and return their amounts."""
     own = unpaid_usage.c
     gone = sa.delete(unpaid_usage).where(own.org_id == org_id, own.transfer_id.in_(transfer_ids))
     rows = await conn.execute(gone.returning(own.transfer_id, own.amount_pico))
@@ -166,22 +157,11 @@ async def _forget_unpaid(
 async def _grants(conn: AsyncConnection, ids: set[str]) -> list[Grant]:
     """Return the grants of these ids, ended ones too; their `left_pico` is not read."""
     found = sa.select(credit_grants).where(credit_grants.c.id.in_(ids))
-    return [
-        Grant(
-            id=row.id,
-            left_pico=0,
-            priority=row.priority,
-            expires_at=row.expires_at,
-            models=None if row.models is None else tuple(row.models),
-            components=None if row.components is None else tuple(row.components),
-            created_at=row.created_at,
-        )
-        for row in await conn.execute(found)
-    ]
+    return [read_struct(Grant, row, left_pico=0) for row in await conn.execute(found)]
 
 
-async def _keep_owed(conn: AsyncConnection, transfer_id: str, whole: Pico, owed: Pico) -> None:
-    """`ledger.POST_LEGS` has noted all of it."""
+async def _write_owed(conn: AsyncConnection, transfer_id: str, whole: Pico, owed: Pico) -> None:
+    """Correct the row that `ledger.POST_LEGS` has written for the whole amount."""
     if owed == whole:
         return
     mine = unpaid_usage.c.transfer_id == transfer_id

@@ -1,12 +1,12 @@
-"""Ratings: what an event costs after all. The event stays as it was booked, its transfers stay too;
-each rating is a row that nothing changes, and what it moves is posted in the same statement.
+"""Ratings: corrections of what an event costs. The event and its transfers never change; a rating
+is an immutable row, and its transfers are posted in the same statement.
 
-    reversed    the other way round; corrects a transfer of the event that stood until then
-    repriced    what it costs by the rating; corrects the suspense transfer, if it waited in there
+    reversed    swaps the sides of a transfer of the event that was valid until then
+    repriced    the cost by the new rating; corrects the suspense transfer, if there is one
 
-Knows no price book. An event's ratings are numbered; the last one holds, and of an event without
-any what was booked. Who posts holds the books alone: nobody adds up, bills or books meanwhile, so a
-cutoff of `posting_seq` has all of a rating before it or nothing.
+An event's ratings are numbered, and the last one is valid; without one it costs what was booked.
+Posting locks the books, so that a cutoff of `posting_seq` has a rating completely before it or not
+at all. Knows no price book.
 """
 
 from __future__ import annotations
@@ -21,42 +21,51 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.alerts.alerts import Spend, raise_for_spend
 from billing.cache_contracts import WRITES
-from billing.corrections.credit_returns import RepricedEvent, carry_over, hold_line
+from billing.corrections.credit_returns import RepricedEvent, move_payments
+from billing.credits.balance_watch import hold_line
 from billing.events import COMPONENTS, Component, PriceSet, Quantities, Tags, Tier
 from billing.ledger.accounts import CREDIT, DEBIT, POST_LEGS, change_rollups, transfers_of
 from billing.ledger.spend_totals import hold_books
 from billing.ledger.tags import TaggedEvent, add_tagged
 from billing.money import Pico
 from billing.pricing.rating import RatedUsage, price_of, rate_unkept
-from billing.tables import AMOUNTS, EPOCH, amount_column
+from billing.tables import (
+    AMOUNTS,
+    EPOCH,
+    TOTAL_PICO,
+    amount_column,
+    columns_of,
+    rated_amounts,
+    read_quantities,
+    read_struct,
+)
 
 CORRECTION_LOCK = 0x7265707269636501
-"""A transfer is corrected once: what corrects is one at a time."""
+"""An advisory lock that runs corrections one at a time: a transfer is corrected once."""
 MAX_BATCH = 500
 Announce = Callable[[Collection[str]], Awaitable[None]]
-"""Told of the orgs whose ratings are about to be committed, while the corrections are held. Nothing
-is rated where it raises."""
+"""Called with the orgs whose ratings are about to be committed; if it raises nothing is rated."""
 LAST = """
     LEFT JOIN LATERAL (
         SELECT * FROM event_ratings WHERE event_id = u.id ORDER BY number DESC LIMIT 1
     ) r ON true
 """
-"""SQL: beside an event `u` the rating `r` that holds, if there is any."""
+"""SQL: joins an event `u` with its last rating `r`, if it has one."""
 WAITS = """
     u.suspended AND NOT EXISTS (SELECT FROM transfers WHERE corrects = u.id || '.suspense')
 """
+"""SQL: true if an event `u` is in suspense."""
 UNKEPT, REFUNDED = "outcome <> 'kept'", "refund_id IS NOT NULL"
-"""SQL: of a lease, that what was written for it was not kept; that this was paid back by now."""
+"""SQL: true of cache leases that were not kept, and of those that were refunded."""
 
 
 def select_rated_events(unkept: str) -> str:
-    """SQL: events `u` as they are rated by now, and of each how many tokens were written for leases
-    that are `unkept`, however it is rated."""
+    """Return SQL that selects events `u` with their last rating, and the tokens that were written
+    for cache leases of which `unkept` is true."""
     return f"""
     SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.price_list, u.kind,
         u.admitted_at, u.seq, (SELECT tags FROM event_tags WHERE event_id = u.id) AS tags,
-        {", ".join(f"u.{name}" for name in COMPONENTS)},
-        {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
+        {columns_of("u", COMPONENTS)}, {rated_amounts("r", "u")},
         coalesce(r.prices, p.prices) AS prices, coalesce(r.number, 0) AS number,
         greatest(r.seq, refund_seq) AS rated_seq, {WAITS} AS waits,
         least(coalesce(unkept_5m, 0), u.cache_write_5m) AS unkept_5m,
@@ -73,7 +82,7 @@ def select_rated_events(unkept: str) -> str:
 
 
 class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as its last rating has it."""
+    """An event with its last rating."""
 
     id: str
     org: str
@@ -90,17 +99,17 @@ class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
     quantities: Quantities
     prices: PriceSet
     amounts: Mapping[Component, Pico]
-    """Of all components."""
+    """The amount of every component."""
     number: int
-    """Of the rating that holds; 0: as it was booked."""
+    """The number of the last rating; 0: there is none."""
     rated_seq: int | None
-    """When it was rated last, or a lease of it refunded."""
+    """The `posting_seq` of its last rating or refund."""
     waits: bool
-    """In suspense: a part of it has no price."""
+    """True if it is in suspense, because a component has no price."""
     unkept: Mapping[Component, int]
     """Tokens that were written to the cache and not kept."""
     is_superseded: bool = False
-    """Its request was made once more: it costs nothing."""
+    """True if its request was repeated, so that it costs nothing."""
 
     @property
     def amount_pico(self) -> Pico:
@@ -112,8 +121,8 @@ class RatedEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def priced(self) -> list[Component]:
-        """Components that need a price: those used and, where the cache was written, uncached
-        input, as which tokens that were not kept are charged."""
+        """The components that need a price: the used ones and, with cache writes, uncached input,
+        which is the price of tokens that were not kept."""
         used = self.used
         wrote = any(name in used for name in WRITES.values())
         return [name for name in COMPONENTS if name in used or (wrote and name == "uncached_input")]
@@ -124,7 +133,7 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
     of: RatedEvent
     prices: PriceSet
-    """Of what is priced of it (`RatedEvent.priced`)."""
+    """The prices of `RatedEvent.priced`."""
     amounts: Mapping[Component, Pico]
 
     @property
@@ -139,11 +148,10 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 def to_rated_event(row: sa.Row[Any]) -> RatedEvent:
     """Read a row of `select_rated_events`."""
     columns = row._mapping
-    same = ("id", "org", "project", "key", "model", "tier", "lane", "price_list", "kind", "tags")
-    moved = ("admitted_at", "seq", "number", "rated_seq", "waits", "is_superseded")
-    return RatedEvent(
-        **{name: columns[name] for name in (*same, *moved)},
-        quantities=Quantities(**{name: columns[name] for name in COMPONENTS}),
+    return read_struct(
+        RatedEvent,
+        row,
+        quantities=read_quantities(row),
         prices=msgspec.convert(columns["prices"], PriceSet),
         amounts={name: int(columns[amount_column(name)]) for name in COMPONENTS},
         unkept={name: int(columns[f"unkept_{ttl}"]) for ttl, name in WRITES.items()},
@@ -151,7 +159,8 @@ def to_rated_event(row: sa.Row[Any]) -> RatedEvent:
 
 
 def rate_event(event: RatedEvent, prices: PriceSet) -> RatedUsage:
-    """Rate an event by `prices`, leaving out what was not kept or not asked for after all."""
+    """Rate an event by `prices`, with tokens that were not kept as uncached; a superseded request
+    costs nothing."""
     rated = rate_unkept(event.quantities, prices, event.unkept)
     if not event.is_superseded:
         return rated
@@ -160,7 +169,7 @@ def rate_event(event: RatedEvent, prices: PriceSet) -> RatedUsage:
 
 
 def to_rating(event: RatedEvent, rated: RatedUsage, prices: PriceSet) -> Rating:
-    """`rated`: all that was used, by `prices`."""
+    """Make the rating of an event. `rated`: everything that it used, by `prices`."""
     chosen = {name: price_of(name, prices) for name in event.priced}
     return Rating(
         of=event,
@@ -170,17 +179,16 @@ def to_rating(event: RatedEvent, rated: RatedUsage, prices: PriceSet) -> Rating:
 
 
 async def announce_to_nobody(_org_ids: Collection[str]) -> None:
-    """Do nothing: no caller counts what is spent."""
+    """Do nothing."""
 
 
 async def hold_corrections(conn: AsyncConnection) -> None:
-    """Until the transaction ends, nobody else corrects or books anything. First of all in it."""
+    """Lock corrections and the books, as the first locks of the transaction."""
     await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(CORRECTION_LOCK)))
     await hold_books(conn)
 
 
 _AFTER = tuple(f"{name}_after" for name in AMOUNTS)
-_TOTAL, _TOTAL_AFTER = " + ".join(AMOUNTS), " + ".join(_AFTER)
 _POST = sa.text(f"""
     WITH incoming AS (
         SELECT * FROM json_to_recordset(CAST(:batch AS json)) AS i(event_id text, number integer,
@@ -188,8 +196,7 @@ _POST = sa.text(f"""
     ),
     rated AS (
         SELECT u.id, u.org, u.project, u.key, u.model, u.tier, u.lane, u.kind, u.admitted_at,
-            i.number, i.prices, i.waits,
-            {", ".join(f"coalesce(b.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
+            i.number, i.prices, i.waits, {rated_amounts("b", "u")},
             {", ".join(f"i.{name} AS {name}_after" for name in AMOUNTS)}
         FROM incoming i JOIN usage_events u ON u.id = i.event_id
             LEFT JOIN event_ratings b ON b.event_id = i.event_id AND b.number = i.number - 1
@@ -211,8 +218,8 @@ _POST = sa.text(f"""
             'reversed' AS kind, id AS corrects, admitted_at
         FROM standing
         UNION ALL
-        SELECT id || '.repriced.' || number, id, {DEBIT}, {CREDIT}, {_TOTAL_AFTER}
-                - CASE WHEN CAST(:reverses AS boolean) THEN 0 ELSE {_TOTAL} END,
+        SELECT id || '.repriced.' || number, id, {DEBIT}, {CREDIT}, {" + ".join(_AFTER)}
+                - CASE WHEN CAST(:reverses AS boolean) THEN 0 ELSE {TOTAL_PICO} END,
             'repriced', CASE WHEN waits THEN id || '.suspense' END, admitted_at
         FROM rated
     ),
@@ -230,20 +237,20 @@ async def post_ratings(
     rerating_id: str | None = None,
     announce: Announce = announce_to_nobody,
 ) -> None:
-    """At most MAX_BATCH, each the next one of its event. The caller holds the corrections
-    (`hold_corrections`). `reverses`: what stands is taken back first; else what is there stays, and
-    only what is missing is added."""
+    """Post at most MAX_BATCH ratings, each the next one of its event. The caller holds the locks of
+    `hold_corrections`. `reverses`: the event's transfers are reversed, and the whole amount is
+    posted; otherwise only the difference is posted."""
     assert len(ratings) <= MAX_BATCH
     if not ratings:
         return
-    lines = [await hold_line(conn, org) for org in sorted({it.of.org for it in ratings})]
+    versions = {org: await hold_line(conn, org) for org in sorted({it.of.org for it in ratings})}
     batch = msgspec.json.encode([_row(each) for each in ratings]).decode()
     named = {"batch": batch, "reverses": reverses, "rerating_id": rerating_id}
     legs = (await conn.execute(_POST, named)).all()
-    for line in lines:
-        if line is not None and reverses:
-            own = [it for it in ratings if it.of.org == line.org_id and it.of.kind == "usage"]
-            await carry_over(conn, line, _repaid(own, legs))
+    for org, version in versions.items():
+        if version is not None and reverses:
+            own = [it for it in ratings if it.of.org == org and it.of.kind == "usage"]
+            await move_payments(conn, org, version, _repriced(own, legs))
     tagged = [_tagged(each) for each in ratings if each.of.tags and each.of.kind == "usage"]
     grown = await add_tagged(conn, tagged, corrects=True)
     await raise_for_spend(conn, _spends(ratings), grown)
@@ -251,7 +258,7 @@ async def post_ratings(
 
 
 def _row(rating: Rating) -> dict[str, Any]:
-    """Money is text: it may exceed 64 bits."""
+    """Return a rating as JSON. Money is text: it may exceed 64 bits."""
     return {
         "event_id": rating.of.id,
         "number": rating.of.number + 1,
@@ -261,7 +268,7 @@ def _row(rating: Rating) -> dict[str, Any]:
     }
 
 
-def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[RepricedEvent]:
+def _repriced(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[RepricedEvent]:
     reversals: dict[str, dict[str, str]] = {}
     following: dict[str, str] = {}
     for leg in legs:
@@ -284,8 +291,7 @@ def _repaid(ratings: Iterable[Rating], legs: Sequence[sa.Row[Any]]) -> list[Repr
 
 
 def _tagged(rating: Rating) -> TaggedEvent:
-    """Return what a rating adds to the sums of its tags: no requests and tokens, only money, be it
-    less than nothing."""
+    """Return what a rating adds to the sums of its tags: a difference of money alone."""
     it = rating.of
     return TaggedEvent(
         org=it.org,

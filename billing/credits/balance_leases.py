@@ -1,17 +1,16 @@
-"""Balance leases on a prepaid org's grants say what it may spend before anybody asks the books
-again.
+"""Balance leases: the amounts of a prepaid org's grants that gateways may spend without asking the
+books. Pure; knows no Redis.
 
-Pure. Knows no Redis. A lease is a pending transfer from a grant's account to what the org owes; all
-of an org's end at one moment and are replaced together, by whoever tops up. What the org may have
-spent, all in all, is what was paid for it and what is leased: `funded`.
+A lease is a pending transfer from a grant's account to the org's receivable. All leases of an org
+expire together and are renewed together. An org may spend `funded` in all:
 
-    funded = paid + leases, and of each grant: posted + leased <= credited (the schema says so, too)
+    funded = paid + leases, and of each grant: posted + leased <= credited (a constraint, too)
 
-While a lease lives `funded` never falls: whoever was told of it may still be spending it. What a
-grant was taken back or has expired keeps what is leased of it until the lease has ended, or until
-whoever was told has let go (`released`). Settled usage is burned from the grants in their order and
-posts against their leases, which shrink by as much as `paid` grows; which grant has paid what of
-which transfer stands in `credit_burns`. A lease that nobody renews expires and is free again.
+`funded` never falls while a lease lives, since gateways may still be spending it. The leased part
+of a revoked or expired grant stays leased until the lease ends, or until its holders release it
+(`released`). Settled usage is burned from the grants in their order and posts against their leases,
+which shrink by as much as `paid` grows; `credit_burns` records which grant has paid which part of
+which transfer. A lease that is not renewed expires, and its amount is free again.
 """
 
 from __future__ import annotations
@@ -28,41 +27,42 @@ from billing.money import PICO_PER_USD, Pico
 
 LEASE_TTL = timedelta(seconds=60)
 EXPIRY_MARGIN = timedelta(seconds=10)
-"""So much later than whoever holds it the books take a lease to have ended: clocks differ."""
+"""A lease expires in the books so much later than for its holders, because clocks differ."""
 HORIZON_S = 30.0
-"""At the rate of late a lease lasts for so long."""
+"""A lease lasts for so long at the recent rate of spending."""
 MIN_ELAPSED_S = 1.0
 MIN_LEASE_PICO = PICO_PER_USD // 10
 MAX_LEASE_PICO = 100 * PICO_PER_USD
-"""Beyond what is spent and held already; but for one request that needs more."""
+"""A lease has at most so much beyond current spending, unless one request needs more."""
 REFILL_SHARE = 2
-"""When less than one in so many of it is left, it is time to top up."""
+"""A lease is topped up when less than 1/REFILL_SHARE of it is left."""
 BREAKAGE = "house:breakage"
 
 
 class CreditLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The credit line of an org that was ever given credit, or is prepaid."""
+    """The credit line of an org that is prepaid or was ever given credit."""
 
     org_id: str
     version: int
     told: int = 0
-    """The version that holders of leases were told last; what must shrink nobody is told."""
+    """The last version that was announced to the holders of leases. Versions that have to shrink a
+    lease are not announced."""
     paid_pico: Pico
-    """For all that it ever spent, by grants or by invoice."""
+    """The part of all past spending that grants or invoices have paid."""
     is_prepaid: bool
     leased_until: datetime | None = None
     leased_at: datetime | None = None
     spent_pico: Pico = 0
-    """What it had spent and held then."""
+    """Spending and reservations at `leased_at`."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
     spent_pico: Pico
-    """All in all, with what running requests hold."""
+    """All spending ever, and the reservations of running requests."""
     wanted_pico: Pico = 0
-    """Beyond that, by a request that waits."""
+    """The amount that a waiting request needs beyond that."""
     released: int | None = None
-    """The version up to which its holders have let go, and take no older one."""
+    """The version up to which the holders have released their leases."""
 
 
 class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,25 +70,25 @@ class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
     burns: Sequence[Burn]
     transfers: Sequence[Transfer]
     leases: Mapping[str, Transfer]
-    """The ones that are open now, by grant."""
+    """The open leases by grant."""
     ended: Sequence[str]
     """Grants of which nothing is left."""
     owed: Mapping[str, Pico]
-    """What nobody has paid of each transfer; it is tried again."""
+    """The unpaid part of each transfer of usage."""
     refill_pico: Pico
-    """When less is left, it is time to top up; 0: a top-up would bring no more."""
+    """A top-up is due when less is left; 0: it would bring nothing."""
     refill_by_model: Mapping[str, Pico]
-    """The same of requests to these models, where there is more for them alone."""
+    """The same by model, where only grants for these models have more."""
     is_dry: bool
-    """All that may be leased is."""
+    """True if everything that may be leased is leased."""
     must_shrink: bool
-    """Something is leased of a grant that is over."""
+    """True if a revoked or expired grant has a lease."""
 
     def does_anything(self, usages: Sequence[Usage]) -> bool:
         return bool(self.transfers or self.ended) or len(self.owed) < len(usages)
 
     def funded_pico(self, grants: Mapping[str, Grant]) -> tuple[Pico, dict[str, Pico]]:
-        """Return what is funded for any model, and by model what comes to that."""
+        """Return the amount that is funded for any model, and by model what is added to it."""
         general, by_model = self.line.paid_pico, dict[str, Pico]()
         for grant_id, lease in self.leases.items():
             models = grants[grant_id].models
@@ -98,15 +98,15 @@ class LeasePlan(msgspec.Struct, frozen=True, kw_only=True):
                 by_model[model] = by_model.get(model, 0) + lease.amount_pico
         return general, by_model
 
-    def is_short(self, grants: Mapping[str, Grant], ask: Ask) -> bool:
-        """True if a waiting request needs more than there is, whatever the model."""
+    def is_short(self, grants: Mapping[str, Grant], request: LeaseRequest) -> bool:
+        """True if the balance does not cover a waiting request, whatever its model."""
         general, by_model = self.funded_pico(grants)
-        free = general + max(by_model.values(), default=0) - ask.spent_pico
-        return self.is_dry and not self.must_shrink and free < ask.wanted_pico
+        free = general + max(by_model.values(), default=0) - request.spent_pico
+        return self.is_dry and not self.must_shrink and free < request.wanted_pico
 
 
 def lease_amount(used_pico: Pico, elapsed_s: float) -> Pico:
-    """For the time to come, by what was used in the time before."""
+    """Return the size of a lease by the recent rate of spending."""
     expected = int(used_pico * HORIZON_S / max(elapsed_s, MIN_ELAPSED_S))
     return max(MIN_LEASE_PICO, min(MAX_LEASE_PICO, expected))
 
@@ -116,15 +116,16 @@ def plan(
     grants: Sequence[Grant],
     leases: Mapping[str, Transfer],
     usages: Sequence[Usage],
-    ask: Ask | None,
+    request: LeaseRequest | None,
     now: datetime,
 ) -> LeasePlan:
-    """Burn what was used, give back what is over, lease what is asked for. `grants`: all that are
-    open. None asks for nothing."""
+    """Burn usage, give back what is left of revoked and expired grants, and lease what is requested
+    (None: nothing). `grants`: all that are open."""
     burns = burn(grants, usages)
     burned, owed = _sums(burns, usages)
     left = {each.id: each.left_pico - burned.get(each.id, 0) for each in grants}
-    is_released = ask is not None and ask.released is not None and ask.released >= line.told
+    released = None if request is None else request.released
+    is_released = released is not None and released >= line.told
     is_live = bool(leases) and not is_released and _ends_at(leases) > now
     kept = {
         grant_id: max(0, lease.amount_pico - burned.get(grant_id, 0)) if is_live else 0
@@ -134,17 +135,17 @@ def plan(
     if not line.is_prepaid:  # the rest is on an invoice
         paid, owed = paid + sum(owed.values()), {}
     leased, refill = kept, 0
-    if ask is not None and line.is_prepaid:
-        leased, refill = _lease(line, grants, left, kept, ask, paid, now)
+    if request is not None and line.is_prepaid:
+        leased, refill = _lease(line, grants, left, kept, request, paid, now)
     valid = [each for each in grants if each.is_valid(now)]
     must_shrink = any(leased.get(each.id) for each in grants if each not in valid)
-    until = _until(line, grants, leased, ask, must_shrink, now)
+    until = _until(line, grants, leased, request, must_shrink, now)
     following = msgspec.structs.replace(
         line, version=line.version + 1, paid_pico=paid, leased_until=until
     )
-    if ask is not None and not must_shrink:
+    if request is not None and not must_shrink:
         following = msgspec.structs.replace(
-            following, told=following.version, leased_at=now, spent_pico=ask.spent_pico
+            following, told=following.version, leased_at=now, spent_pico=request.spent_pico
         )
     transfers, open_leases = _transfers(following, grants, leases, leased, burned, now)
     back = _give_back(following, grants, left, leased, now)
@@ -171,7 +172,8 @@ def plan(
 
 
 def _refills(spare: Sequence[Grant], refill_pico: Pico) -> tuple[Pico, dict[str, Pico]]:
-    """For whom a top-up would bring more: of what is for some models alone, for these."""
+    """Return the refill amount for any model, or, if only grants for certain models have more, by
+    model."""
     if any(each.models is None for each in spare):
         return refill_pico, {}
     models = sorted({model for each in spare for model in each.models or ()})
@@ -185,7 +187,7 @@ def account(grant_id: str) -> str:
 def _sums(
     burns: Sequence[Burn], usages: Sequence[Usage]
 ) -> tuple[dict[str, Pico], dict[str, Pico]]:
-    """Sum up what is burned of each grant, and what is still owed of each usage."""
+    """Add up what is burned of each grant, and what is still owed of each usage."""
     burned: dict[str, Pico] = {}
     owed = {usage.transfer_id: usage.amount_pico for usage in usages}
     for each in burns:
@@ -203,21 +205,20 @@ def _lease(
     grants: Sequence[Grant],
     left: Mapping[str, Pico],
     kept: Mapping[str, Pico],
-    ask: Ask,
+    request: LeaseRequest,
     paid: Pico,
     now: datetime,
 ) -> tuple[dict[str, Pico], Pico]:
-    """Return what is leased of each grant from now on, and how much of it is ahead of what is
-    spent."""
+    """Return the new lease of each grant, and the amount that they are ahead of spending."""
     elapsed_s = (now - line.leased_at).total_seconds() if line.leased_at else HORIZON_S
-    used = max(0, ask.spent_pico - line.spent_pico) if line.leased_at else 0
-    ahead = max(ask.wanted_pico, lease_amount(used, elapsed_s))
-    target = max(0, ask.spent_pico - paid) + ahead
+    used = max(0, request.spent_pico - line.spent_pico) if line.leased_at else 0
+    ahead = max(request.wanted_pico, lease_amount(used, elapsed_s))
+    target = max(0, request.spent_pico - paid) + ahead
     leased = dict(kept)
     missing = target - sum(leased.get(each.id, 0) for each in grants if not each.is_scoped)
     for grant in sort_grants(each for each in grants if each.is_valid(now)):
         if grant.components is not None:
-            continue  # what of a request it will pay nobody can say before
+            continue  # its part of a request is unknown in advance
         held = leased.get(grant.id, 0)
         if grant.models is not None:
             leased[grant.id] = max(held, min(left[grant.id], target))
@@ -232,14 +233,15 @@ def _until(
     line: CreditLine,
     grants: Sequence[Grant],
     leased: Mapping[str, Pico],
-    ask: Ask | None,
+    request: LeaseRequest | None,
     must_shrink: bool,
     now: datetime,
 ) -> datetime | None:
-    """No grant is promised beyond its expiry; one that is over no longer than it was."""
+    """Return the end of the leases: no lease outlives its grant's expiry, and none is renewed while
+    one has to shrink."""
     if not any(leased.values()):
         return None
-    if ask is None or must_shrink:
+    if request is None or must_shrink:
         return line.leased_until
     ends = [each.expires_at for each in grants if leased.get(each.id) and each.expires_at]
     return min([now + LEASE_TTL, *ends])
@@ -253,8 +255,8 @@ def _transfers(
     burned: Mapping[str, Pico],
     now: datetime,
 ) -> tuple[list[Transfer], dict[str, Transfer]]:
-    """Return the transfers of a settlement: what was used posts against the leases there were,
-    beyond them at once; then come the next leases."""
+    """Return the transfers of a settlement and the open leases: usage posts against the old leases,
+    and beyond them at once; then come the new leases."""
     made, still = list[Transfer](), dict[str, Transfer]()
     for grant in grants:
         before, used = leases.get(grant.id), burned.get(grant.id, 0)
@@ -303,8 +305,8 @@ def _give_back(
     leased: Mapping[str, Pico],
     now: datetime,
 ) -> list[Transfer]:
-    """Return the transfers that move what is not leased out of grants that are over: the house
-    keeps what expired."""
+    """Return the transfers that move what is not leased out of revoked grants, and out of expired
+    ones, whose remainder the house keeps."""
     made = []
     for grant in grants:
         free = left[grant.id] - leased.get(grant.id, 0)

@@ -1,15 +1,13 @@
-"""Credit grants: which pays for what, and in which order. Pure, no I/O.
+"""Credit grants: which usage they pay, and in which order. Pure, no I/O.
 
-A grant pays for usage that was admitted before it expires, of the models and the components it was
-given for; the one of the lowest `priority` first, among equals the one that expires first, then the
-oldest.
+A grant pays for usage of its models and components that was admitted before it expires. Grants pay
+in the order of `priority` (lowest first), then of expiry, then of age.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 import msgspec
 
@@ -17,47 +15,53 @@ from billing.money import Pico
 
 MIN_PRIORITY, DEFAULT_PRIORITY, MAX_PRIORITY = 0, 50, 100
 EXPIRY_GRACE = timedelta(hours=1)
-"""So long after its expiry what a grant has left waits for usage that was admitted before."""
+"""An expired grant waits so long for usage that was admitted before."""
 UNKNOWN = ""
-"""The component of what is paid in part already, or was priced late."""
+"""Stands for the component of usage that is paid in part, or was priced late."""
 NEVER = datetime.max.replace(tzinfo=UTC)
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class GrantTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The terms of a grant, by which grants are ordered."""
+
     id: str
-    left_pico: Pico
-    """What is leased of it included."""
     priority: int = DEFAULT_PRIORITY
     expires_at: datetime | None = None
     models: tuple[str, ...] | None = None
+    """None: all models."""
     components: tuple[str, ...] | None = None
-    """None: all."""
+    """None: all components."""
     created_at: datetime
     revoked_at: datetime | None = None
+
+
+class Grant(GrantTerms, frozen=True, kw_only=True):
+    left_pico: Pico
+    """The unpaid part, leases included."""
 
     @property
     def is_scoped(self) -> bool:
         return self.models is not None or self.components is not None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether more of it may be promised."""
+        """True if more of it may be leased."""
         return self.revoked_at is None and now < (self.expires_at or NEVER)
 
     def is_over(self, now: datetime) -> bool:
-        """Whether what nobody was promised of it goes back."""
+        """True if the part that is not leased goes back to the house."""
         if self.revoked_at is not None:
             return True
         return self.expires_at is not None and self.expires_at + EXPIRY_GRACE <= now
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer of usage that nobody has paid yet."""
+    """A transfer of usage that no grant has paid yet."""
 
     transfer_id: str
     model: str
     admitted_at: datetime
     amounts: Mapping[str, Pico]
-    """By component."""
+    """Pico-USD by component."""
 
     @property
     def amount_pico(self) -> Pico:
@@ -65,24 +69,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Burn(msgspec.Struct, frozen=True):
-    """So much of a transfer a grant has paid."""
+    """The payment of a part of a transfer by a grant."""
 
     transfer_id: str
     grant_id: str
     amount_pico: Pico
-
-
-class GrantTerms(Protocol):
-    """The fields that decide when it is a credit's turn."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def expires_at(self) -> datetime | None: ...
-    @property
-    def created_at(self) -> datetime: ...
 
 
 def burn_order(one: GrantTerms) -> tuple[int, datetime, datetime, str]:
@@ -90,12 +81,12 @@ def burn_order(one: GrantTerms) -> tuple[int, datetime, datetime, str]:
 
 
 def sort_grants(grants: Iterable[Grant]) -> list[Grant]:
-    """As they are burned."""
+    """Sort grants in the order in which they pay."""
     return sorted(grants, key=burn_order)
 
 
 def burn(grants: Iterable[Grant], usages: Sequence[Usage]) -> list[Burn]:
-    """Pay `usages` with `grants`; nobody pays for what is not in the result."""
+    """Pay `usages` with `grants`, as far as they go."""
     ordered = sort_grants(grants)
     left = {grant.id: grant.left_pico for grant in ordered}
     burns: list[Burn] = []
@@ -110,7 +101,7 @@ def burn(grants: Iterable[Grant], usages: Sequence[Usage]) -> list[Burn]:
 
 
 def _pay(grant: Grant, left_pico: Pico, usage: Usage, owed: dict[str, Pico]) -> Pico:
-    """Takes what the grant pays from `owed`."""
+    """Deduct what a grant pays from `owed`, and return its sum."""
     if grant.models is not None and usage.model not in grant.models:
         return 0
     if usage.admitted_at >= (grant.expires_at or NEVER):

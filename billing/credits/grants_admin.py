@@ -1,9 +1,4 @@
-"""Manage what an org has paid in advance: grants, each an account of its own, that the house owes
-it.
-
-Who may spend no more than that is held to it before a token is made, by the limiter; which grant
-pays for what, `grants` says.
-"""
+"""Create, revoke and list an org's credits. Each is a grant with an account of its own."""
 
 from __future__ import annotations
 
@@ -11,34 +6,28 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.credits.balance_leases import account
 from billing.credits.balance_watch import hold_line, watch
-from billing.credits.grants import DEFAULT_PRIORITY, burn_order
+from billing.credits.grants import DEFAULT_PRIORITY, GrantTerms, burn_order
 from billing.credits.lines import open_line
 from billing.ledger.accounts import CASH, account_of
 from billing.ledger.transfers import GOOD, GRANT_PREFIX, Transfer, transfer
 from billing.money import Pico
-from billing.tables import balances, credit_burns, credit_grants, transfers
+from billing.tables import balances, credit_burns, credit_grants, read_struct, transfers
 
 
-class Credit(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class Credit(GrantTerms, frozen=True, kw_only=True):
+    """A grant as an admin sees it."""
+
     org_id: str
     amount_pico: Pico
     left_pico: Pico
     """Neither paid nor leased."""
     leased_pico: Pico
-    priority: int
-    expires_at: datetime | None
-    models: Sequence[str] | None
-    components: Sequence[str] | None
-    created_at: datetime
-    revoked_at: datetime | None
     ended_at: datetime | None
 
 
@@ -53,7 +42,7 @@ async def grant_credit(
     models: Sequence[str] | None = None,
     components: Sequence[str] | None = None,
 ) -> Credit:
-    """In the caller's transaction; of one id once. From now on it pays for what the org uses."""
+    """Grant a credit, in the caller's transaction. Idempotent by its id."""
     await open_line(conn, org)
     await hold_line(conn, org)
     terms = {
@@ -79,8 +68,8 @@ async def grant_credit(
 
 
 async def revoke_credit(conn: AsyncConnection, org: str, credit_id: str) -> None:
-    """Revoke a credit; of one id once. What is neither paid nor leased goes back with the next
-    settling, what is leased when its lease ends."""
+    """Revoke a credit; idempotent. The free part goes back with the next settlement, the leased
+    part when its lease ends."""
     await hold_line(conn, org)
     own = credit_grants.c
     taken = sa.update(credit_grants).where(own.org_id == org, own.id == credit_id)
@@ -89,21 +78,20 @@ async def revoke_credit(conn: AsyncConnection, org: str, credit_id: str) -> None
 
 
 def credits_of(org: str) -> sa.Select[Any]:
-    """For a page of them."""
+    """Return the query of an org's credits, for `to_credit`."""
     own = balances.c
     left = own.credits_pico - own.debits_pico - own.pending_debits_pico
-    found = sa.select(credit_grants, left.label("left_pico"), own.pending_debits_pico)
+    found = sa.select(
+        credit_grants,
+        sa.func.coalesce(left, 0).label("left_pico"),
+        sa.func.coalesce(own.pending_debits_pico, 0).label("leased_pico"),
+    )
     joined = sa.literal(GRANT_PREFIX) + credit_grants.c.id == own.account
     return found.outerjoin(balances, joined).where(credit_grants.c.org_id == org)
 
 
 def to_credit(row: sa.Row[Any]) -> Credit:
-    fields = dict(row._mapping)
-    leased, left = fields.pop("pending_debits_pico"), fields.pop("left_pico")
-    amount = int(fields.pop("amount_pico"))
-    return Credit(
-        **fields, amount_pico=amount, left_pico=int(left or 0), leased_pico=int(leased or 0)
-    )
+    return read_struct(Credit, row)
 
 
 async def find_credit(conn: AsyncConnection, org: str, credit_id: str) -> Credit | None:
@@ -113,7 +101,7 @@ async def find_credit(conn: AsyncConnection, org: str, credit_id: str) -> Credit
 
 
 async def open_credits(conn: AsyncConnection, org: str) -> list[Credit]:
-    """Those with something left, in the order in which they are burned."""
+    """Return the credits with something left, in the order in which they pay."""
     found = credits_of(org).where(credit_grants.c.ended_at.is_(None))
     return sorted((to_credit(row) for row in await conn.execute(found)), key=burn_order)
 
@@ -125,8 +113,8 @@ async def count_open(conn: AsyncConnection, org: str) -> int:
 
 
 async def paid_pico(conn: AsyncConnection, org: str) -> Pico:
-    """Return what credits have ever paid of what the org owes; before there were grants all of them
-    did at once."""
+    """Return the amount that credits have paid of the org's receivable. Credits that are older than
+    grants paid it at once."""
     burned = sa.select(sa.func.coalesce(sa.func.sum(credit_burns.c.amount_pico), 0))
     burned = burned.where(credit_burns.c.org_id == org)
     at_once = sa.select(sa.func.coalesce(sa.func.sum(transfers.c.amount_pico), 0))

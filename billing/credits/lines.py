@@ -1,15 +1,13 @@
-"""An org's credit in Postgres: topping up its leases, paying for its usage, giving back what ended.
+"""Credit lines in Postgres: lease balances to gateways, pay usage, and close ended grants.
 
-Each org's line is held while it changes, so gateways that top up the same one wait for each other,
-and none of them waits for who ingests. Usage comes here by `unpaid_usage`, which `ledger.POST_LEGS`
-fills in the statement that books it.
+A transaction locks the org's line, so gateways that top up the same org wait for each other, but
+not for ingestion, which adds usage to the table `unpaid_usage` (`ledger.POST_LEGS`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -19,21 +17,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.credits.balance_leases import (
     EXPIRY_MARGIN,
     LEASE_TTL,
-    Ask,
     CreditLine,
     LeasePlan,
+    LeaseRequest,
     plan,
 )
 from billing.credits.balance_watch import HAS_EXPIRED, watch
-from billing.credits.grants import EXPIRY_GRACE, Burn, Grant, Usage
+from billing.credits.grants import EXPIRY_GRACE, Grant, Usage
 from billing.credits.top_ups import expire_top_ups
 from billing.credits.unpaid_usage import PAYABLE, oldest_unpaid
 from billing.ledger.accounts import account_of
 from billing.ledger.spend_totals import hold_books
-from billing.ledger.transfers import Transfer, TransferStatus, transfer
+from billing.ledger.transfers import GRANT_PREFIX, Transfer, TransferStatus, transfer
 from billing.money import Pico
 from billing.tables import (
-    AMOUNTS,
+    TOTAL_PICO,
     balances,
     credit_burns,
     credit_grants,
@@ -45,42 +43,44 @@ from billing.tables import (
 )
 
 SWEEP_BATCH = 100
-"""Orgs in one look."""
+"""A sweep settles at most so many orgs."""
 
 
-class Turn(msgspec.Struct):
-    """The org that a sweep ended with: the next sweep goes on behind it, and from the beginning
-    after the last, so that an org that is never done keeps no other waiting."""
+class SweepCursor(msgspec.Struct):
+    """The last org of a sweep. The next sweep goes on behind it, and after the last org from the
+    beginning, so that no org blocks the others."""
 
     org_id: str = ""
 
 
 class Funding(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum that an org may have spent in all, and until when that may be relied upon."""
+    """The amount that an org may spend in all, and how long that holds."""
 
     version: int
     funded_pico: Pico
     by_model: Mapping[str, Pico]
-    """Beyond that, of requests to these models."""
+    """The amount that is added for requests to these models."""
     ttl_s: float
-    """From before it was asked for."""
+    """Seconds from before it was requested."""
     refill_pico: Pico
-    """When less is left, it is time to ask again; 0: there is no more."""
+    """A top-up is due when less is left; 0: it would bring nothing."""
     refill_by_model: Mapping[str, Pico]
-    """The same of requests to these models, of which there is more than of others."""
+    """The same by model, where only grants for these models have more."""
     must_shrink: bool
-    """Of a grant that is over something is leased still: who lets go of it asks again."""
+    """True if a revoked or expired grant has a lease, which its holders should release."""
 
 
-async def top_up(db: AsyncEngine, org_id: str, ask: Ask) -> Funding:
-    """`db`: of a role that sees every org's rows. Raises: what SQLAlchemy raises where Postgres is
-    away."""
+async def top_up(db: AsyncEngine, org_id: str, request: LeaseRequest) -> Funding:
+    """Settle an org's line and renew its leases. `db`: of a role that sees every org's rows.
+
+    Raises: SQLAlchemyError when Postgres is away.
+    """
     async with db.begin() as conn:
         await open_line(conn, org_id)
-        found = await _settle(conn, org_id, ask, wait=True)
+        found = await _settle(conn, org_id, request, wait=True)
         assert found is not None, "a line that is open is not removed"
         made, grants, now = found
-        await watch(conn, org_id, was_refused=made.is_short(grants, ask))
+        await watch(conn, org_id, was_refused=made.is_short(grants, request))
     funded, by_model = made.funded_pico(grants)
     until = made.line.leased_until
     return Funding(
@@ -95,7 +95,7 @@ async def top_up(db: AsyncEngine, org_id: str, ask: Ask) -> Funding:
 
 
 async def settle(db: AsyncEngine, org_id: str) -> bool:
-    """Pay for what was used, give back what has ended. False: somebody else is at it."""
+    """Pay usage and close ended grants. Return False if another transaction does it."""
     async with db.begin() as conn:
         found = await _settle(conn, org_id, None, wait=False)
         if found is not None:
@@ -103,18 +103,17 @@ async def settle(db: AsyncEngine, org_id: str) -> bool:
     return found is not None
 
 
-async def sweep(db: AsyncEngine, turn: Turn | None = None) -> int:
-    """Settle the next orgs that have something to settle; returns how many it found. What waits for
-    its top-up too long does not wait any more."""
-    turn = turn or Turn()
+async def sweep(db: AsyncEngine, cursor: SweepCursor | None = None) -> int:
+    """Expire top-ups, settle the next orgs that are due, and return how many."""
+    cursor = cursor or SweepCursor()
     async with db.begin() as conn:
         await expire_top_ups(conn)
-        due = list(await conn.scalars(_DUE, {"behind": turn.org_id, "most": SWEEP_BATCH}))
+        due = list(await conn.scalars(_DUE, {"behind": cursor.org_id, "most": SWEEP_BATCH}))
     for org_id in due:
-        turn.org_id = org_id  # before it is tried: who fails has had their turn
+        cursor.org_id = org_id  # before it is settled, so that a failing org is skipped next time
         await settle(db, org_id)
     if len(due) < SWEEP_BATCH:
-        turn.org_id = ""
+        cursor.org_id = ""
     return len(due)
 
 
@@ -139,7 +138,7 @@ _DUE = sa.text(f"""
 _OPEN_LINE = sa.text(f"""
     INSERT INTO credit_lines (org_id, paid_pico)
     SELECT :org_id, greatest(
-        (SELECT coalesce(sum({" + ".join(AMOUNTS)}), 0) FROM usage_daily WHERE org = :org_id),
+        (SELECT coalesce(sum({TOTAL_PICO}), 0) FROM usage_daily WHERE org = :org_id),
         (SELECT coalesce(sum(amount_pico), 0) FROM transfers
             WHERE kind = 'credit' AND credit = :account))
     ON CONFLICT DO NOTHING
@@ -147,8 +146,8 @@ _OPEN_LINE = sa.text(f"""
 
 
 async def open_line(conn: AsyncConnection, org_id: str) -> None:
-    """From now on what the org uses is paid from its credit; what it owed before is on an invoice,
-    or was credited to it directly. Nobody books while it begins."""
+    """Open a credit line unless the org has one. It pays later usage; earlier usage counts as paid.
+    The books are locked meanwhile."""
     found = sa.select(credit_lines.c.org_id).where(credit_lines.c.org_id == org_id)
     if await conn.scalar(found) is None:
         await hold_books(conn)
@@ -156,46 +155,31 @@ async def open_line(conn: AsyncConnection, org_id: str) -> None:
 
 
 async def _settle(
-    conn: AsyncConnection, org_id: str, ask: Ask | None, *, wait: bool
+    conn: AsyncConnection, org_id: str, request: LeaseRequest | None, *, wait: bool
 ) -> tuple[LeasePlan, dict[str, Grant], datetime] | None:
-    """The line's next state, and the moment it is of."""
-    line = await _hold_line(conn, org_id, wait)
-    if line is None:
+    """Bring a line into its next state; return that, the grants and the time. None: the line does
+    not exist, or is locked and `wait` is False."""
+    row = (await conn.execute(_LINE_WAITING if wait else _LINE, {"org_id": org_id})).one_or_none()
+    if row is None:
         return None
+    line = read_struct(CreditLine, row)
     now = (await conn.execute(sa.select(sa.func.clock_timestamp()))).scalar_one()
     grants = await open_grants(conn, org_id)
     leases = await _leases(conn, org_id)
     usages, events = await oldest_unpaid(conn, org_id, is_prepaid=line.is_prepaid)
-    made = plan(line, grants, leases, usages, ask, now)
-    if ask is None and not made.does_anything(usages):
+    made = plan(line, grants, leases, usages, request, now)
+    if request is None and not made.does_anything(usages):
         return made, {}, now
     if made.transfers:
         statuses = await transfer(conn, made.transfers)
         assert all(status is TransferStatus.CREATED for status in statuses), statuses
-    await _keep_burns(conn, made, events)
-    await _keep_owed(conn, org_id, usages, made.owed)
-    await _keep_line(conn, made, now)
+    await _write_burns(conn, made, events)
+    await _write_owed(conn, org_id, usages, made.owed)
+    await _write_line(conn, made, now)
     return made, {each.id: each for each in grants}, now
 
 
-async def _hold_line(conn: AsyncConnection, org_id: str, wait: bool) -> CreditLine | None:
-    found = await conn.execute(_LINE_WAITING if wait else _LINE, {"org_id": org_id})
-    row = found.one_or_none()
-    if row is None:
-        return None
-    return CreditLine(
-        org_id=org_id,
-        version=row.version,
-        told=row.told,
-        paid_pico=int(row.paid_pico),
-        is_prepaid=row.is_prepaid,
-        leased_until=row.leased_until,
-        leased_at=row.leased_at,
-        spent_pico=int(row.spent_pico),
-    )
-
-
-# Whether an org is prepaid stands with the tenants; usage of one that is not known there is held.
+# An org that tenancy does not know is treated as prepaid.
 _OF_LINE = """
     SELECT l.*, coalesce((SELECT prepaid FROM orgs WHERE id = l.org_id), true) AS is_prepaid
     FROM credit_lines l WHERE org_id = :org_id FOR UPDATE OF l
@@ -204,31 +188,13 @@ _LINE_WAITING, _LINE = sa.text(_OF_LINE), sa.text(f"{_OF_LINE} SKIP LOCKED")
 
 
 async def open_grants(conn: AsyncConnection, org_id: str) -> list[Grant]:
-    """Those that have, or may have, something left."""
+    """Return the grants that are not ended."""
     own = credit_grants.c
     left = balances.c.credits_pico - balances.c.debits_pico
-    joined = sa.literal("grant:") + own.id == balances.c.account
+    joined = sa.literal(GRANT_PREFIX) + own.id == balances.c.account
     found = sa.select(credit_grants, left.label("left_pico")).join(balances, joined)
     found = found.where(own.org_id == org_id, own.ended_at.is_(None))
-    return [to_grant(row) for row in await conn.execute(found)]
-
-
-def to_grant(row: sa.Row[Any]) -> Grant:
-    fields = row._mapping
-    return Grant(
-        id=fields["id"],
-        left_pico=int(fields["left_pico"]),
-        priority=fields["priority"],
-        expires_at=fields["expires_at"],
-        models=_named(fields["models"]),
-        components=_named(fields["components"]),
-        created_at=fields["created_at"],
-        revoked_at=fields["revoked_at"],
-    )
-
-
-def _named(found: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if found is None else tuple(found)
+    return [read_struct(Grant, row) for row in await conn.execute(found)]
 
 
 async def _leases(conn: AsyncConnection, org_id: str) -> dict[str, Transfer]:
@@ -238,28 +204,20 @@ async def _leases(conn: AsyncConnection, org_id: str) -> dict[str, Transfer]:
     return {row.grant_id: read_struct(Transfer, row) for row in rows}
 
 
-async def _keep_burns(conn: AsyncConnection, made: LeasePlan, events: Mapping[str, str]) -> None:
-    if made.burns:
-        await conn.execute(
-            insert(credit_burns), [_to_row(each, made, events) for each in made.burns]
-        )
+async def _write_burns(conn: AsyncConnection, made: LeasePlan, events: Mapping[str, str]) -> None:
+    line = {"org_id": made.line.org_id, "version": made.line.version}
+    rows = [
+        {**msgspec.structs.asdict(each), **line, "event_id": events[each.transfer_id]}
+        for each in made.burns
+    ]
+    if rows:
+        await conn.execute(insert(credit_burns), rows)
 
 
-def _to_row(one: Burn, made: LeasePlan, events: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "transfer_id": one.transfer_id,
-        "grant_id": one.grant_id,
-        "org_id": made.line.org_id,
-        "event_id": events[one.transfer_id],
-        "version": made.line.version,
-        "amount_pico": one.amount_pico,
-    }
-
-
-async def _keep_owed(
+async def _write_owed(
     conn: AsyncConnection, org_id: str, usages: Sequence[Usage], owed: Mapping[str, Pico]
 ) -> None:
-    """Delete what is paid, and keep of the rest what is missing."""
+    """Delete paid usage, and reduce what is paid in part."""
     own = unpaid_usage.c
     paid = [each.transfer_id for each in usages if each.transfer_id not in owed]
     if paid:
@@ -271,7 +229,7 @@ async def _keep_owed(
             await conn.execute(part.values(amount_pico=owed[each.transfer_id]))
 
 
-async def _keep_line(conn: AsyncConnection, made: LeasePlan, now: datetime) -> None:
+async def _write_line(conn: AsyncConnection, made: LeasePlan, now: datetime) -> None:
     line, own = made.line, credit_leases.c
     kept = {each.id for each in made.leases.values()}
     gone = sa.delete(credit_leases).where(own.org_id == line.org_id, own.transfer_id.notin_(kept))

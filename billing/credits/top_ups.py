@@ -1,10 +1,10 @@
-"""Top-ups: what a balance has asked for, and what became of it.
+"""Top-ups that a balance has requested, and their outcome.
 
-    requested -> granted | failed | expired        expired -> granted: who has paid late has paid,
-                                                   unless the balance has asked again since
+    requested -> granted | failed | expired
+    expired -> granted     a late payment counts, unless the balance has requested again since
 
-It moves no money: who grants one makes the credit in the same transaction. A row whose state was
-not told yet is the outbox.
+Nothing here moves money: whoever grants a top-up creates the credit in the same transaction. Rows
+whose state is not dispatched yet are the outbox.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.money import Pico
-from billing.tables import new_id_sql, top_ups
+from billing.tables import new_id_sql, read_struct, top_ups
 
 TopUpState = Literal["requested", "granted", "failed", "expired"]
 STATES: tuple[TopUpState, ...] = get_args(TopUpState)
 GRANTABLE: tuple[TopUpState, ...] = ("requested", "expired")
 LIFETIME = timedelta(days=3)
-"""After which nobody waits for it any more."""
+"""A requested top-up expires after so long."""
 DAY = timedelta(days=1)
 
 
@@ -34,13 +34,13 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     org_id: str
     amount_pico: Pico
     left_pico: Pico
-    """When it was asked for."""
+    """The balance when it was requested."""
     state: TopUpState
     requested_at: datetime
     expires_at: datetime
     ended_at: datetime | None
     credit_id: str | None
-    """Of one that was granted."""
+    """The credit of a granted top-up."""
     failure: str | None
 
 
@@ -48,12 +48,10 @@ COLUMNS = [top_ups.c[name] for name in TopUp.__struct_fields__]
 
 
 def to_top_up(row: sa.Row[Any]) -> TopUp:
-    money = {name: int(row._mapping[name]) for name in ("amount_pico", "left_pico")}
-    return TopUp(**{**row._mapping, **money})
+    return read_struct(TopUp, row)
 
 
 def top_ups_of(org_id: str) -> sa.Select[Any]:
-    """Those of an org, for a page of them."""
     return sa.select(*COLUMNS).where(top_ups.c.org_id == org_id)
 
 
@@ -68,16 +66,16 @@ async def find_top_up(
 async def ask_for_top_up(
     conn: AsyncConnection, org_id: str, *, amount_pico: Pico, left_pico: Pico, max_per_day: int
 ) -> str | None:
-    """Its id, or that of one that is open: who pays both would pay twice. None: there were
-    `max_per_day` in the last 24 hours. The org's line is held."""
+    """Request a top-up and return its id, or the id of one that is open, so that nobody pays twice.
+    None: there were `max_per_day` in the last 24 hours. The caller has locked the org's line."""
     own = top_ups.c
     is_open = sa.and_(own.org_id == org_id, own.state == "requested")
     newest = sa.select(own.id).where(is_open).order_by(own.id.desc()).limit(1)
     if (waiting := await conn.scalar(newest)) is not None:
         return str(waiting)
     since = sa.func.clock_timestamp() - DAY
-    late = sa.select(sa.func.count()).where(own.org_id == org_id, own.requested_at > since)
-    if (await conn.scalar(late) or 0) >= max_per_day:
+    recent = sa.select(sa.func.count()).where(own.org_id == org_id, own.requested_at > since)
+    if (await conn.scalar(recent) or 0) >= max_per_day:
         return None
     added = insert(top_ups).values(
         id=sa.text(new_id_sql("topup_")),
@@ -91,8 +89,8 @@ async def ask_for_top_up(
 
 
 async def successor_of(conn: AsyncConnection, top_up: TopUp) -> str | None:
-    """The newest that was asked for in its place, be it granted or not: of them all at most that
-    one is. The org's line is held, so none comes meanwhile."""
+    """Return the id of the newest later top-up that did not fail; at most that one is granted. The
+    caller has locked the org's line."""
     own = top_ups.c
     later = sa.select(own.id).where(own.org_id == top_up.org_id, own.id > top_up.id)
     newest = later.where(own.state != "failed").order_by(own.id.desc()).limit(1)
@@ -108,14 +106,14 @@ async def end_top_up(
     credit_id: str | None = None,
     failure: str | None = None,
 ) -> TopUp:
-    """Its row is locked by the caller, who has looked at its state."""
+    """Set the final state of a top-up. The caller has locked its row and checked its state."""
     ended = sa.update(top_ups).where(top_ups.c.id == top_up_id)
     ended = ended.values(state=state, ended_at=sa.func.now(), credit_id=credit_id, failure=failure)
     return to_top_up((await conn.execute(ended.returning(*COLUMNS))).one())
 
 
 async def expire_top_ups(conn: AsyncConnection) -> None:
-    """Those that nobody has answered in their time."""
+    """Expire requested top-ups whose time is over."""
     own = top_ups.c
     late = sa.select(own.id).where(own.state == "requested", own.expires_at < sa.func.now())
     expired = sa.update(top_ups).where(own.id.in_(late.with_for_update(skip_locked=True)))
@@ -126,7 +124,7 @@ async def expire_top_ups(conn: AsyncConnection) -> None:
 
 
 async def undispatched(conn: AsyncConnection, limit: int) -> list[TopUp]:
-    """The oldest whose state nobody was told of, and nobody else's until the transaction ends."""
+    """Return and lock the oldest top-ups whose state is not dispatched."""
     waiting = sa.select(*COLUMNS).where(top_ups.c.told.is_distinct_from(top_ups.c.state))
     locked = waiting.order_by(top_ups.c.id).limit(limit).with_for_update(skip_locked=True)
     return [to_top_up(row) for row in await conn.execute(locked)]

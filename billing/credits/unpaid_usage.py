@@ -1,7 +1,7 @@
-"""Find usage that no credit has paid yet, and that one could pay.
+"""Find unpaid usage that a credit can pay.
 
-What no credit pays for now, such as usage of a model for which there is none, is not even looked
-at: however much of it waits, what can be paid does not wait behind it.
+Usage that no credit can pay, such as that of a model without one, is not read at all, so that it
+does not delay other usage however much of it there is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from billing.money import Pico
 from billing.tables import AMOUNTS, amount_column
 
 MAX_AT_ONCE = 2000
-"""Transfers of usage that are paid in one transaction."""
+"""One transaction pays at most so many transfers."""
 _COMPONENTS = " OR ".join(
     f"(e.{amount_column(name)} > 0 AND '{name}' = ANY(g.components))" for name in COMPONENTS
 )
@@ -28,7 +28,7 @@ PAYABLE = f"""EXISTS (
         AND (g.components IS NULL
             OR (({_COMPONENTS}) AND {" + ".join(f"e.{name}" for name in AMOUNTS)} = u.amount_pico)))
 """
-"""SQL: that a credit pays something of a row `u` of unpaid_usage, whose event is `e`."""
+"""SQL: true if a credit can pay a part of a row `u` of unpaid_usage, whose event is `e`."""
 _OLDEST = """
     SELECT u.transfer_id, u.amount_pico AS owed_pico, e.* FROM unpaid_usage u
     JOIN usage_events e ON e.id = u.event_id
@@ -40,8 +40,8 @@ _ALL, _PAYABLE = (sa.text(_OLDEST.format(wanted=wanted)) for wanted in ("true", 
 async def oldest_unpaid(
     conn: AsyncConnection, org_id: str, *, is_prepaid: bool
 ) -> tuple[list[Usage], dict[str, str]]:
-    """At most MAX_AT_ONCE, and the event of each. What a prepaid org has no credit for waits; what
-    another one has none for is on its invoices."""
+    """Return at most MAX_AT_ONCE transfers and the event of each. Usage of a prepaid org without a
+    credit that can pay it is left out; other orgs get an invoice for it."""
     query = _PAYABLE if is_prepaid else _ALL
     rows = (await conn.execute(query, {"org_id": org_id, "most": MAX_AT_ONCE})).all()
     usages = [_to_usage(row._mapping) for row in rows]

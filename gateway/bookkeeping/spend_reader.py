@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.credits.balance_leases import Ask
+from billing.credits.balance_leases import LeaseRequest
 from billing.credits.lines import top_up
 from billing.ledger.spend_totals import SpendAccount, read_booked, read_spend, used_by_hour
 from gateway.limits.counters import BookedRequest
@@ -48,7 +48,7 @@ class PostgresBooks:
     async def top_up(
         self, org_id: str, *, spent_nano: int, wanted_nano: int, released: int | None
     ) -> Funding:
-        asked = Ask(
+        asked = LeaseRequest(
             spent_pico=spent_nano * PICO_PER_NANO,
             wanted_pico=wanted_nano * PICO_PER_NANO,
             released=released,

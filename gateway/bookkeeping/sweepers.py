@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.superseded_requests import take_back
-from billing.credits.lines import Turn, sweep
+from billing.credits.lines import SweepCursor, sweep
 from foundation.periodic import Flusher
 from gateway.db import DATABASE_ERRORS
 from gateway.limits.recounts import recounting
@@ -35,12 +35,12 @@ class CreditSweeper(Flusher):
 
     def __init__(self, db: AsyncEngine, *, interval_s: float = SWEEP_INTERVAL_S) -> None:
         super().__init__("settle credits", interval_s)
-        self._db, self._turn = db, Turn()
+        self._db, self._cursor = db, SweepCursor()
 
     async def flush(self) -> None:
         try:
             async with asyncio.timeout(SWEEP_TIMEOUT_S):
-                await sweep(self._db, self._turn)
+                await sweep(self._db, self._cursor)
         except DATABASE_ERRORS as error:
             log.warning("credits are settled later (%s)", type(error).__name__)
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.corrections import rerating
 from billing.corrections.credit_returns import CreditShare, RepricedEvent, split_credit
 from billing.corrections.rerating import Rerating, ReratingPlan, ReratingScope, apply, plan
-from billing.credits.balance_leases import Ask
+from billing.credits.balance_leases import LeaseRequest
 from billing.credits.grants import Grant
 from billing.credits.grants_admin import find_credit, grant_credit
 from billing.credits.lines import sweep, top_up
@@ -377,7 +377,7 @@ async def test_a_credit_gets_back_what_it_paid_too_much(db: AsyncEngine) -> None
         assert [int(amount) for _, amount in burned] == [40]
     assert back is not None and (back.left_pico, back.ended_at) == (60, None)
     await book(db, tokens(at(2026, 9, 2), 10, 4))
-    await top_up(db, ORG, Ask(spent_pico=80))
+    await top_up(db, ORG, LeaseRequest(spent_pico=80))
     async with db.connect() as conn:
         line = (await conn.execute(sa.text("SELECT * FROM credit_lines"))).one()
         left = await find_credit(conn, ORG, "g1")

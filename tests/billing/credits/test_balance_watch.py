@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.alerts.alerts import select_alerts, to_alerts
 from billing.credits.balance import balance_of
-from billing.credits.balance_leases import Ask
+from billing.credits.balance_leases import LeaseRequest
 from billing.credits.balance_watch import (
     DREGS_PICO,
     AutoTopUp,
@@ -62,7 +62,7 @@ class Machine(RuleBasedStateMachine):
         crossed = find_crossing(
             self.told, self.wanted, self.left, was_refused=was_refused, rearms=rearms
         )
-        self.told = crossed.told
+        self.told = crossed.after
         is_dry = self.left <= 0 or (was_refused and self.left < DREGS_PICO)
         assert crossed.is_low == (self.unsaid["low"] and self.left <= LOW)
         assert crossed.is_exhausted == (self.unsaid["exhausted"] and is_dry)
@@ -190,13 +190,13 @@ async def test_a_request_for_which_too_little_is_left_finds_the_balance_exhauste
     db: AsyncEngine,
 ) -> None:
     await credit(db, "one", 9)
-    await top_up(db, ORG, Ask(spent_pico=0, wanted_pico=9 * CENT))
+    await top_up(db, ORG, LeaseRequest(spent_pico=0, wanted_pico=9 * CENT))
     assert await said(db) == []
     for _ in range(3):
-        await top_up(db, ORG, Ask(spent_pico=5 * CENT, wanted_pico=5 * CENT))
+        await top_up(db, ORG, LeaseRequest(spent_pico=5 * CENT, wanted_pico=5 * CENT))
     assert await said(db) == [("exhausted", 9, "refused")]
     await credit(db, "two", 1)
-    await top_up(db, ORG, Ask(spent_pico=5 * CENT, wanted_pico=50 * CENT))
+    await top_up(db, ORG, LeaseRequest(spent_pico=5 * CENT, wanted_pico=50 * CENT))
     assert len(await said(db)) == 1, "ten cents are left, of which too much was asked"
 
 

@@ -14,8 +14,8 @@ from billing.credits.balance_leases import (
     LEASE_TTL,
     MAX_LEASE_PICO,
     MIN_LEASE_PICO,
-    Ask,
     CreditLine,
+    LeaseRequest,
     lease_amount,
     plan,
 )
@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         self.tell(self.late.pop(position % len(self.late)))
 
     def answer(self, wanted: int) -> Funded:
-        ask = Ask(spent_pico=self.spent(), wanted_pico=wanted)
+        ask = LeaseRequest(spent_pico=self.spent(), wanted_pico=wanted)
         found, must_shrink = self.settle(ask)
         if must_shrink:
             self.tell(Funded(found.version, until=self.now))  # let go
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the ledger's side
 
-    def settle(self, ask: Ask | None) -> tuple[Funded, bool]:
+    def settle(self, ask: LeaseRequest | None) -> tuple[Funded, bool]:
         before = self.line.paid_pico + sum(each.amount_pico for each in self.leases.values())
         made = plan(self.line, list(self.grants.values()), self.leases, self.unpaid, ask, self.now)
         self.post(made.transfers)

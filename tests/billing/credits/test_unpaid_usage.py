@@ -15,7 +15,7 @@ from billing.credits import lines as credit_lines
 from billing.credits import unpaid_usage as unpaid
 from billing.credits.grants import burn
 from billing.credits.grants_admin import grant_credit
-from billing.credits.lines import Turn, open_grants, sweep
+from billing.credits.lines import SweepCursor, open_grants, sweep
 from billing.credits.unpaid_usage import oldest_unpaid
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
@@ -121,14 +121,17 @@ async def test_orgs_that_cannot_be_settled_keep_no_other_one_waiting(
     )
     async with db.begin() as conn:
         await transfer(conn, [in_the_way])
-    turn, held = Turn(), sa.text("SELECT FROM credit_lines WHERE org_id < 'org_d' FOR UPDATE")
+    cursor, held = (
+        SweepCursor(),
+        sa.text("SELECT FROM credit_lines WHERE org_id < 'org_d' FOR UPDATE"),
+    )
     async with db.begin() as conn:
         await conn.execute(held)
-        assert [await sweep(db, turn), turn.org_id] == [2, "org_b"]
+        assert [await sweep(db, cursor), cursor.org_id] == [2, "org_b"]
         with pytest.raises(AssertionError):
-            await sweep(db, turn)
+            await sweep(db, cursor)
         assert await waiting(db) == orgs
-        assert [await sweep(db, turn), turn.org_id] == [1, ""]
+        assert [await sweep(db, cursor), cursor.org_id] == [1, ""]
         assert await waiting(db) == orgs[:4]
-    assert [await sweep(db, turn), turn.org_id] == [2, "org_b"], "from the beginning"
+    assert [await sweep(db, cursor), cursor.org_id] == [2, "org_b"], "from the beginning"
     assert await waiting(db) == ["org_c", "org_d"]

@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, rule
 
 from billing.corrections import rerating
 from billing.corrections.rerating import ReratingScope, apply, plan
-from billing.credits.balance_leases import Ask
+from billing.credits.balance_leases import LeaseRequest
 from billing.credits.grants_admin import grant_credit, paid_pico
 from billing.credits.lines import sweep, top_up
 from billing.errors import BadInvoicing, InvoicingConflict
@@ -188,7 +188,7 @@ class Machine(DatabaseMachine):
     @rule()
     def tops_up(self) -> None:
         spent = sum(each.number * (each.pico or 0) for each in self.used)
-        self.run(top_up, self.db, ORG, Ask(spent_pico=spent))
+        self.run(top_up, self.db, ORG, LeaseRequest(spent_pico=spent))
 
     @rule()
     def is_closed(self) -> None:

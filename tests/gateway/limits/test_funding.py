@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.credits.balance import Balance, balance_of
-from billing.credits.balance_leases import EXPIRY_MARGIN, LEASE_TTL, Ask
+from billing.credits.balance_leases import EXPIRY_MARGIN, LEASE_TTL, LeaseRequest
 from billing.credits.grants_admin import grant_credit, revoke_credit
 from billing.credits.lines import _leases, settle, sweep, top_up
 from billing.events import Price, PriceSet, Quantities
@@ -385,9 +385,9 @@ async def test_one_tops_up_at_a_time_and_all_that_wait_are_counted(
 
 async def test_versions_do_not_go_back(db: AsyncEngine) -> None:
     await credit(db, "one", 100)
-    first = await top_up(db, ORG, Ask(spent_pico=0))
-    second = await top_up(db, ORG, Ask(spent_pico=0, wanted_pico=60 * CENT))
+    first = await top_up(db, ORG, LeaseRequest(spent_pico=0))
+    second = await top_up(db, ORG, LeaseRequest(spent_pico=0, wanted_pico=60 * CENT))
     assert first.version < second.version
     assert first.funded_pico < second.funded_pico == 60 * CENT
-    everything = await top_up(db, ORG, Ask(spent_pico=0, wanted_pico=500 * CENT))
+    everything = await top_up(db, ORG, LeaseRequest(spent_pico=0, wanted_pico=500 * CENT))
     assert (everything.funded_pico, everything.refill_pico) == (100 * CENT, 0)
