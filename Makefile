@@ -78,9 +78,10 @@ fuzz: $(VENV)/.dev
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q -o timeout=0 \
 	  tests/gateway/fuzz tests/journeys/test_every_surface.py $(ARGS)
 
-# The table of every field that a client can send.
+# The tables of every field that a client can send, and of every option of an engine.
 fields: $(VENV)/.dev
 	$(BIN)/python -m gateway.wire.fields.table > docs/fields.md
+	$(BIN)/python -m tests.option_table
 
 # The folder map of ARCHITECTURE.md, from the first sentence of each package.
 map: $(VENV)/.dev

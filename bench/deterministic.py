@@ -45,7 +45,7 @@ def start(folder: Path, deterministic: bool, arguments: argparse.Namespace) -> E
             device=arguments.device,
             dtype=arguments.dtype,
             kv_cache_bytes=KV_CACHE_BYTES,
-            enable_prefix_caching=False,
+            prefix_caching=False,
             deterministic=deterministic,
         )
     )

@@ -69,7 +69,7 @@ class Ours:
                 device="cpu",
                 dtype=dtype,
                 kv_cache_bytes=KV_CACHE_BYTES,
-                enable_prefix_caching=False,
+                prefix_caching=False,
                 **({"itl_target_s": 0.0} | asked),
             )
         )

@@ -15,11 +15,13 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
+from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
 from engine.transport.frames import parse_address
 from engine.transport.server import EngineServer
@@ -123,15 +125,55 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve one model on a socket. Sizes are tokens unless they say bytes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    default = EngineConfig(model=Path())
-    _add_model(parser.add_argument_group("model"), default)
-    _add_steps(parser.add_argument_group("steps"), default)
-    _add_memory(parser.add_argument_group("memory"), default)
-    _add_process(parser.add_argument_group("process"), default)
+    model = parser.add_argument_group("model")
+    _add_model(model)
+    _add_options(model, "model")
+    _add_options(parser.add_argument_group("steps"), "steps")
+    _add_options(parser.add_argument_group("memory"), "memory")
+    process = parser.add_argument_group("process")
+    process.add_argument(
+        "--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port"
+    )
+    _add_options(process, "process")
+    _add_process(process)
     return parser
 
 
-def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+def _add_options(group: argparse._ArgumentGroup, name: str) -> None:
+    """Add the flags of a group in the table of options."""
+    for option in engine_options():
+        if option.group != name:
+            continue
+        if option.kind is bool:
+            group.add_argument(
+                option.flag,
+                dest=option.name,
+                action="store_false" if option.default else "store_true",
+                help=option.help,
+            )
+        else:
+            group.add_argument(
+                option.flag,
+                type=partial(_read, option),
+                choices=option.choices or None,
+                default=option.default,
+                help=option.help,
+            )
+
+
+def _read(option: Option, text: str) -> object:
+    try:
+        value = option.kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"invalid {option.kind.__name__} value: {text!r}"
+        ) from None
+    if not option.allows(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {option.bound_in_words}")
+    return value
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
         "--model",
@@ -140,18 +182,6 @@ def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         help="a Hugging Face folder, or org/name: fetched from a hub (HF_ENDPOINT)",
     )
     add("--revision", help="of a model on a hub: a branch, a tag or a commit; unset: its default")
-    add(
-        "--load-format",
-        choices=("safetensors", "dummy"),
-        default=default.load_format,
-        help="dummy: random weights from config.json alone, for benchmarks",
-    )
-    add(
-        "--quantization",
-        choices=("none", "int8", "fp8"),
-        default=default.quantization,
-        help="what dense linear layers become when they are loaded; a quantised checkpoint stays",
-    )
     add(
         "--adapter",
         dest="adapters",
@@ -162,128 +192,10 @@ def _add_model(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
         help="a LoRA adapter in PEFT's folder, by the name that requests ask for; may be repeated",
     )
     add("--served-name", default="", help="the model's name; empty: the folder's or org/name")
-    add("--device", choices=("auto", "cpu", "cuda"), default=default.device, help="where to run")
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default=default.dtype,
-        help="auto: the checkpoint's, but float32 for a small model on a CPU",
-    )
-    add(
-        "--deterministic",
-        action="store_true",
-        help="the same logits, to the bit, alone and in any batch; slower",
-    )
-    add("--max-model-len", type=_positive, help="context length; unset: the checkpoint's")
-    add("--seed", type=int, default=default.seed, help="for requests that bring no seed")
 
 
-def _add_steps(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
+def _add_process(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add(
-        "--max-num-batched-tokens",
-        type=_positive,
-        default=default.max_num_batched_tokens,
-        help="budget of one step, prefill and decode together",
-    )
-    add(
-        "--max-num-seqs",
-        type=_positive,
-        default=default.max_num_seqs,
-        help="sequences running at once",
-    )
-    add(
-        "--max-waiting",
-        type=_positive,
-        default=default.max_waiting,
-        help="requests queued in a lane before more of it are refused",
-    )
-    add(
-        "--itl-target-s",
-        type=_no_less_than_0,
-        default=default.itl_target_s,
-        help="how long a step with decodes should take at most; prompt chunks are sized for it. "
-        "0: no target",
-    )
-    for lane in ("agentic", "batch"):
-        add(
-            f"--{lane}-max-waiting",
-            type=_positive,
-            help=f"of lane {lane}; unset: --max-waiting",
-        )
-        add(
-            f"--{lane}-max-share",
-            type=_fraction,
-            default=getattr(default, f"{lane}_max_share"),
-            help=f"of --max-num-seqs, and of a step beside higher lanes: most for lane {lane}",
-        )
-        add(
-            f"--{lane}-kv-headroom",
-            type=_headroom,
-            default=getattr(default, f"{lane}_kv_headroom"),
-            help=f"KV blocks that lane {lane} leaves to higher lanes when it starts something",
-        )
-    add(
-        "--speculative",
-        choices=("off", "grammar", "ngram", "draft"),
-        default=default.speculative,
-        help="grammar: guess what a grammar leaves no choice about; ngram: that, and that what "
-        "followed the last tokens before follows them again; draft: guess what --draft-model says",
-    )
-    add("--draft-model", type=Path, help="a folder: a smaller model with the same vocabulary")
-    add(
-        "--num-draft-tokens",
-        type=_positive,
-        default=default.num_draft_tokens,
-        help="guesses verified in a step, for each sequence",
-    )
-
-
-def _add_memory(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
-    add = group.add_argument
-    add("--kv-cache-bytes", type=_positive, help="KV memory; unset: --kv-cache-fraction")
-    add(
-        "--kv-cache-fraction",
-        type=_fraction,
-        default=default.kv_cache_fraction,
-        help="KV memory as a part of what is free once the weights are loaded",
-    )
-    add(
-        "--kv-cache-dtype",
-        choices=("auto", "fp8"),
-        default=default.kv_cache_dtype,
-        help="what keys and values are stored as. auto: the model's dtype",
-    )
-    add("--num-blocks", type=_positive, help="KV blocks; overrides both of the above")
-    add(
-        "--no-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="compute every prompt in full",
-    )
-    add(
-        "--cache-lease-share",
-        type=_share,
-        default=default.cache_lease_share,
-        help="KV blocks that one tenant may have kept for a time, of all; 0: nothing is kept",
-    )
-    add(
-        "--poison-freed-blocks",
-        action="store_true",
-        help="overwrite freed KV blocks with NaN, to find who reads them; slow",
-    )
-
-
-def _add_process(group: argparse._ArgumentGroup, default: EngineConfig) -> None:
-    add = group.add_argument
-    add("--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp:host:port")
-    add("--num-threads", type=_positive, help="CPU threads for matrix work; unset: torch's choice")
-    add(
-        "--step-timeout-s",
-        type=_seconds,
-        help="longer than any step; an engine silent for so long is given up, and killed when it "
-        "was silent twice as long. Unset: derived from the model's size",
-    )
     add(
         "--usage-record",
         type=Path,
@@ -311,46 +223,11 @@ def _adapter(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 1 on")
-    return value
-
-
 def _no_less_than_0(text: str) -> float:
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
     return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return value
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and at most 1")
-    return number
-
-
-def _headroom(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 0 and below 1")
-    return number
 
 
 if __name__ == "__main__":

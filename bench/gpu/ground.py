@@ -19,7 +19,7 @@ from engine.core.engine_core import EngineCore
 
 KINDS: dict[str, tuple[Asked, dict[str, Any]]] = {
     "bf16": (Asked(), {"dtype": "bfloat16"}),
-    "bf16, no prefix cache": (Asked(), {"dtype": "bfloat16", "enable_prefix_caching": False}),
+    "bf16, no prefix cache": (Asked(), {"dtype": "bfloat16", "prefix_caching": False}),
     "bf16, deterministic": (Asked(deterministic=True), {"dtype": "bfloat16"}),
     "fp8": (Asked(fp8_kv=True), {"dtype": "bfloat16", "quantization": "fp8"}),
 }

@@ -461,7 +461,7 @@ def _scheduler(
     cache = PrefixCache(
         BlockPool(resolved.num_blocks, on_free=on_free),
         resolved.block_size,
-        enabled=config.enable_prefix_caching and not resolved.whole_prompts,
+        enabled=config.prefix_caching and not resolved.whole_prompts,
         sliding_window=resolved.sliding_window,
         leases=CacheLeases(int(resolved.num_blocks * config.cache_lease_share), clock),
     )

@@ -30,7 +30,7 @@ class FakeCache:
 
     def __init__(self, resolved: ResolvedConfig, clock: Callable[[], float]) -> None:
         config = resolved.config
-        self.enabled = config.enable_prefix_caching
+        self.enabled = config.prefix_caching
         self.num_blocks = resolved.num_blocks
         self.num_queried = self.num_hit = 0
         """Tokens."""

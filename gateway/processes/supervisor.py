@@ -221,17 +221,9 @@ class Supervisor:
 
     async def _start_engine(self, position: int, model: ModelConfig) -> Child:
         """Returns at once: the workers connect when it listens."""
-        assert model.path is not None and model.engine is not None
         return spawn(
             f"engine-{position}",
-            [
-                *(sys.executable, "-m", "engine", "--model", str(model.path)),
-                *("--served-name", model.name, "--listen", model.engine),
-                *("--usage-record", str(self.home.usage_record(model.name))),
-                *("--log-level", self.settings.log_level),
-                *model.engine_options.to_flags(),
-                *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
-            ],
+            engine_command(model, self.home, self.settings.log_level),
             run=self.home.run,
             log=self.home.logs / f"engine-{position}.log",
             # OpenMP threads that wait by spinning would keep the workers off a small machine.
@@ -371,6 +363,19 @@ class Supervisor:
     def _forget_metrics(self, child: Child) -> None:
         """Takes a dead worker's live gauges out of the shared sums."""
         mark_process_dead(child.pid, path=str(self.home.metrics))
+
+
+def engine_command(model: ModelConfig, home: Home, log_level: str) -> list[str]:
+    """Return the command line of a model's engine."""
+    assert model.path is not None and model.engine is not None
+    return [
+        *(sys.executable, "-m", "engine", "--model", str(model.path)),
+        *("--served-name", model.name, "--listen", model.engine),
+        *("--usage-record", str(home.usage_record(model.name))),
+        *("--log-level", log_level),
+        *model.engine_options.to_flags(),
+        *(f"--adapter={adapter.name}={adapter.path}" for adapter in model.adapters),
+    ]
 
 
 async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:

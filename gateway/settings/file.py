@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
+from engine.options import PositiveInt
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from foundation.structs import with_fields_of
 from gateway.generate_request import MaxTokensField
 from gateway.lanes import LaneDeadlines
 from gateway.principal import Plan
-from gateway.settings.engine_options import EngineOptions, PositiveInt
 
 Flags = str | int | Path | None
 """The value of a command's option."""
@@ -45,6 +45,9 @@ IN_WORDS = {
     repr(MCP_PATTERN): "1 to 24 of a-z, 0-9 and single hyphens between them",
     repr(ADDRESS_PATTERN): "'unix:/path' or 'tcp:host:port'",
 }
+EngineTable = dict[str, Any]
+"""`[engine]` or `[model.engine_options]` as written: any of `EngineOptions`. What a table does not
+say, the other one may, so it is converted where both are known."""
 AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
@@ -88,7 +91,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     """A folder, or `org/name` on a hub."""
     revision: Name | None = None
     engine: EngineAddress | None = None
-    engine_options: EngineOptions = EngineOptions()
+    engine_options: EngineTable = {}
     """The options of its engine, which override `[engine]`."""
     adapter: list[WrittenAdapter] = []
     cache_contract: ContractName | None = None
@@ -286,7 +289,7 @@ class SettingsFile(Scalars, frozen=True, kw_only=True):
     model: list[WrittenModel] = []
     plan: dict[Name, Any] = {}
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
-    engine: EngineOptions = EngineOptions()
+    engine: EngineTable = {}
     deadlines: LaneDeadlines = LaneDeadlines()
     """By lane, for the first token."""
     mcp: WrittenMcp = WrittenMcp()

@@ -13,15 +13,16 @@ from typing import Any
 import msgspec
 
 from billing.cache_contracts import DEFAULT_CONTRACT, ContractName
+from engine.options import EngineOptions, PositiveInt
 from engine.text.hub import names_a_repository
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from gateway.generate_request import MaxTokensField
 from gateway.home import Home
-from gateway.settings.engine_options import EngineOptions, PositiveInt
 from gateway.settings.file import (
     AdapterName,
     Concurrency,
     EngineAddress,
+    EngineTable,
     Name,
     SettingsError,
     Strict,
@@ -29,11 +30,15 @@ from gateway.settings.file import (
     Weight,
     WrittenModel,
     WrittenReplica,
+    decode_path,
+    explain,
 )
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """The folder that holds `models/penny` and the shipped price books."""
 
+KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
+"""Three ways to say one thing: a table that says one of them has said it."""
 
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
@@ -119,23 +124,55 @@ def alone(model: str, revision: Any = None) -> WrittenModel:
 
 
 def to_models(
-    written: Sequence[WrittenModel], engine: EngineOptions, home: Home
+    written: Sequence[WrittenModel], engine: EngineTable, home: Home
 ) -> tuple[ModelConfig, ...]:
     """Return the models; `engine`: what every engine that is started here is started with, where
     its model says nothing else.
 
     Raises: SettingsError.
     """
+    to_options(engine, "engine")  # each table by itself, so that an error names the right one
+    for position, each in enumerate(written):
+        to_options(each.engine_options, f"model[{position}].engine_options")
     started = [each for each in written if each.path is not None and each.engine is None]
     # All of them see the same free memory; who names a size takes no part in sharing it.
-    sharing = sum(not each.engine_options.sizes_kv_cache for each in started)
-    shared = engine.shared_by(max(sharing, 1))
+    sharing = sum(KV_CACHE_SIZES.isdisjoint(each.engine_options) for each in started)
+    shared = share_kv_cache(engine, max(sharing, 1))
     models = tuple(_to_model(each, at, shared, home) for at, each in enumerate(written))
     _refuse_duplicates(models)
     return models
 
 
-def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: Home) -> ModelConfig:
+def to_options(table: EngineTable, at: str = "") -> EngineOptions:
+    """Convert the options of an engine, which stand at the key `at`. Raises: SettingsError."""
+    try:
+        return msgspec.convert(table, EngineOptions, dec_hook=decode_path)
+    except msgspec.ValidationError as error:
+        raise SettingsError(explain(error, at)) from None
+
+
+def override(shared: EngineTable, own: EngineTable) -> EngineTable:
+    """Return `shared`, and what `own` says in the place of what that says.
+
+    A size of the KV cache takes the place of any other: the engine would heed the one that is not
+    meant. Another way to guess takes that of a draft model.
+    """
+    replaced = set() if KV_CACHE_SIZES.isdisjoint(own) else KV_CACHE_SIZES
+    if own.get("speculative", "draft") != "draft":
+        replaced = replaced | {"draft_model"}
+    return {name: value for name, value in shared.items() if name not in replaced} | own
+
+
+def share_kv_cache(table: EngineTable, num_engines: int) -> EngineTable:
+    """Return the options for each of several engines that start side by side: all see the same
+    free memory, so each takes its part of what one alone would."""
+    if "kv_cache_bytes" in table or "num_blocks" in table:
+        return table
+    fraction = table.get("kv_cache_fraction", EngineOptions().kv_cache_fraction)
+    return table | {"kv_cache_fraction": fraction / num_engines}
+
+
+def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Home) -> ModelConfig:
     at = f"model[{position}]"
     if sum((model.path is not None, model.upstream is not None, bool(model.replica))) != 1:
         raise SettingsError(f"{at} ({model.name}): wants exactly one of path, upstream, replica")
@@ -148,7 +185,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
     if model.revision is not None and repository is None:
         raise SettingsError(f"{at}.revision: only for a repository; {model.path} is none")
     starts_engine = model.engine is None
-    if not starts_engine and model.engine_options != EngineOptions():
+    if not starts_engine and model.engine_options:
         raise SettingsError(f"{at}.engine_options: only for an engine that is started here")
     return ModelConfig(
         name=model.name,
@@ -157,7 +194,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineOptions, home: H
         revision=model.revision,
         engine=model.engine or f"unix:{home.engine_socket(position)}",
         starts_engine=starts_engine,
-        engine_options=_options(model.engine_options, engine) if starts_engine else EngineOptions(),
+        engine_options=_options(engine, model.engine_options) if starts_engine else EngineOptions(),
         adapters=tuple(_to_adapters(model, at)),
         cache_contract=model.cache_contract or DEFAULT_CONTRACT,
         chat_template=_template(model, at),
@@ -180,9 +217,9 @@ def check_parts(models: Sequence[ModelConfig], workers: int) -> None:
                 )
 
 
-def _options(own: EngineOptions, shared: EngineOptions) -> EngineOptions:
+def _options(shared: EngineTable, own: EngineTable) -> EngineOptions:
     """Put `own` over `shared`; the draft model's folder is found as a model's is."""
-    options = own.over(shared)
+    options = to_options(override(shared, own))
     if options.draft_model is None:
         return options
     return msgspec.structs.replace(options, draft_model=_find(options.draft_model))
@@ -212,7 +249,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
     for key, said in (
         ("engine", model.engine is not None),
         ("revision", model.revision is not None),
-        ("engine_options", model.engine_options != EngineOptions()),
+        ("engine_options", bool(model.engine_options)),
         ("adapter", bool(model.adapter)),
         ("cache_contract", model.cache_contract is not None),
         ("chat_template", model.chat_template is not None),

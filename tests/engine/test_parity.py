@@ -34,9 +34,9 @@ TOLERANCE = 1e-4
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole prompts": {"max_num_batched_tokens": 2048},
     "chunks": {"max_num_batched_tokens": 24},
-    "chunks, nothing cached": {"max_num_batched_tokens": 24, "enable_prefix_caching": False},
+    "chunks, nothing cached": {"max_num_batched_tokens": 24, "prefix_caching": False},
     "preempted": {"max_num_batched_tokens": 64, "num_blocks": 9},
-    "preempted, nothing cached": {"num_blocks": 9, "enable_prefix_caching": False},
+    "preempted, nothing cached": {"num_blocks": 9, "prefix_caching": False},
 }
 
 
@@ -219,7 +219,7 @@ def uncached(folder: Path, prompt: tuple[int, ...]) -> list[int]:
 
 @cache
 def _uncached_core(folder: Path) -> EngineCore:
-    return start(folder, enable_prefix_caching=False)
+    return start(folder, prefix_caching=False)
 
 
 SAMPLINGS = st.builds(

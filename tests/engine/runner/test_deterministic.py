@@ -206,7 +206,7 @@ def test_alone_and_in_any_batch(case: str, library: str, tmp_path: Path) -> None
     guess: always the bits of a request that had the engine to itself, its prompt in one step."""
     changes, options = CASES[case]
     asked = draw(3)
-    expected = alone(start(tmp_path, changes, enable_prefix_caching=False, **options), asked)
+    expected = alone(start(tmp_path, changes, prefix_caching=False, **options), asked)
     core = start(tmp_path, changes, max_num_batched_tokens=24, max_num_seqs=5, **options)
     assert differences(serve(core, asked), expected) == []
     assert differences(serve(core, asked), expected) == []
@@ -222,7 +222,7 @@ def test_verified_as_a_draft(tmp_path: Path) -> None:
     """The draft model itself is not deterministic."""
     asked = draw(3)
     options: dict[str, Any] = {"dtype": "bfloat16"}
-    expected = alone(start(tmp_path, {}, enable_prefix_caching=False, **options), asked)
+    expected = alone(start(tmp_path, {}, prefix_caching=False, **options), asked)
     core = start(tmp_path, {}, speculative="draft", draft_model=tmp_path, **SMALL, **options)
     assert differences(serve(core, asked), expected) == []
     guesser = core._stepper._guesser
@@ -265,7 +265,7 @@ def test_whatever_the_batch(
         max_num_seqs=min(budget, 6),
         num_blocks=num_blocks,
         max_model_len=72,
-        enable_prefix_caching=caching,
+        prefix_caching=caching,
         speculative=speculative,
     )
     assert differences(serve(core, asked), expected) == []

@@ -157,7 +157,7 @@ def test_the_model_as_its_own_draft_is_always_right(
         "num_blocks": 11,
         "max_model_len": 160,
         "max_num_batched_tokens": 40,
-        "enable_prefix_caching": caching,
+        "prefix_caching": caching,
     }
     plain = serve(start(folders["llama3"], **options), traffic(seed))
     core = drafting(folders, "llama3", **options, poison_freed_blocks=True)

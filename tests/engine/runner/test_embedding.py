@@ -144,7 +144,7 @@ def test_preempted_in_the_middle(save: Save, pooling: Pooling, cached: bool, ahe
         save("llama3", pooling),
         num_blocks=9,
         max_num_batched_tokens=2,
-        enable_prefix_caching=cached,
+        prefix_caching=cached,
         run_ahead=ahead,
     )
     speaker, prompt = greedy(0, prompts()[8][:60], 60), prompts()[10][:64]
@@ -398,7 +398,7 @@ def test_the_same_bits_whatever_the_steps(save: Save, pooling: Pooling) -> None:
             save("qwen3", pooling, normalise=False),
             deterministic=True,
             max_num_batched_tokens=chunk,
-            enable_prefix_caching=chunk != 24,
+            prefix_caching=chunk != 24,
         )
         others = [greedy(i, prompts()[i], 4) for i in range(8)] if chunk == 24 else []
         found.add(run(core, [*others, embed(0, prompts()[8])])["e0"][0].embedding)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -32,13 +32,19 @@ from engine.transport.server import EngineServer
 from tests.engine.peers import CONFIG, LONG, GatedCore, Join, Serve, ask, collect, paced, until
 
 TIMEOUT_S = 0.5
-BRISK = msgspec.structs.replace(CONFIG, step_timeout_s=TIMEOUT_S)
+"""Less than an operator may ask for."""
+Core = TypeVar("Core", bound=FakeCore)
+
+
+def impatient(core: Core) -> Core:
+    core.resolved = msgspec.structs.replace(core.resolved, step_timeout_s=TIMEOUT_S)
+    return core
 
 
 @pytest_asyncio.fixture
 async def stuck(serve: Serve) -> AsyncIterator[tuple[GatedCore, EngineServer]]:
     """A core whose steps do not end before they are allowed to."""
-    core = GatedCore(step_timeout_s=TIMEOUT_S)
+    core = impatient(GatedCore())
     server = await serve(core)
     yield core, server
     core.allow(10_000)
@@ -97,7 +103,7 @@ async def test_an_idle_engine_and_a_slow_one_are_alive(serve: Serve) -> None:
             time.sleep(0.6 * TIMEOUT_S)
             return super().step()
 
-    client = await EngineClient.connect((await serve(Slow(BRISK))).address, timeout_s=5)
+    client = await EngineClient.connect((await serve(impatient(Slow(CONFIG)))).address, timeout_s=5)
     await asyncio.sleep(2 * TIMEOUT_S)
     assert client.connected
     assert len(await collect(client, ask(max_tokens=4))) == 4
@@ -106,7 +112,7 @@ async def test_an_idle_engine_and_a_slow_one_are_alive(serve: Serve) -> None:
 
 
 async def test_an_idle_engine_says_so_now_and_then(serve: Serve, join: Join) -> None:
-    peer = await join(await serve(FakeCore(BRISK)))
+    peer = await join(await serve(impatient(FakeCore(CONFIG))))
     statuses: list[ServerMessage | None] = []
     async with asyncio.timeout(30):
         while len(statuses) < 4:
@@ -116,7 +122,7 @@ async def test_an_idle_engine_says_so_now_and_then(serve: Serve, join: Join) -> 
 
 async def test_a_client_that_was_held_up_itself_blames_nobody(serve: Serve) -> None:
     """The engine runs in a thread of its own, as it would in its own process."""
-    core = FakeCore(BRISK, respond=paced)
+    core = impatient(FakeCore(CONFIG, respond=paced))
     ready, over = threading.Event(), threading.Event()
     address = ""
 
@@ -152,7 +158,9 @@ async def test_a_client_that_was_held_up_itself_blames_nobody(serve: Serve) -> N
 async def test_a_bug_in_receiving_fails_the_streams_and_is_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = await EngineClient.connect((await serve(FakeCore(BRISK))).address, timeout_s=5)
+    client = await EngineClient.connect(
+        (await serve(impatient(FakeCore(CONFIG)))).address, timeout_s=5
+    )
 
     def broken(message: ServerMessage) -> None:
         raise KeyError("a bug")
@@ -170,7 +178,7 @@ async def test_a_bug_in_receiving_fails_the_streams_and_is_told(
 async def test_a_bug_in_connecting_is_told_and_tried_again(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = await serve(FakeCore(BRISK))
+    server = await serve(impatient(FakeCore(CONFIG)))
     failures = 2
 
     async def fail_at_first(address: str) -> Any:
@@ -192,7 +200,7 @@ async def test_a_bug_in_recording_orphans_is_told_and_the_next_is_recorded(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(engine.transport.server, "REOFFER_S", 0.05)
-    server = await serve(FakeCore(BRISK, respond=paced))
+    server = await serve(impatient(FakeCore(CONFIG, respond=paced)))
     recorded: list[OrphanedUsage] = []
 
     async def keep(orphan: OrphanedUsage) -> None:

@@ -120,7 +120,7 @@ def test_the_file_of_the_issue() -> None:
         ),
         Plan(name="free"),
     )
-    flags = ["--dtype", "float32", "--kv-cache-fraction", "0.4", "--no-prefix-caching"]
+    flags = ["--dtype", "float32", "--no-prefix-caching"]
     assert penny.engine_options.to_flags() == flags
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,12 @@ import msgspec
 import pytest
 
 from engine import __main__ as engine_main
-from gateway.settings.engine_options import KV_CACHE_FRACTION, EngineOptions
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.options import EngineOptions, Option, engine_options
 from gateway.settings.file import SettingsError
 from gateway.settings.load import load, restore, save
-from gateway.settings.models import PACKAGE_ROOT
+from gateway.settings.models import PACKAGE_ROOT, override, share_kv_cache
 
 
 @pytest.fixture(autouse=True)
@@ -25,35 +26,57 @@ def write(content: str) -> None:
     Path("tollgate.toml").write_text(content)
 
 
-def test_every_engine_option_is_a_flag_of_the_engine() -> None:
-    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "prefix_caching": False}
-    values |= {"kv_cache_fraction": 0.25, "load_format": "dummy"}
-    values |= {"quantization": "int8", "speculative": "ngram"}
-    values |= {"draft_model": Path("d")}
-    values |= {"agentic_max_share": 0.5, "batch_max_share": 0.25}
-    values |= {"agentic_kv_headroom": 0.0, "batch_kv_headroom": 0.125}
-    values |= {"cache_lease_share": 0.5}
-    values |= {"kv_cache_dtype": "fp8", "deterministic": True, "poison_freed_blocks": True}
-    options = EngineOptions(
-        **{name: values.get(name, 7) for name in EngineOptions.__struct_fields__}
-    )
-    flags = ["--model", "m", "--listen", "unix:/s", *options.to_flags()]
-    parsed: argparse.Namespace = engine_main._parser().parse_args(flags)
-    fields = {"prefix_caching": "enable_prefix_caching"}
-    found = {
-        name: getattr(parsed, fields.get(name, name)) for name in EngineOptions.__struct_fields__
-    }
-    assert found == msgspec.structs.asdict(options)
+def another_value(option: Option) -> Any:
+    """Return a value of an option that is not its default."""
+    if option.choices:
+        return next(each for each in option.choices if each != option.default)
+    if option.kind is Path:
+        return Path("d")
+    if option.kind is bool:
+        return not option.default
+    return next(n for n in (option.kind(7), option.kind(0.5)) if option.allows(n))
+
+
+def parse(*flags: str) -> EngineConfig:
+    arguments = engine_main._parser().parse_args(["--model", "m", "--listen", "unix:/s", *flags])
+    return engine_main._config(arguments)
+
+
+def test_every_engine_option_reaches_the_engine_by_its_flag() -> None:
+    asked = {option.name: another_value(option) for option in engine_options()}
+    config = parse(*EngineOptions(**asked).to_flags())
+    assert {name: getattr(config, name) for name in asked} == asked
     assert EngineOptions().to_flags() == []
-    assert EngineOptions(prefix_caching=True, deterministic=False).to_flags() == []
+    assert parse() == EngineConfig(model=Path("m"))
 
 
-def test_every_flag_of_the_engine_is_an_engine_option() -> None:
-    parsed = vars(engine_main._parser().parse_args(["--model", "m", "--listen", "unix:/s"]))
-    ours = {"model", "revision", "adapters", "served_name", "listen"}
-    process = {"drain_timeout_s", "log_level", "usage_record"}
-    flags = {name.removeprefix("enable_") for name in parsed} - ours - process
-    assert flags == set(EngineOptions.__struct_fields__)
+def test_every_engine_option_is_refused_out_of_its_bound_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bounded = [option for option in engine_options() if option.bound_in_words]
+    assert len(bounded) > 15
+    for option in bounded:
+        wrong = option.kind(-1)
+        write(f"[engine]\n{option.name} = {wrong}\n")
+        with pytest.raises(SettingsError, match=f"tollgate.toml: engine.{option.name}: expected `"):
+            load({}, {})
+        with pytest.raises(SystemExit):
+            parse(f"{option.flag}={wrong}")
+        told = f"argument {option.flag}: {wrong} is not {option.bound_in_words}"
+        assert told in capsys.readouterr().err
+        with pytest.raises(ConfigError, match=f"{option.name} is {wrong}; it must be "):
+            EngineConfig(model=Path("m"), **{option.name: wrong})
+
+
+def test_what_is_no_number_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, text, told in [
+        ("--seed", "x", "argument --seed: invalid int value: 'x'"),
+        ("--itl-target-s", "nan", "argument --itl-target-s: nan is not at least 0 and at most"),
+        ("--dtype", "int4", "argument --dtype: invalid choice: 'int4'"),
+    ]:
+        with pytest.raises(SystemExit):
+            parse(flag, text)
+        assert told in capsys.readouterr().err
 
 
 SEVERAL = """
@@ -87,7 +110,7 @@ engine = "tcp:h:1"
 def test_a_models_own_engine_options_stand_over_those_of_all() -> None:
     write(SEVERAL)
     one, two, three, four = (model.engine_options for model in load({}, {}).models)
-    both = KV_CACHE_FRACTION / 2
+    both = EngineOptions().kv_cache_fraction / 2
     assert one == EngineOptions(
         dtype="bfloat16", seed=7, prefix_caching=False, kv_cache_fraction=both
     )
@@ -107,10 +130,10 @@ def test_a_models_own_engine_options_stand_over_those_of_all() -> None:
 @pytest.mark.parametrize("size", ["kv_cache_bytes", "num_blocks"])
 def test_who_names_one_size_of_the_kv_cache_has_named_the_size(size: str) -> None:
     """num_blocks of [engine] would win over a model's own fraction in the engine."""
-    everybodys = EngineOptions(**{size: 4096, "seed": 1})
-    own = EngineOptions(kv_cache_fraction=0.1)
-    assert own.over(everybodys) == EngineOptions(kv_cache_fraction=0.1, seed=1)
-    assert EngineOptions(seed=2).over(everybodys) == msgspec.structs.replace(everybodys, seed=2)
+    everybodys = {size: 4096, "seed": 1}
+    own = {"kv_cache_fraction": 0.1}
+    assert override(everybodys, own) == {"kv_cache_fraction": 0.1, "seed": 1}
+    assert override(everybodys, {"seed": 2}) == everybodys | {"seed": 2}
 
 
 def test_how_a_model_writes_may_be_named() -> None:
@@ -196,11 +219,12 @@ def test_adapters_are_models_by_name(tmp_path: Path) -> None:
 
 
 def test_engines_that_start_together_share_the_free_memory() -> None:
-    assert EngineOptions().shared_by(1).kv_cache_fraction == KV_CACHE_FRACTION
-    assert EngineOptions().shared_by(4).kv_cache_fraction == KV_CACHE_FRACTION / 4
-    assert EngineOptions(kv_cache_fraction=0.9).shared_by(3).kv_cache_fraction == 0.9 / 3
-    for asked in (EngineOptions(kv_cache_bytes=1 << 30), EngineOptions(num_blocks=64)):
-        assert asked.shared_by(4) == asked
+    alone = EngineOptions().kv_cache_fraction
+    assert share_kv_cache({}, 1) == {"kv_cache_fraction": alone}
+    assert share_kv_cache({"seed": 1}, 4) == {"seed": 1, "kv_cache_fraction": alone / 4}
+    assert share_kv_cache({"kv_cache_fraction": 0.9}, 3) == {"kv_cache_fraction": 0.9 / 3}
+    for asked in ({"kv_cache_bytes": 1 << 30}, {"num_blocks": 64}):
+        assert share_kv_cache(asked, 4) == asked
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.1])

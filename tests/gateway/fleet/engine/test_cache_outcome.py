@@ -150,7 +150,7 @@ async def test_where_no_prefix_is_looked_for_nobody_can_say(
     served = Served(tokenizer, template, threads)
     assert (await served.ask(long))[0].cause == "first"
     assert (await served.ask(long, logprobs=1))[0].cause == "unknown"
-    without = Served(tokenizer, template, threads, enable_prefix_caching=False)
+    without = Served(tokenizer, template, threads, prefix_caching=False)
     assert [(await without.ask(long))[0].cause for _ in range(2)] == ["first", "unknown"]
 
 

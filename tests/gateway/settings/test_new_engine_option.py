@@ -1,0 +1,83 @@
+"""An engine option is added by one field of `engine.options`, and what `make fields` writes of it.
+
+Its use in the engine is the only other edit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+from tests.option_table import PAGE, option_table
+from tests.test_tidy import ROOMS, ROOT
+
+FIELD = """
+    step_patience: Annotated[PositiveInt, _steps("steps that a prompt waits for others")] = 3
+"""
+AFTER = "    seed: Annotated[int, _model("
+ASK = """
+import sys
+from pathlib import Path
+from engine import __main__ as engine_main
+from gateway.home import Home
+from gateway.processes.supervisor import engine_command
+from gateway.settings.load import load
+from gateway.settings.file import SettingsError
+from tests.option_table import option_table
+
+Path("tollgate.toml").write_text("[engine]\\nstep_patience = 5\\n")
+settings = load({}, {})
+command = engine_command(settings.models[0], Home(settings.home), "info")
+print(" ".join(command[command.index("--step-patience"):][:2]))
+print(engine_main._config(engine_main._parser().parse_args(command[3:])).step_patience)
+MODEL = "[[model]]\\nname = 'm'\\npath = 'm'\\n[model.engine_options]\\n"
+Path("tollgate.toml").write_text(MODEL + "step_patience = 0\\n")
+try:
+    load({}, {})
+except SettingsError as error:
+    print(error)
+print(*(row for row in option_table().splitlines() if "step_patience" in row))
+assert "torch" not in sys.modules
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_documentation_has_every_option() -> None:
+    assert option_table() in PAGE.read_text()
+
+
+def test_a_new_engine_option_is_one_field(tmp_path: Path) -> None:
+    copytree(ROOT / "engine", tmp_path / "engine", ignore=ignore_patterns("__pycache__"))
+    for other in {*ROOMS, "tests"} - {"engine"}:
+        (tmp_path / other).symlink_to(ROOT / other)
+    table = tmp_path / "engine" / "options.py"
+    before, field, after = table.read_text().partition(AFTER)
+    table.write_text(before + FIELD.lstrip("\n") + field + after)
+
+    told = run(tmp_path, "-c", ASK)
+    assert told.stdout.splitlines() == [
+        "--step-patience 5",
+        "5",
+        "tollgate.toml: model[0].engine_options.step_patience: expected `int` >= 1",
+        "| `step_patience` | positive int | `3` | steps that a prompt waits for others |",
+    ], told.stderr
+    shown = " ".join(run(tmp_path, "-m", "engine", "--help").stdout.split())
+    assert "--step-patience STEP_PATIENCE steps that a prompt waits for others" in shown
+    arguments = ("--model", "m", "--listen", "unix:/s", "--step-patience", "0")
+    refused = run(tmp_path, "-m", "engine", *arguments)
+    assert refused.returncode == 2
+    assert "argument --step-patience: 0 is not positive" in refused.stderr
