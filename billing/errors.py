@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import CodedError, LocatedError
 
-class BillingError(Exception):
+
+class BillingError(CodedError):
     """The root of the errors that billing raises by contract."""
 
     code: ClassVar[str] = "billing_error"
@@ -58,20 +60,14 @@ class SpoolLocked(SpoolError):
 
 class ReportQueryError(BillingError):
     code = "report_query_error"
+    param: str
 
     def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        super().__init__(message, param=param)
 
 
-class InvoicingError(BillingError):
+class InvoicingError(BillingError, LocatedError):
     code = "invoicing_error"
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
 
 
 class BadInvoicing(InvoicingError):

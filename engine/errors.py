@@ -19,16 +19,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import CodedError
 
-class EngineError(Exception):
+
+class EngineError(CodedError):
     """Root of everything the engine raises on purpose."""
 
     code: ClassVar[str] = "engine_error"
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
 
 
 class InvalidRequest(EngineError):

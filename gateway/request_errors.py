@@ -1,6 +1,6 @@
 """The errors that a request itself causes, wherever it is read.
 
-BadField                    invalid_request     a field that cannot be honoured (names `param`)
+BadField                    (null)              a field that cannot be honoured (names `param`)
 ├── ContextTooLong          context_length_exceeded
 ├── UnsupportedField        unsupported_parameter   known, and cannot be honoured here
 └── UnknownModel            model_not_found
@@ -16,43 +16,45 @@ TooManyAtOnce
 ├── TooManyInBackground     its org has as many responses in the background as it may
 └── TooManyFollowed         its org follows as many as it may on one worker
 
-Knows no HTTP beyond the status of a conflict.
+Knows no HTTP beyond the status and the code of an answer.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import CodedError
 
-class BadField(Exception):
+
+class BadField(CodedError):
     """A field of the request cannot be honoured. `detail`: the message without a word of the
-    client's."""
+    client's; None: it has none."""
 
-    code: ClassVar[str] = "invalid_request"
+    status: ClassVar[int] = 400
+    constant: ClassVar[str | None] = "This is not what can stand here."
+    """The detail of errors that are given none."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        detail: str = "This is not what can stand here.",
+        self, message: str, *, param: str | None = None, detail: str | None = None
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.detail = detail
+        super().__init__(message, param=param)
+        self.detail = detail or self.constant
 
 
 class ContextTooLong(BadField):
     code = "context_length_exceeded"
+    constant = None
 
 
 class UnsupportedField(BadField):
     code = "unsupported_parameter"
+    constant = None
 
 
 class UnknownModel(BadField):
+    status = 404
     code = "model_not_found"
+    constant = None
 
 
 class RequestConflict(Exception):

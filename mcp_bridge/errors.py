@@ -2,14 +2,14 @@
 
     BridgeError                 code
     ├── NameRefused             name_refused        a name that no alias can be made of
-    ├── NotCanonical            not_canonical       RFC 8785 cannot write it (names `path`)
+    ├── NotCanonical            not_canonical       RFC 8785 cannot write it (names its place)
     ├── NotPinnable             not_pinnable        no object, or one without its name
-    ├── SchemaRefused           schema_refused      past the bounds, or no schema (names `path`)
+    ├── SchemaRefused           schema_refused      past the bounds, or no schema (names its place)
     ├── ValidationTimedOut      validation_timeout  the process that checks it was stopped
     ├── PolicyRefused           policy_refused      rules that cannot be used (names rule and field)
     └── ApprovalRefused         approval_refused    an approval that cannot be asked for
 
-An expected outcome is a value instead: a `Finding`, a `Problem`, a `Change`, a `Decision`. `path`
+An expected outcome is a value instead: a `Finding`, a `Problem`, a `Change`, a `Decision`. A place
 is a JSON pointer (RFC 6901); messages quote neither arguments nor results.
 """
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import CodedError, LocatedError
 
-class BridgeError(Exception):
+
+class BridgeError(CodedError):
     """Root of everything the bridge raises on purpose."""
 
     code: ClassVar[str] = "bridge_error"
@@ -28,13 +30,10 @@ class NameRefused(BridgeError):
     code = "name_refused"
 
 
-class AtPath(BridgeError):
-    """An error about one place of a JSON document; `path` is its pointer."""
+class AtPath(BridgeError, LocatedError):
+    """An error about one place of a JSON document; `param` is its pointer."""
 
-    def __init__(self, path: str, message: str) -> None:
-        super().__init__(f"{path or 'the document'}: {message}")
-        self.path = path
-        self.message = message
+    whole = "the document"
 
 
 class NotCanonical(AtPath):

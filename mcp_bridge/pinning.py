@@ -146,7 +146,7 @@ def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
             pins.append(pin_of(kind, value))
         except (NotPinnable, NotCanonical) as error:
             unpinnable.append(
-                UnpinnableThing(kind, display_name(kind, value), error.path, error.message)
+                UnpinnableThing(kind, display_name(kind, value), error.param, error.message)
             )
     counts = Counter(pin.key for pin in pins)
     for (kind, name), times in counts.items():

@@ -22,6 +22,7 @@ class AuthError(Exception):
     """A refused credential. Its text is for the log; clients read `public_message`. Neither ever
     holds a key."""
 
+    code: ClassVar[str] = "invalid_api_key"
     public_message: ClassVar[str] = "Incorrect API key provided."
 
 
@@ -56,6 +57,7 @@ class RevokedToken(InvalidToken):
 
 
 class WrongNetwork(AuthError):
+    code = "ip_not_authorized"
     public_message = "Your request's IP address is not on the allowlist of this API key."
 
 

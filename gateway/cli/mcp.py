@@ -430,7 +430,7 @@ def refusal_behind(error: BaseException) -> str:
         error = error.__cause__
     hint = ""
     if isinstance(error, DigestMismatch):
-        hint = f"; `tollgate mcp approve {error.upstream} --launch` takes what is there now"
+        hint = f"; `tollgate mcp approve {error.param} --launch` takes what is there now"
     return f": {error}{hint}" if isinstance(error, BridgeError) else ""
 
 

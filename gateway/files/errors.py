@@ -8,13 +8,12 @@ FilesError
 
 from __future__ import annotations
 
+from foundation.errors import LocatedError
 
-class FilesError(Exception):
-    """`file_id`: whose content; the text is for the log."""
 
-    def __init__(self, file_id: str, text: str) -> None:
-        super().__init__(f"{file_id}: {text}")
-        self.file_id = file_id
+class FilesError(LocatedError):
+    """An error about the content of a file, which `param` names by its id; the text is for the
+    log."""
 
 
 class FileStoreAway(FilesError):

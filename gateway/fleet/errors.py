@@ -1,30 +1,30 @@
 """The errors between the gateway and a replica; those of the request are `gateway.request_errors`.
 
-FleetError                  code
-├── ReplicaUnavailable      replica_unavailable nothing ran; another replica may be tried
-│   └── ReplicaOverloaded   replica_overloaded  its bounded queue is full
-│       └── NoPlace         no_place            it did not get its turn, or not in time
-├── UpstreamRefused         upstream_refused    an upstream's 4xx, for the client to read
+FleetError                  code for clients
+├── ReplicaUnavailable      service_unavailable nothing ran; another replica may be tried
+│   └── ReplicaOverloaded   overloaded          its bounded queue is full
+│       └── NoPlace         overloaded          it did not get its turn, or not in time
+├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
 ├── DeadlinePassed          deadline_exceeded   the client's own time for it is over
-└── ReplicaLost             replica_lost        after the first event; usage so far stands
+└── ReplicaLost             none                after the first event; usage so far stands
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import CodedError
 
-class FleetError(Exception):
-    code: ClassVar[str] = "fleet_error"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+class FleetError(CodedError):
+    """The root of what can go wrong between the gateway and a replica."""
 
 
 class ReplicaUnavailable(FleetError):
-    code = "replica_unavailable"
+    """Its text is for the log; clients read `public_message`."""
+
+    code = "service_unavailable"
+    public_message: ClassVar[str] = "The model is not available at the moment."
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -32,20 +32,17 @@ class ReplicaUnavailable(FleetError):
 
 
 class ReplicaOverloaded(ReplicaUnavailable):
-    code = "replica_overloaded"
+    code = "overloaded"
+    public_message = "The model is overloaded; try again shortly."
 
 
 class NoPlace(ReplicaOverloaded):
     """Says nothing against the replica, and another one would come no sooner."""
 
-    code = "no_place"
-
 
 class UpstreamRefused(FleetError):
     """Carries `status` and the upstream's error object (OpenAI shape), safe to hand to the
     client."""
-
-    code = "upstream_refused"
 
     def __init__(
         self,
@@ -71,4 +68,4 @@ class DeadlinePassed(FleetError):
 
 
 class ReplicaLost(FleetError):
-    code = "replica_lost"
+    """Says that a replica was lost after its first event."""

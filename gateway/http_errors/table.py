@@ -59,14 +59,13 @@ from billing.errors import (
 from billing.money import format_usd
 from gateway.audit.errors import CredentialInAudit
 from gateway.auth.encrypted_at_rest import UnknownSecret
-from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope, WrongNetwork
+from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope
 from gateway.auth.oauth.tokens.signing_keys import TooSoon
 from gateway.credential_forms import without_credentials
 from gateway.files.errors import ContentLost, FilesError
 from gateway.fleet.errors import (
     DeadlinePassed,
     FleetError,
-    ReplicaOverloaded,
     ReplicaUnavailable,
     UpstreamRefused,
 )
@@ -81,11 +80,8 @@ from gateway.limits.spending import PICO_PER_NANO, UnpricedModel
 from gateway.principal import PLAN_LIMITS, OrgSuspended
 from gateway.request_errors import (
     BadField,
-    ContextTooLong,
     RequestConflict,
     TooManyAtOnce,
-    UnknownModel,
-    UnsupportedField,
 )
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
@@ -229,31 +225,20 @@ def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> HttpError:
                 403, message, INVALID, code="insufficient_permissions", detail=LACKS_SCOPE
             )
             return msgspec.structs.replace(found, scope=error.scope)
-        case WrongNetwork():
-            return http_error(401, error.public_message, INVALID, code="ip_not_authorized")
         case _:
-            return http_error(401, error.public_message, INVALID, code="invalid_api_key")
+            return http_error(401, error.public_message, INVALID, code=error.code)
 
 
 def from_fleet(error: Exception) -> HttpError:
     match error:
-        case ContextTooLong():
-            code = "context_length_exceeded"
-            return http_error(400, error.message, INVALID, code=code, param=error.param)
-        case UnknownModel():
-            code = "model_not_found"
-            return http_error(404, error.message, INVALID, code=code, param=error.param)
-        case UnsupportedField():
-            code = "unsupported_parameter"
-            return http_error(400, error.message, INVALID, code=code, param=error.param)
         case BadField():
-            return http_error(400, error.message, INVALID, param=error.param, detail=error.detail)
-        case ReplicaOverloaded():
-            message = "The model is overloaded; try again shortly."
-            return unavailable(message, code="overloaded", delay_s=error.retry_after_s)
+            code, param, detail = error.code, error.param, error.detail
+            return http_error(
+                error.status, error.message, INVALID, code=code, param=param, detail=detail
+            )
         case ReplicaUnavailable():
-            message = "The model is not available at the moment."
-            return unavailable(message, delay_s=error.retry_after_s)
+            code, delay_s = error.code, error.retry_after_s
+            return unavailable(error.public_message, code=code, delay_s=delay_s)
         case UpstreamRefused():
             headers = {} if error.retry_after_s is None else retry_headers(error.retry_after_s)
             body = ErrorBody(
@@ -284,29 +269,28 @@ def from_tenancy(error: TenancyError) -> HttpError:
     """Their texts name the caller's own fields and values; their details do not."""
     detail = capital(error.detail)
     match error:
-        case NotFound():
-            message, code = capital(error.message), "not_found"
-            return http_error(404, message, INVALID, code=code, param=error.field, detail=detail)
         case TooSoon():
             headers = retry_headers(error.retry_after_s)
             message = capital(error.message)
             return http_error(409, message, INVALID, code="too_soon", headers=headers)
-        case Conflict():
+        case NotFound() | Conflict() | NotAllowed():
             # The SDK repeats a 409 unless it is told that this is in vain.
-            headers = {"x-should-retry": "false"}
-            message, code, param = capital(error.message), error.code, error.field
+            headers = {"x-should-retry": "false"} if error.status == 409 else {}
+            message, code, param = capital(error.message), error.code, error.param
             return http_error(
-                409, message, INVALID, code=code, param=param, headers=headers, detail=detail
+                error.status,
+                message,
+                INVALID,
+                code=code,
+                param=param,
+                headers=headers,
+                detail=detail,
             )
-        case NotAllowed():
-            code = "insufficient_permissions"
-            message = capital(error.message)
-            return http_error(403, message, INVALID, code=code, param=error.field, detail=detail)
         case ChangeNotAnnounced():
             return unavailable("The change is saved, but not every worker knows yet; repeat it.")
         case InvalidField():
-            message = f"Invalid value for '{error.field}': {error.message}."
-            return http_error(400, message, INVALID, param=error.field, detail=detail)
+            message = f"Invalid value for '{error.param}': {error.message}."
+            return http_error(400, message, INVALID, param=error.param, detail=detail)
         case _:
             return from_anything(error)
 
@@ -315,11 +299,11 @@ def to_tenancy(error: InvoicingError) -> TenancyError:
     """Invoices are administered as tenants are, and refuse alike."""
     match error:
         case NoInvoice():
-            return NotFound(error.field, error.message)
+            return NotFound(error.param, error.message)
         case InvoicingConflict():
-            return Conflict(error.field, error.message)
+            return Conflict(error.param, error.message)
         case _:
-            return InvalidField(error.field, error.message)
+            return InvalidField(error.param, error.message)
 
 
 def capital(message: str) -> str:

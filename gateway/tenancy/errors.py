@@ -1,5 +1,6 @@
-"""The errors of administering tenants. Each names the field it is about, and has a `detail`, which
-unlike `message` never holds a value of the caller's.
+"""The errors of administering tenants. Each names the field it is about (`param`), and has a
+`detail`, which unlike `message` never holds a value of the caller's. `status` and `code` are those
+of the answer.
 
 TenancyError
 ├── InvalidField         a value that breaks a rule
@@ -19,15 +20,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import LocatedError
 
-class TenancyError(Exception):
+
+class TenancyError(LocatedError):
+    status: ClassVar[int] = 400
     constant: ClassVar[str | None] = None
     """The detail of errors whose message may name a value."""
 
     def __init__(self, field: str, message: str, *, detail: str | None = None) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+        super().__init__(field, message)
         self.detail = detail or self.constant or message
 
 
@@ -36,11 +38,14 @@ class InvalidField(TenancyError):
 
 
 class NotFound(TenancyError):
+    status = 404
+    code = "not_found"
     constant = "there is no such thing here, or it was archived"
 
 
 class Conflict(TenancyError):
-    code: ClassVar[str] = "conflict"
+    status = 409
+    code = "conflict"
 
 
 class NameTaken(Conflict):
@@ -66,7 +71,8 @@ class ReadOnly(Conflict):
 
 
 class NotAllowed(TenancyError):
-    pass
+    status = 403
+    code = "insufficient_permissions"
 
 
 class ChangeNotAnnounced(TenancyError):

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import LocatedError
 
-class VaultError(Exception):
+
+class VaultError(LocatedError):
+    """An error about the credential of an upstream, which `param` names."""
+
     code: ClassVar[str] = "vault_error"
-
-    def __init__(self, upstream: str, message: str) -> None:
-        super().__init__(f"{upstream}: {message}")
-        self.upstream = upstream
-        self.message = message
 
 
 class CannotOpen(VaultError):

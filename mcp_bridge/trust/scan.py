@@ -82,7 +82,7 @@ def scan(kind: Kind, value: object) -> tuple[Finding, ...]:
             if len(found) > MAX_FINDINGS:
                 break
     except NotCanonical as error:
-        found.append(Finding("not_canonical", error.path, "high", error.message))
+        found.append(Finding("not_canonical", error.param, "high", error.message))
     if kind == "tool" and isinstance(value, Mapping):
         found += scan_schemas(value)
     if isinstance(value, Mapping):
@@ -120,7 +120,7 @@ def scan_schemas(tool: Mapping[str, object]) -> Iterator[Finding]:
         try:
             compiled = compile_schema(tool[member])
         except SchemaRefused as error:
-            path = visible(f"/{member}{error.path}")
+            path = visible(f"/{member}{error.param}")
             yield Finding("schema_refused", path, "high", shown(error.message))
             continue
         if compiled.engine == "killable":

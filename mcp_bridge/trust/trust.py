@@ -202,7 +202,7 @@ class Trust:
         try:
             digest = arguments_digest(arguments)
         except NotCanonical as error:
-            problem = Problem(error.path, "type", error.message)
+            problem = Problem(error.param, "type", error.message)
             await self.ports.records.denied(denial)
             return KnownResult(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
@@ -262,7 +262,7 @@ class Trust:
         try:
             return self.schemas.compiled(pin.digest, part, tool.get(part, {"type": "object"}))
         except SchemaRefused as error:
-            data = {"reason": "schema_refused", "part": part, "path": error.path}
+            data = {"reason": "schema_refused", "part": part, "path": error.param}
             raise RpcError(INTERNAL_ERROR, "The tool's schema cannot be checked", data) from None
 
     async def checked(

@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from foundation.errors import LocatedError
 from mcp_bridge.errors import BridgeError
 
 
-class StdioError(BridgeError):
-    code: ClassVar[str] = "stdio_error"
+class StdioError(BridgeError, LocatedError):
+    """An error about an upstream, which `param` names."""
 
-    def __init__(self, upstream: str, message: str) -> None:
-        super().__init__(f"{upstream}: {message}")
-        self.upstream = upstream
-        self.message = message
+    code: ClassVar[str] = "stdio_error"
 
 
 class BadLaunch(StdioError):

@@ -103,7 +103,7 @@ def compile_schema(schema: object, known: Mapping[str, Schema] | None = None) ->
     try:
         encoded = canonical_bytes(schema)
     except NotCanonical as error:
-        raise SchemaRefused(error.path, error.message) from None
+        raise SchemaRefused(error.param, error.message) from None
     if len(encoded) > MAX_SCHEMA_BYTES:
         raise SchemaRefused("", f"{len(encoded)} bytes, more than {MAX_SCHEMA_BYTES}")
     if isinstance(schema, bool):

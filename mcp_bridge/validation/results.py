@@ -39,7 +39,7 @@ def oversized(result: Mapping[str, object], bounds: ResultBounds) -> Problem | N
     try:
         size = sum(weight(one) for _, one in walk(result))
     except NotCanonical as error:
-        return Problem(error.path, "schema", error.message)
+        return Problem(error.param, "schema", error.message)
     if size > bounds.size_bytes:
         return Problem("", "size", f"has more than {bounds.size_bytes} bytes")
     return None

@@ -123,7 +123,7 @@ def test_one_digest_is_one_document(one: object, other: object) -> None:
 def test_what_cannot_be_written_exactly_is_refused_by_path(value: object, path: str) -> None:
     with pytest.raises(NotCanonical) as caught:
         canonical_bytes(value)
-    assert caught.value.path == path
+    assert caught.value.param == path
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def to_metadata(written: ClientWritten) -> ClientMetadata:
     try:
         return from_document(document)
     except InvalidMetadata as error:
-        raise InvalidField(error.field, error.message) from error
+        raise InvalidField(error.param, error.message) from error
 
 
 def check_scopes(principal: Principal, wanted: Sequence[str] | None) -> list[str]:

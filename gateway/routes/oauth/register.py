@@ -82,7 +82,7 @@ async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
         made = await register(desk, read_body(await request.body()), where_of(request, desk))
     except InvalidMetadata as error:
         log.info("a registration was refused: %s", error)
-        return refusal(error.error, 400, field=error.field)
+        return refusal(error.error, 400, field=error.param)
     except TooManyAttempts as waits:
         headers = {"retry-after": str(math.ceil(waits.delay_s))}
         return refusal("temporarily_unavailable", 429, headers)

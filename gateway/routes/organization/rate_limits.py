@@ -116,7 +116,7 @@ async def update_rate_limit(request: AdminRequest, values: dict[str, Any]) -> Li
                 conn, **where, model=model, wanted=wanted, actor=request.actor
             )
         except InvalidField as error:
-            field = PROJECT_LIMITS.get(error.field, error.field)
+            field = PROJECT_LIMITS.get(error.param, error.param)
             raise InvalidField(field, error.message) from error
     return model, after, plans
 

@@ -1,8 +1,8 @@
 """The errors between an OpenAPI document and a call.
 
 OpenApiError (a BridgeError)   code
-├── BadDocument                openapi_document_refused   the document, or a part (names `pointer`)
-├── BadArguments               openapi_arguments_refused  what no request is made of (names `name`)
+├── BadDocument                openapi_document_refused   the document, or a part (names its place)
+├── BadArguments               openapi_arguments_refused  what no request is made of (names it)
 └── HttpFailed                 openapi_http_failed        no answer; raised by the client handed in
 
 No text quotes an argument.
@@ -10,6 +10,7 @@ No text quotes an argument.
 
 from __future__ import annotations
 
+from foundation.errors import LocatedError
 from mcp_bridge.errors import BridgeError
 
 MAX_POINTER_CHARS = 300
@@ -20,28 +21,21 @@ class OpenApiError(BridgeError):
     code = "openapi_error"
 
 
-class BadDocument(OpenApiError):
+class BadDocument(OpenApiError, LocatedError):
     """The document cannot be used.
 
-    `pointer`: a JSON pointer (RFC 6901) into the document; empty: all of it.
+    `param`: a JSON pointer (RFC 6901) into the document; empty: all of it.
     """
 
     code = "openapi_document_refused"
+    whole = "the document"
 
     def __init__(self, pointer: str, message: str) -> None:
-        pointer = pointer[:MAX_POINTER_CHARS]
-        super().__init__(f"{pointer or 'the document'}: {message}")
-        self.pointer = pointer
-        self.message = message
+        super().__init__(pointer[:MAX_POINTER_CHARS], message)
 
 
-class BadArguments(OpenApiError):
+class BadArguments(OpenApiError, LocatedError):
     code = "openapi_arguments_refused"
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
-        self.name = name
-        self.message = message
 
 
 class HttpFailed(OpenApiError):

@@ -310,7 +310,7 @@ async def test_terms_are_refused_by_name(db: AsyncEngine, field: str, value: obj
     with pytest.raises(BadInvoicing) as refused:
         async with db.begin() as conn:
             await set_account(conn, org_id=ORG, terms=BillingTerms(**{field: value}))
-    assert refused.value.field == field
+    assert refused.value.param == field
 
 
 async def test_another_orgs_invoice_is_not_there(db: AsyncEngine) -> None:

@@ -197,7 +197,7 @@ def test_what_a_key_of_nobodys_makes_is_whose_it_says_and_bound_as_it_is() -> No
     delegation.check_secret(maker, bound)
     with pytest.raises(NotAllowed, match="bound to less") as caught:
         delegation.check_secret(holder("key_2", bound, None), free)
-    assert caught.value.field == "models"
+    assert caught.value.param == "models"
 
 
 def test_no_key_changes_itself() -> None:
@@ -255,7 +255,7 @@ def test_a_client_that_comes_alone_is_somebodys_or_made_by_nobodys_key(
         return
     with pytest.raises(NotAllowed) as refused:
         check_client(maker, **asked)
-    assert refused.value.field == field
+    assert refused.value.param == field
 
 
 def test_a_tokens_minutes_bind_nothing() -> None:

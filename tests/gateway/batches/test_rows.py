@@ -41,7 +41,7 @@ async def test_of_two_at_once_only_as_many_begin_as_may(
                 await asyncio.sleep(0.01)
     with pytest.raises(InvalidField) as caught:
         await second
-    assert caught.value.field == "requests"
+    assert caught.value.param == "requests"
 
 
 async def test_one_that_was_deleted_is_forgotten_once_it_was_told_of(world: World) -> None:

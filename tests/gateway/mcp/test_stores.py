@@ -104,7 +104,7 @@ async def test_rules_are_replaced_as_a_whole_or_refused_by_name(
         async with tenant(tenant_db, orgs[0]) as conn:
             with pytest.raises(InvalidField) as refused:
                 await replace_rules(conn, org_id=orgs[0], rules=[rule], actor=COMMAND_LINE)
-        assert refused.value.field == field
+        assert refused.value.param == field
     async with tenant(tenant_db, orgs[0]) as conn:
         made = await replace_rules(
             conn,

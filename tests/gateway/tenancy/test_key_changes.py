@@ -115,7 +115,7 @@ async def test_what_narrows_nothing_is_refused_by_name(
     ):
         with pytest.raises(InvalidField) as refused:
             await change
-        assert refused.value.field == field
+        assert refused.value.param == field
     assert await row_of(db, created) == created.row
 
 
@@ -191,7 +191,7 @@ async def test_an_update_that_breaks_a_rule_is_refused_by_field(
         await update_key(
             db, redis, created.row.id, change, org_id=created.row.org_id, actor=COMMAND_LINE
         )
-    assert refused.value.field == field
+    assert refused.value.param == field
 
 
 async def test_the_check_sees_the_locked_row_and_can_stop_everything(

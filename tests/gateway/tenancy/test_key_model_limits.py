@@ -74,7 +74,7 @@ def test_a_merge_patch_is_that_of_the_rfc(known: Any, patch: Any) -> None:
 def test_what_limits_nothing_is_refused_by_name(limits: Any, field: str) -> None:
     with pytest.raises(InvalidField) as refused:
         check_model_limits(limits)
-    assert refused.value.field == field
+    assert refused.value.param == field
 
 
 class Caller:

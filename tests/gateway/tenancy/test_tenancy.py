@@ -162,7 +162,7 @@ async def test_a_key_that_breaks_a_rule_is_refused_by_field(
             await create_key(
                 conn, **(good | change), pepper=PEPPER, pepper_id=PEPPER_ID, actor=COMMAND_LINE
             )  # type: ignore[arg-type]
-    assert refused.value.field == field
+    assert refused.value.param == field
 
 
 async def test_names_are_unique_among_the_living(db: AsyncEngine, redis: Redis) -> None:
@@ -273,7 +273,7 @@ async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -
     ]:
         with pytest.raises(NotFound) as missing:
             await call
-        assert missing.value.field == field
+        assert missing.value.param == field
 
 
 async def test_revoking_is_announced_after_the_commit_and_repeats(

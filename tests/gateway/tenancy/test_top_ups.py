@@ -80,7 +80,7 @@ async def test_in_whose_place_another_was_asked_for_that_one_is_granted(
     for _ in range(2):  # before the other is paid, and after
         with pytest.raises(TopUpSuperseded, match=second) as refused:
             await grant(db, first)
-        assert refused.value.field == "top_up_id" and second not in refused.value.detail
+        assert refused.value.param == "top_up_id" and second not in refused.value.detail
         assert (await grant(db, second)).state == "granted"
     assert await left(db) == CENT + 5 * USD
 

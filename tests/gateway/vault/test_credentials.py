@@ -239,7 +239,7 @@ async def test_what_cannot_be_kept_names_its_field_and_says_no_value(
 ) -> None:
     with pytest.raises(InvalidField) as refused:
         await put(tenant_db, tenants.alice, values, upstream=upstream)
-    assert refused.value.field == field
+    assert refused.value.param == field
     assert "secret-v" not in str(refused.value)
 
 

@@ -130,7 +130,7 @@ def test_no_reference_leaves_the_document(
     for schema in ({keyword: reference}, {"properties": {"x": {"allOf": [{keyword: reference}]}}}):
         with pytest.raises(SchemaRefused) as caught:
             compile_schema(schema)
-        assert caught.value.path.endswith(f"/{keyword}")
+        assert caught.value.param.endswith(f"/{keyword}")
 
 
 def doubling(applicator: str, levels: int) -> dict[str, Any]:

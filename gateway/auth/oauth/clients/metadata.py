@@ -13,6 +13,7 @@ import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from foundation.errors import LocatedError
 from gateway.auth.oauth.clients.redirects import (
     MAX_URI_LENGTH,
     WEB,
@@ -42,18 +43,13 @@ AuthMethod = Literal["client_secret_basic", "client_secret_post", "private_key_j
 ApplicationType = Literal["web", "native"]
 
 
-class InvalidMetadata(Exception):
-    """The value of `field` is invalid."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+class InvalidMetadata(LocatedError):
+    """The value of a field is invalid."""
 
     @property
     def error(self) -> str:
         """The error code (RFC 7591, 3.2.2)."""
-        is_redirect = self.field == "redirect_uris"
+        is_redirect = self.param == "redirect_uris"
         return "invalid_redirect_uri" if is_redirect else "invalid_client_metadata"
 
 

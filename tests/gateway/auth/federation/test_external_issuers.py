@@ -383,7 +383,7 @@ async def test_rules_that_break_a_rule_are_refused_by_field(
 ) -> None:
     with pytest.raises((InvalidField, NotFound)) as caught:
         await world.list_for(world.alice, **more)
-    assert caught.value.field == field
+    assert caught.value.param == field
 
 
 async def test_another_tenants_project_and_issuer_are_not_there(world: World) -> None:

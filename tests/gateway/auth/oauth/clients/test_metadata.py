@@ -100,7 +100,7 @@ def test_keys_and_scopes_are_read() -> None:
 def test_what_breaks_a_rule_is_refused_by_its_name(document: Any, field: str) -> None:
     with pytest.raises(InvalidMetadata) as refused:
         from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
-    assert refused.value.field == field
+    assert refused.value.param == field
     is_redirect = field == "redirect_uris"
     assert refused.value.error == (
         "invalid_redirect_uri" if is_redirect else "invalid_client_metadata"

@@ -103,7 +103,7 @@ async def test_its_owners_are_of_its_org(
         ):
             with pytest.raises(NotFound) as refused:
                 await make(conn, acme.org_id, **owner)
-            assert {refused.value.field} == owner.keys()
+            assert {refused.value.param} == owner.keys()
 
 
 async def test_a_rotated_secret_works_on_for_its_grace(
@@ -183,7 +183,7 @@ async def test_a_client_is_changed_but_not_into_another(
         assert (after.name, after.version, after.native) == ("New", 2, True)
         with pytest.raises(NotFound) as refused:
             await update_client(conn, metadata=changed, project_id=None, plan="none", **options)
-        assert refused.value.field == "plan"
+        assert refused.value.param == "plan"
         assert after.project_id == acme.project_id and after.scopes == ["openid"]
         assert await get_client(conn, org_id=acme.org_id, client_id=made.client.id) == after
         with pytest.raises(InvalidField):
