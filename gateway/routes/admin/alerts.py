@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from litestar import Response, get
+from functools import partial
 
-from billing.alerts.alerts import select_alerts, to_alerts
-from billing.tables import alerts as table
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
+from billing.alerts.alerts import Alert, select_alerts
+from billing.tables import read_struct
+from gateway.routes.shared.resource import AdminResource
 from gateway.wire.admin.webhook_events import AlertView, to_view
-from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import PageQuery
 
+alerts = AdminResource[Alert](path="/v1/admin/alerts", tag="Alerts", view=AlertView, show=to_view)
 
-@get(
-    "/v1/admin/alerts",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Alerts"],
-    summary="List the thresholds that were reached, each once in its period",
-    operation_class=describes(query=PageQuery, answer=Listing[AlertView]),
+list_ = alerts.list_all(
+    "List the thresholds that were reached, each once in its period",
+    PageQuery,
+    select=lambda org_id, _query: select_alerts(org_id),
+    row=partial(read_struct, Alert),
 )
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query, org_id = parse_query(request.url.query, PageQuery), request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        rows = await conn.execute(keyset(select_alerts(org_id), table.c.id, query))
-        found = [to_view(each) for each in to_alerts(rows)]
-    return answer(request, to_listing(found, query))
-
 
 routes = [list_]

@@ -7,20 +7,15 @@ their load are the installation's.
 from __future__ import annotations
 
 import msgspec
-from litestar import Response, get
-from litestar.params import FromPath
 
 from billing.cache_contracts import FLOORS, ContractName
 from gateway.fleet.router import Route
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, page_of, to_listing
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.pages import page_of
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import NotFound
-from gateway.wire.organization.usage import parse_query
-
-SCOPE = "operator:models"
-TAGS = ["Models"]
+from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.resource import view_of
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,53 +56,47 @@ def to_contract(name: ContractName | None) -> CacheContractView | None:
 
 
 def to_view(route: Route) -> ModelView:
-    healths = [(replica.health(), replica.weight) for replica in route.replicas]
     replicas = [
-        ReplicaView(
-            name=health.name,
-            available=health.available,
-            num_running=health.num_running,
-            num_waiting=health.num_waiting,
-            weight=weight,
-        )
-        for health, weight in healths
+        view_of(ReplicaView, replica.health(), weight=replica.weight) for replica in route.replicas
     ]
-    return ModelView(
+    return view_of(
+        ModelView,
+        route,
         id=route.model,
-        kind=route.kind,
         available=any(each.available for each in replicas),
         replicas=replicas,
         cache_contract=to_contract(route.cache_contract),
     )
 
 
-@get(
-    "/v1/admin/models",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="What is served, by name",
-    operation_class=describes(query=PageQuery, answer=Listing[ModelView]),
+models = AdminResource[Route](
+    path="/v1/admin/models",
+    tag="Models",
+    read=needs("operator:models"),
+    view=ModelView,
+    show=to_view,
+    checks_ids=False,
 )
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, PageQuery)
-    routes_of = {route.model: route for route in services(request).generation.fleet.routes}
-    found = [to_view(routes_of[name]) for name in page_of(routes_of, query)]
-    return answer(request, to_listing(found, query))
 
 
-@get(
-    "/v1/admin/models/{model:path}",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="One model and its replicas",
-    operation_class=describes(answer=ModelView),
-)
-async def retrieve(request: AuthenticatedRequest, model: FromPath[str]) -> Response[bytes]:
-    name = model.removeprefix("/")
-    for route in services(request).generation.fleet.routes:
-        if route.model == name:
-            return answer(request, to_view(route))
-    raise NotFound("model", f"no model {name!r}")
+def served(request: AdminRequest) -> dict[str, Route]:
+    return {route.model: route for route in request.services.generation.fleet.routes}
+
+
+@models.page("What is served, by name", PageQuery)
+async def list_(request: AdminRequest, query: PageQuery) -> tuple[list[Route], bool]:
+    found = served(request)
+    names, more = page_of(found, query)
+    return [found[name] for name in names], more
+
+
+@models.get("One model and its replicas", path=models.path + "/{model:path}")
+async def retrieve(request: AdminRequest) -> Route:
+    name = request.id.removeprefix("/")
+    found = served(request).get(name)
+    if found is None:
+        raise NotFound("model", f"no model {name!r}")
+    return found
 
 
 routes = [list_, retrieve]

@@ -57,7 +57,6 @@ list_ = orgs.list_all(
     "List the organizations",
     ArchivedPageQuery,
     select=select_orgs,
-    key=table.c.id,
     row=lambda row: Org(**row._mapping),
 )
 

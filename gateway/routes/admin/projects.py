@@ -11,7 +11,6 @@ from msgspec.structs import asdict
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy import projects as verbs
-from gateway.tenancy import tables
 from gateway.tenancy.projects import Project
 from gateway.wire.admin.tenant import NewProject, ProjectPatch, ProjectView
 from gateway.wire.shared.page_query import ArchivedPageQuery
@@ -31,7 +30,6 @@ list_ = projects.list_all(
     "List the projects, with their plans",
     ArchivedPageQuery,
     select=lambda org_id, query: verbs.select_projects(org_id, archived=query.include_archived),
-    key=tables.projects.c.id,
     row=verbs.to_project,
 )
 

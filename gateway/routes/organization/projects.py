@@ -15,7 +15,6 @@ from gateway.routes.shared.resource import (
     to_cursor,
 )
 from gateway.tenancy import projects as verbs
-from gateway.tenancy import tables
 from gateway.tenancy.members import members as member_verbs
 from gateway.tenancy.members import users
 from gateway.tenancy.members.members import Member
@@ -51,7 +50,6 @@ list_projects = projects.list_all(
     "List the projects",
     wire.OrganizationProjectsQuery,
     select=lambda org_id, query: verbs.select_projects(org_id, archived=query.include_archived),
-    key=tables.projects.c.id,
     row=verbs.to_project,
     name="list_projects",
 )

@@ -48,15 +48,15 @@ def keyset(
     return pages.keyset(statement, column, after=query.after, limit=query.limit, order=order)
 
 
-def page_of(ids: Iterable[str], query: PageQuery) -> list[str]:
-    """Select the page of ids that stand in memory, and one more where there is one."""
+def page_of(ids: Iterable[str], query: PageQuery) -> tuple[list[str], bool]:
+    """Return the page of ids that stand in memory, and whether there are more behind it."""
     backwards = query.order == "desc"
     wanted = [
         each
         for each in ids
         if query.after is None or (each < query.after if backwards else each > query.after)
     ]
-    return sorted(wanted, reverse=backwards)[: query.limit + 1]
+    return sorted(wanted, reverse=backwards)[: query.limit], len(wanted) > query.limit
 
 
 def to_listing(

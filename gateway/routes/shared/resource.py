@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
@@ -52,11 +52,11 @@ from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, 
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
 from gateway.routes.shared.operations import Said, describes
-from gateway.routes.shared.pages import Listing, keyset
+from gateway.routes.shared.pages import Listing
 from gateway.routes.shared.services import Services
 from gateway.tenancy.changes import changing
 from gateway.tenancy.errors import NotAllowed, NotFound
-from gateway.tenancy.pages import Cursor
+from gateway.tenancy.pages import Cursor, read_page
 from gateway.wire.organization.organization import EmptyObject, ListQuery
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.page_query import OrgQuery, PageQuery
@@ -139,7 +139,7 @@ class AdminRequest:
         return list(self.ids.values())[-1]
 
     @property
-    def where(self) -> dict[str, str]:
+    def where(self) -> dict[str, Any]:
         """Return what a function that finds the row takes: its organization and the ids."""
         return {"org_id": self.org_id, **self.ids}
 
@@ -147,6 +147,11 @@ class AdminRequest:
     def change(self) -> dict[str, Any]:
         """Return what a verb that changes a row takes beside the ids."""
         return {"org_id": self.org_id, "actor": self.actor, "check": self.check}
+
+    @property
+    def operator_change(self) -> dict[str, Any]:
+        """Return `change`, and the organization of the operator who makes it."""
+        return {**self.change, "operator_org": self.operator_org}
 
     def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
         """Open the connection by which rows of the resource are read."""
@@ -202,26 +207,37 @@ class AdminResource(Generic[Row]):
         """Return the path of one of them."""
         return f"{self.path}/{{{self.id_name}:str}}" if self.id_name else self.path
 
+    def below(
+        self,
+        path: str,
+        view: type[msgspec.Struct],
+        *,
+        id_name: str = "",
+        show: Callable[[Any], msgspec.Struct] = itself,
+    ) -> AdminResource[Any]:
+        """Describe what each of them has at `path`, read and changed with the same scopes."""
+        return replace(self, path=self.one + path, id_name=id_name, view=view, show=show)
+
     def list_all(
         self,
         summary: str,
         query: type[Page],
         *,
         select: Callable[[str, Page], sa.Select[Any]],
-        key: sa.ColumnElement[str],
         row: Callable[[sa.Row[Any]], Row],
+        key: sa.ColumnElement[str] | None = None,
         name: str = "list_",
     ) -> HTTPRouteHandler:
         """Make the handler that lists by pages what `select` finds for an organization and a query.
 
-        `key`: the column of ids. `row`: reads a row. `name`: of the operation.
+        `row`: reads a row. `key`: the column of ids; None: `id`. `name`: the operation's.
         """
 
         async def list_(request: AdminRequest, query: Page) -> tuple[list[Row], bool]:
+            selected = select(request.org_id, query)
             async with request.reading() as conn:
-                found = await conn.execute(keyset(select(request.org_id, query), key, query))
-                rows = [row(each) for each in found]
-            return rows[: query.limit], len(rows) > query.limit
+                rows, has_more = await read_rows(conn, selected, query, key)
+                return [row(each) for each in rows], has_more
 
         list_.__name__ = list_.__qualname__ = name
         return self.page(summary, query)(list_)
@@ -265,9 +281,17 @@ class AdminResource(Generic[Row]):
         return self.route("GET", where, summary, query=query, answer=answer, said=said)
 
     def create(
-        self, summary: str, body: type[msgspec.Struct], *, answer: Any = None, status: int = 201
+        self,
+        summary: str,
+        body: type[msgspec.Struct],
+        *,
+        answer: Any = None,
+        status: int = 201,
+        said: Said | None = None,
     ) -> Decorator:
-        return self.route("POST", self.path, summary, body=body, answer=answer, status=status)
+        return self.route(
+            "POST", self.path, summary, body=body, answer=answer, status=status, said=said
+        )
 
     def update(
         self, summary: str, patch: type[msgspec.Struct], *, method: Method = "PATCH"
@@ -354,7 +378,8 @@ class AdminResource(Generic[Row]):
                 body_required=body_required,
                 answer=self.view if answer is None else answer,
                 status=status,
-                conditional=conditional or (method == "GET" and answer is None),
+                conditional=conditional
+                or (method == "GET" and answer is None and status not in (said or ())),
                 said=said,
             )
             return HTTPRouteHandler(
@@ -438,7 +463,19 @@ def show_once(
     return answer(request.http, thing, status=status, headers=NO_STORE)
 
 
-def to_cursor(query: ListQuery) -> Cursor:
+async def read_rows(
+    conn: AsyncConnection,
+    selected: sa.Select[Any],
+    query: PageQuery | ListQuery,
+    key: sa.ColumnElement[str] | None = None,
+) -> tuple[list[sa.Row[Any]], bool]:
+    """Return the rows of a page, and whether there are more behind them. `key`: the column of ids;
+    None: `id`."""
+    column = selected.selected_columns["id"] if key is None else key
+    return await read_page(conn, selected, column, to_cursor(query))
+
+
+def to_cursor(query: PageQuery | ListQuery) -> Cursor:
     return Cursor(after=query.after, limit=query.limit, order=getattr(query, "order", "asc"))
 
 

@@ -146,7 +146,7 @@ async def create_spend_cap(
         made = (await conn.execute(added)).one_or_none()
         if made is None:
             raise Conflict("period", "there is such a cap of this period already")
-        cap = _to_row(made)
+        cap = to_spend_cap(made)
         await raise_for_cap(conn, cap.id)
         await _log(
             conn, cap, operator_org, actor=actor, action="spend_cap.created", after=said(cap)
@@ -159,13 +159,10 @@ async def get_spend_cap(conn: AsyncConnection, *, org_id: str, cap_id: str) -> S
     return await _find(conn, org_id, cap_id, lock=False)
 
 
-def listed_spend_caps(org_id: str, *, include_archived: bool) -> sa.Select[Any]:
+def select_spend_caps(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
+    """Select the live caps of an organization, or with `archived` all."""
     found = sa.select(spend_caps).where(spend_caps.c.org_id == org_id)
-    return found if include_archived else found.where(spend_caps.c.archived_at.is_(None))
-
-
-def to_spend_cap(row: sa.Row[Any]) -> SpendCapRow:
-    return _to_row(row)
+    return found if archived else found.where(spend_caps.c.archived_at.is_(None))
 
 
 async def update_spend_cap(
@@ -280,7 +277,7 @@ async def _find(conn: AsyncConnection, org_id: str, cap_id: str, *, lock: bool) 
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
     if row is None:
         raise NotFound("cap_id", f"no spend cap {cap_id!r}")
-    return _to_row(row)
+    return to_spend_cap(row)
 
 
 async def _hold(
@@ -319,7 +316,7 @@ async def _change(
 ) -> SpendCapRow:
     own = spend_caps.c
     changed = sa.update(spend_caps).where(own.org_id == before.org_id, own.id == before.id)
-    after = _to_row((await conn.execute(changed.values(**values).returning(spend_caps))).one())
+    after = to_spend_cap((await conn.execute(changed.values(**values).returning(spend_caps))).one())
     if what == "updated":
         await raise_for_cap(conn, after.id)
     await _log(
@@ -347,7 +344,7 @@ async def _log(
     )
 
 
-def _to_row(row: sa.Row[Any]) -> SpendCapRow:
+def to_spend_cap(row: sa.Row[Any]) -> SpendCapRow:
     fields = dict(row._mapping)
     amount: Decimal = fields.pop("amount_pico")
     return SpendCapRow(**fields, amount_pico=int(amount))

@@ -10,9 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-from litestar import Response, get, post
-from litestar.params import FromPath
+from msgspec.structs import asdict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.currency import to_coins
@@ -32,16 +30,10 @@ from billing.invoices.states import SUSPENDING
 from billing.tables import to_moment
 from gateway.audit.log import record_for_both
 from gateway.ids import uuid7
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.invoices import viewed
-from gateway.routes.admin.billing.spend_caps import in_org
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
+from gateway.routes.admin.billing.invoices import invoices, viewed
+from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
-from gateway.routes.shared.resource import check_id
+from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
 from gateway.tenancy.money.suspension import tell_workers
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.billing_account import (
@@ -62,18 +54,7 @@ from gateway.wire.admin.billing.invoices import (
     to_note_view,
     to_payment_view,
 )
-from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.page_query import OrgQuery
-from gateway.wire.shared.refusals import decode_kept
-
-SCOPE = "operator:orgs"
-TAGS = ["Invoices"]
-INVOICE = "/v1/admin/invoices/{invoice_id:str}"
-REFUSED = {409: {MEDIA_TYPE: Problem}}
-_terms = msgspec.json.Decoder(NewTerms)
-_rate = msgspec.json.Decoder(NewRate)
-_payment = msgspec.json.Decoder(NewPayment)
-_note = msgspec.json.Decoder(NewCreditNote)
+from gateway.wire.shared.page_query import PageQuery
 
 
 class RatesQuery(PageQuery):
@@ -82,75 +63,60 @@ class RatesQuery(PageQuery):
     at: Moment | None = None
 
 
+accounts = AdminResource[AccountView](
+    path="/v1/admin/billing-account",
+    tag="Invoices",
+    change=needs("operator:orgs"),
+    view=AccountView,
+    in_any_org=True,
+)
+fx_rates = AdminResource[RateView](
+    path="/v1/admin/fx-rates", tag="Invoices", change=needs("operator:orgs"), view=RateView
+)
+
+
 async def noted(
-    conn: AsyncConnection,
-    request: AuthenticatedRequest,
-    org_id: str,
-    action: str,
-    target: str,
-    after: Any,
+    conn: AsyncConnection, request: AdminRequest, action: str, target: str, after: Any
 ) -> None:
     """Record the change in both logs: the org's and the operator's."""
     await record_for_both(
         conn,
-        org_id=org_id,
+        org_id=request.org_id,
         operator_org=request.user.org_id,
-        actor=actor_of(request),
+        actor=request.actor,
         action=action,
         target=target,
-        after={"organization": org_id, "is": after},
+        after={"organization": request.org_id, "is": after},
     )
 
 
-@post(
-    "/v1/admin/billing-account",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Say how an organization is billed, from its next period on",
-    operation_class=describes(
-        query=OrgQuery, body=NewTerms, answer=AccountView, status=201, idempotent=True
-    ),
-)
-async def set_terms(request: AuthenticatedRequest) -> Response[bytes]:
-    wanted, (org_id, _) = decode_kept(_terms, await plain_body(request)), in_org(request)
-    async with services(request).system_db.begin() as conn:
+@accounts.create("Say how an organization is billed, from its next period on", NewTerms)
+async def set_terms(request: AdminRequest, wanted: NewTerms) -> AccountView:
+    org_id = request.org_id
+    async with request.system_db.begin() as conn:
         await get_org(conn, org_id)
-        terms = BillingTerms(**msgspec.structs.asdict(wanted))
+        terms = BillingTerms(**asdict(wanted))
         view = to_account_view(await set_account(conn, org_id=org_id, terms=terms))
-        await noted(conn, request, org_id, "billing_account.updated", org_id, view)
-    return answer(request, view, status=201)
+        await noted(conn, request, "billing_account.updated", org_id, view)
+    return view
 
 
-@get(
-    "/v1/admin/billing-account",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="How an organization is billed",
-    operation_class=describes(
-        query=OrgQuery, answer=AccountView, said={404: {MEDIA_TYPE: Problem}}
-    ),
-)
-async def terms_of(request: AuthenticatedRequest) -> Response[bytes]:
-    org_id, _ = in_org(request)
-    async with services(request).system_db.connect() as conn:
-        found = await account_of(conn, org_id)
+@accounts.get("How an organization is billed", said={404: {MEDIA_TYPE: Problem}})
+async def terms_of(request: AdminRequest) -> AccountView:
+    async with request.system_db.connect() as conn:
+        found = await account_of(conn, request.org_id)
     if found is None:
         raise NoInvoice("org_id", "no billing account")
-    return answer(request, to_account_view(found))
+    return to_account_view(found)
 
 
-@post(
-    "/v1/admin/fx-rates",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Say what a currency is worth, from a moment on",
-    operation_class=describes(
-        body=NewRate, answer=RateView, status=201, idempotent=True, said=REFUSED
-    ),
+@fx_rates.create(
+    "Say what a currency is worth, from a moment on",
+    NewRate,
+    said={409: {MEDIA_TYPE: Problem}},
 )
-async def new_rate(request: AuthenticatedRequest) -> Response[bytes]:
-    wanted = decode_kept(_rate, await plain_body(request))
-    async with services(request).system_db.begin() as conn:
+async def new_rate(request: AdminRequest, wanted: NewRate) -> RateView:
+    async with request.system_db.begin() as conn:
         made = await add_rate(
             conn,
             currency=wanted.currency,
@@ -160,98 +126,65 @@ async def new_rate(request: AuthenticatedRequest) -> Response[bytes]:
             is_confirmed=wanted.confirm,
         )
         view = to_rate_view(made)
-        own = request.user.org_id
-        await noted(conn, request, own, "fx_rate.created", made.currency, view)
-    return answer(request, view, status=201)
+        await noted(conn, request, "fx_rate.created", made.currency, view)
+    return view
 
 
-@get(
-    "/v1/admin/fx-rates",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="What each currency is worth, by the rates in force",
-    operation_class=describes(query=RatesQuery, answer=Listing[RateView]),
-)
-async def rates(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, RatesQuery)
+@fx_rates.page("What each currency is worth, by the rates in force", RatesQuery)
+async def rates(request: AdminRequest, query: RatesQuery) -> tuple[list[RateView], bool]:
     moment = datetime.now(UTC) if query.at is None else to_moment(query.at)
-    async with services(request).system_db.connect() as conn:
-        found = rates_at(moment)
-        rows = await conn.execute(keyset(found, found.selected_columns.id, query))
-        views = [to_rate_view(to_rate(row)) for row in rows]
-    return answer(request, to_listing(views, query))
+    async with request.system_db.connect() as conn:
+        rows, more = await read_rows(conn, rates_at(moment), query)
+    return [to_rate_view(to_rate(row)) for row in rows], more
 
 
-@post(
-    INVOICE + "/finalize",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Make a draft final at once, as it counts by now",
-    operation_class=describes(query=OrgQuery, answer=InvoiceView, idempotent=True),
-)
-async def make_final(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
-    (org_id, _), found = in_org(request), services(request)
-    check_id("invoice_id", invoice_id)
-
+@invoices.act("/finalize", "Make a draft final at once, as it counts by now", conditional=False)
+async def make_final(request: AdminRequest) -> InvoiceView:
     async def told(conn: AsyncConnection, final: Invoice) -> None:
-        view = await viewed(conn, final)
-        await noted(conn, request, org_id, "invoice.finalized", final.id, view)
+        await noted(conn, request, "invoice.finalized", final.id, await viewed(conn, final))
 
-    final = await finalize(
-        found.system_db, org_id=org_id, invoice_id=invoice_id, now=datetime.now(UTC), told=told
-    )
-    async with found.system_db.connect() as conn:
-        view = await viewed(conn, final)
-    return answer(request, view)
+    final = await finalize(request.system_db, **request.where, now=datetime.now(UTC), told=told)
+    async with request.system_db.connect() as conn:
+        return await viewed(conn, final)
 
 
-@post(
-    INVOICE + "/payments",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Record that an invoice, or a part of it, was paid",
-    operation_class=describes(
-        query=OrgQuery, body=NewPayment, answer=PaymentView, status=201, idempotent=True
-    ),
+@invoices.act(
+    "/payments",
+    "Record that an invoice, or a part of it, was paid",
+    body=NewPayment,
+    answer=PaymentView,
+    status=201,
+    conditional=False,
 )
-async def new_payment(request: AuthenticatedRequest, invoice_id: FromPath[str]) -> Response[bytes]:
-    wanted, (org_id, _) = decode_kept(_payment, await plain_body(request)), in_org(request)
-    check_id("invoice_id", invoice_id)
-    async with services(request).system_db.begin() as conn:
-        found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
+async def new_payment(request: AdminRequest, wanted: NewPayment) -> PaymentView:
+    async with request.system_db.begin() as conn:
+        found = await get_invoice(conn, **request.where)
         made = await record_payment(
             conn,
-            org_id=org_id,
-            invoice_id=invoice_id,
+            **request.where,
             payment_id=f"payment_{uuid7().hex}",
             amount_coins=coins_of("amount", wanted.amount, found.currency),
             reference=wanted.reference,
             now=datetime.now(UTC),
         )
         view = to_payment_view(made, found.currency)
-        await noted(conn, request, org_id, "payment.created", made.id, view)
+        await noted(conn, request, "payment.created", made.id, view)
     if found.state in SUSPENDING:
-        await tell_workers(services(request).redis)
-    return answer(request, view, status=201)
+        await tell_workers(request.redis)
+    return view
 
 
-@post(
-    INVOICE + "/credit-notes",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Take back an invoice, or parts of its lines",
-    operation_class=describes(
-        query=OrgQuery, body=NewCreditNote, answer=CreditNoteView, status=201, idempotent=True
-    ),
+@invoices.act(
+    "/credit-notes",
+    "Take back an invoice, or parts of its lines",
+    body=NewCreditNote,
+    answer=CreditNoteView,
+    status=201,
+    conditional=False,
 )
-async def new_credit_note(
-    request: AuthenticatedRequest, invoice_id: FromPath[str]
-) -> Response[bytes]:
-    wanted, (org_id, _) = decode_kept(_note, await plain_body(request)), in_org(request)
-    check_id("invoice_id", invoice_id)
-    async with services(request).system_db.begin() as conn:
-        found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
+async def new_credit_note(request: AdminRequest, wanted: NewCreditNote) -> CreditNoteView:
+    async with request.system_db.begin() as conn:
+        found = await get_invoice(conn, **request.where)
         taken = None
         if wanted.lines is not None:
             taken = {
@@ -260,18 +193,17 @@ async def new_credit_note(
             }
         made = await issue_credit_note(
             conn,
-            org_id=org_id,
-            invoice_id=invoice_id,
+            **request.where,
             note_id=f"cn_{uuid7().hex}",
             reason=wanted.reason,
             lines=taken,
             now=datetime.now(UTC),
         )
         view = to_note_view(made, found.currency)
-        await noted(conn, request, org_id, "credit_note.created", made.id, view)
+        await noted(conn, request, "credit_note.created", made.id, view)
     if found.state in SUSPENDING:
-        await tell_workers(services(request).redis)
-    return answer(request, view, status=201)
+        await tell_workers(request.redis)
+    return view
 
 
 def coins_of(field: str, amount: str, currency: str) -> int:

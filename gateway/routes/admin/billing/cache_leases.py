@@ -6,19 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
-from litestar import Response, get
 
 from billing.cache_contracts import Ttl
 from billing.corrections.cache_leases import Outcome, select_leases
-from billing.money import format_usd
-from billing.tables import cache_leases as table
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
-from gateway.wire.organization.usage import parse_query
+from gateway.routes.shared.resource import AdminResource
+from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.resource import view_of
 
 
 class CacheLeasesQuery(PageQuery):
@@ -47,37 +40,20 @@ class CacheLeaseView(msgspec.Struct, frozen=True, kw_only=True):
     refunded_usd: str | None
 
 
-def to_view(row: sa.Row[Any]) -> CacheLeaseView:
-    refunded = row.refunded_pico
-    return CacheLeaseView(
-        id=row.id,
-        event_id=row.event_id,
-        model=row.model,
-        ttl=row.ttl,
-        num_tokens=row.num_tokens,
-        end_tokens=row.end_tokens,
-        granted_at=int(row.granted_at.timestamp()),
-        kept_until=int(row.kept_until.timestamp()),
-        ended_at=None if row.ended_at is None else int(row.ended_at.timestamp()),
-        outcome=row.outcome,
-        refunded_usd=None if refunded is None else format_usd(int(refunded)),
-    )
-
-
-@get(
-    "/v1/admin/cache-leases",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Cache leases"],
-    summary="List the leases on cached prefixes, what became of each, and what was paid back",
-    operation_class=describes(query=CacheLeasesQuery, answer=Listing[CacheLeaseView]),
+leases = AdminResource[sa.Row[Any]](
+    path="/v1/admin/cache-leases",
+    tag="Cache leases",
+    view=CacheLeaseView,
+    show=lambda row: view_of(CacheLeaseView, row),
 )
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query, org_id = parse_query(request.url.query, CacheLeasesQuery), request.user.org_id
-    is_open = None if query.status is None else query.status == "open"
-    async with tenant(services(request).db, org_id) as conn:
-        rows = await conn.execute(keyset(select_leases(org_id, is_open), table.c.id, query))
-        found = [to_view(each) for each in rows]
-    return answer(request, to_listing(found, query))
 
+list_ = leases.list_all(
+    "List the leases on cached prefixes, what became of each, and what was paid back",
+    CacheLeasesQuery,
+    select=lambda org_id, query: select_leases(
+        org_id, None if query.status is None else query.status == "open"
+    ),
+    row=lambda row: row,
+)
 
 routes = [list_]

@@ -6,63 +6,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-import msgspec
-from litestar import Response, get, post
-from litestar.params import FromPath
+from msgspec.structs import asdict
 
 from billing.credits.balance import balance_of, owed_pico
 from billing.credits.grants_admin import Credit, credits_of, open_credits, paid_pico, to_credit
 from billing.invoices.balance import unapplied_pico
 from billing.ledger.spend_totals import spent_by_org
 from billing.money import format_usd, usd
-from billing.tables import credit_grants, to_moment
+from billing.tables import to_moment
 from gateway.inference.services import GenerationServices
 from gateway.limits.spending import counter_of
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.admin.billing.spend_caps import in_org
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import answer, if_match
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
+from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
-from gateway.routes.shared.resource import check_id, org_of
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.credits import create_credit, get_credit, take_back_credit
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.credits import BalanceView, CreditView, NewCredit
-from gateway.wire.admin.billing.spend_caps import Id
-from gateway.wire.admin.plans import to_seconds
-from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.page_query import OrgQuery
-from gateway.wire.shared.refusals import decode_kept
-
-SCOPE = "operator:orgs"
-TAGS = ["Credits"]
-_new_decoder = msgspec.json.Decoder(NewCredit)
-
-
-class CreditsQuery(PageQuery):
-    """`org_id`: for operators, another org than their own."""
-
-    org_id: Id | None = None
+from gateway.wire.shared.page_query import OrgPageQuery
+from gateway.wire.shared.resource import view_of
 
 
 def to_view(credit: Credit) -> CreditView:
-    return CreditView(
-        id=credit.id,
-        amount_usd=format_usd(credit.amount_pico),
-        left_usd=format_usd(credit.left_pico),
-        pending_usd=format_usd(credit.leased_pico),
-        priority=credit.priority,
-        models=credit.models,
-        components=credit.components,
-        created_at=int(credit.created_at.timestamp()),
-        expires_at=to_seconds(credit.expires_at),
-        revoked_at=to_seconds(credit.revoked_at),
-        ended_at=to_seconds(credit.ended_at),
-    )
+    return view_of(CreditView, credit, pending_usd=format_usd(credit.leased_pico))
+
+
+credits = AdminResource[Credit](
+    path="/v1/admin/credits",
+    id_name="credit_id",
+    tag="Credits",
+    change=needs("operator:orgs"),
+    view=CreditView,
+    show=to_view,
+    in_any_org=True,
+    in_system=True,
+)
+balances = AdminResource[BalanceView](
+    path="/v1/admin/balance", tag="Credits", view=BalanceView, in_any_org=True
+)
+
+list_ = credits.list_all(
+    "List the credits of an organization",
+    OrgPageQuery,
+    select=lambda org_id, _query: credits_of(org_id),
+    row=to_credit,
+)
+
+retrieve = credits.retrieve("One credit", get_credit)
 
 
 def refuse_unknown(models: Sequence[str], generation: GenerationServices) -> None:
@@ -73,103 +65,46 @@ def refuse_unknown(models: Sequence[str], generation: GenerationServices) -> Non
             raise InvalidField(f"models[{index}]", "no model that is served or priced is named so")
 
 
-def tell(request: AuthenticatedRequest, org_id: str) -> None:
+def tell(request: AdminRequest, org_id: str) -> None:
     """Announce that an org's credit has changed, and so what it may be leased."""
     counter = counter_of("org", org_id, "total", 0).key(org_id)
-    services(request).generation.limiter.funds.has_changed((org_id, counter))
+    request.services.generation.limiter.funds.has_changed((org_id, counter))
 
 
-@post(
-    "/v1/admin/credits",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Credit an organization with what it has paid in advance",
-    operation_class=describes(body=NewCredit, answer=CreditView, status=201, idempotent=True),
+# Whom a new one is for stands in its body.
+@replace(credits, in_any_org=False).create(
+    "Credit an organization with what it has paid in advance", NewCredit
 )
-async def create(request: AuthenticatedRequest) -> Response[bytes]:
-    wanted, found = decode_kept(_new_decoder, await plain_body(request)), services(request)
-    refuse_unknown(wanted.models or (), found.generation)
+async def create(request: AdminRequest, wanted: NewCredit) -> Credit:
+    refuse_unknown(wanted.models or (), request.services.generation)
+    values = asdict(wanted)
+    amount_usd, expires_at = values.pop("amount_usd"), values.pop("expires_at")
     made = await create_credit(
-        found.system_db,
-        org_id=wanted.org_id,
-        amount_pico=usd(wanted.amount_usd),
-        priority=wanted.priority,
-        expires_at=to_moment(wanted.expires_at) if wanted.expires_at is not None else None,
-        models=wanted.models,
-        components=wanted.components,
+        request.system_db,
+        amount_pico=usd(amount_usd),
+        expires_at=None if expires_at is None else to_moment(expires_at),
         operator_org=request.user.org_id,
-        actor=actor_of(request),
+        actor=request.actor,
+        **values,
     )
     tell(request, wanted.org_id)
-    return answer(request, to_view(made), status=201)
+    return made
 
 
-@get(
-    "/v1/admin/credits/{credit_id:str}",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="One credit",
-    operation_class=describes(query=OrgQuery, answer=CreditView),
+@credits.act("/revoke", "Take back what an organization has not spent of a credit")
+async def revoke(request: AdminRequest) -> Credit:
+    taken = await take_back_credit(request.system_db, request.id, **request.operator_change)
+    tell(request, request.org_id)
+    return taken
+
+
+@balances.get(
+    "What an organization was credited, has spent and owes, and what is left",
+    said={404: {MEDIA_TYPE: Problem}},
 )
-async def retrieve(request: AuthenticatedRequest, credit_id: FromPath[str]) -> Response[bytes]:
-    org_id, _ = in_org(request)
-    check_id("credit_id", credit_id)
-    async with services(request).system_db.connect() as conn:
-        found = await get_credit(conn, org_id=org_id, credit_id=credit_id)
-    return answer(request, to_view(found))
-
-
-@post(
-    "/v1/admin/credits/{credit_id:str}/revoke",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Take back what an organization has not spent of a credit",
-    operation_class=describes(query=OrgQuery, answer=CreditView, idempotent=True, conditional=True),
-)
-async def revoke(request: AuthenticatedRequest, credit_id: FromPath[str]) -> Response[bytes]:
-    org_id, _ = in_org(request)
-    precondition = if_match(request)
-    taken = await take_back_credit(
-        services(request).system_db,
-        check_id("credit_id", credit_id),
-        org_id=org_id,
-        operator_org=request.user.org_id,
-        actor=actor_of(request),
-        check=lambda credit: precondition.check(to_view(credit)),
-    )
-    tell(request, org_id)
-    return answer(request, to_view(taken))
-
-
-@get(
-    "/v1/admin/credits",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="List the credits of an organization",
-    operation_class=describes(query=CreditsQuery, answer=Listing[CreditView]),
-)
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, CreditsQuery)
-    org_id, _ = org_of(request.user, query.org_id)
-    async with services(request).system_db.connect() as conn:
-        rows = await conn.execute(keyset(credits_of(org_id), credit_grants.c.id, query))
-        found = [to_view(to_credit(row)) for row in rows]
-    return answer(request, to_listing(found, query))
-
-
-@get(
-    "/v1/admin/balance",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="What an organization was credited, has spent and owes, and what is left",
-    operation_class=describes(
-        query=OrgQuery, answer=BalanceView, said={404: {MEDIA_TYPE: Problem}}
-    ),
-)
-async def balance(request: AuthenticatedRequest) -> Response[bytes]:
-    org_id, _ = in_org(request)
-    async with services(request).system_db.connect() as conn:
+async def balance(request: AdminRequest) -> BalanceView:
+    org_id = request.org_id
+    async with request.system_db.connect() as conn:
         # One moment for all figures, so that they add up.
         await conn.execution_options(isolation_level="REPEATABLE READ")
         org = await get_org(conn, org_id)
@@ -177,20 +112,18 @@ async def balance(request: AuthenticatedRequest) -> Response[bytes]:
         spent, paid = await spent_by_org(conn, org_id), await paid_pico(conn, org_id)
         owed, unapplied = await owed_pico(conn, org_id), await unapplied_pico(conn, org_id)
         credits = await open_credits(conn, org_id)
-    view = BalanceView(
+    return view_of(
+        BalanceView,
+        found,
         org_id=org_id,
         prepaid=org.prepaid,
-        credited_usd=format_usd(found.credited_pico),
         spent_usd=format_usd(spent),
         paid_by_credits_usd=format_usd(paid),
         unpaid_usd=format_usd(owed),
         unapplied_usd=format_usd(unapplied),
         pending_usd=format_usd(found.leased_pico),
-        available_usd=format_usd(found.available_pico),
-        left_usd=format_usd(found.left_pico),
         credits=[to_view(each) for each in credits],
     )
-    return answer(request, view)
 
 
 routes = [create, list_, retrieve, revoke, balance]

@@ -5,24 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from litestar import Response, get
 
-from billing.money import Pico, format_usd
+from billing.money import format_usd
 from billing.reports.forecast import CONFIDENCE_PERCENT
 from billing.reports.spend_history import MonthForecast, forecast_month
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.wire.admin.billing.spend_caps import Id
-from gateway.wire.organization.usage import parse_query
+from gateway.routes.shared.resource import AdminRequest, AdminResource
+from gateway.wire.shared.page_query import OrgId
+from gateway.wire.shared.resource import view_of
 
 
 class ForecastQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`project_id`: of that alone."""
 
-    project_id: Id | None = None
+    project_id: OrgId | None = None
 
 
 class BacktestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,41 +49,31 @@ class ForecastView(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_view(project_id: str | None, month: MonthForecast) -> ForecastView:
     found = month.found
-    return ForecastView(
+    mape = None if found.mape is None else f"{found.mape * 100:.1f}"
+    return view_of(
+        ForecastView,
+        found,
         project_id=project_id,
         period_start=int(month.start.timestamp()),
         period_end=int(month.end.timestamp()),
         spent_usd=format_usd(month.spent_pico),
-        point_usd=format_usd(found.point_pico),
-        low_usd=_format(found.low_pico),
-        high_usd=_format(found.high_pico),
-        backtest=BacktestView(
-            horizon_days=found.horizon_days,
-            num_backtests=found.num_backtests,
-            mape_percent=None if found.mape is None else f"{found.mape * 100:.1f}",
-        ),
+        backtest=view_of(BacktestView, found, mape_percent=mape),
     )
 
 
-def _format(amount_pico: Pico | None) -> str | None:
-    return None if amount_pico is None else format_usd(amount_pico)
-
-
-@get(
-    "/v1/admin/forecast",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Forecast"],
-    summary="What the month will have cost at its end, and how far such forecasts were off",
-    operation_class=describes(query=ForecastQuery, answer=ForecastView),
+forecasts = AdminResource[ForecastView](
+    path="/v1/admin/forecast", tag="Forecast", view=ForecastView
 )
-async def forecast(request: AuthenticatedRequest) -> Response[bytes]:
-    project_id, org_id = (
-        parse_query(request.url.query, ForecastQuery).project_id,
-        request.user.org_id,
-    )
-    async with tenant(services(request).db, org_id) as conn:
-        month = await forecast_month(conn, org_id, datetime.now(UTC), project_id)
-    return answer(request, to_view(project_id, month))
+
+
+@forecasts.get(
+    "What the month will have cost at its end, and how far such forecasts were off",
+    query=ForecastQuery,
+)
+async def forecast(request: AdminRequest, query: ForecastQuery) -> ForecastView:
+    async with request.transaction() as conn:
+        month = await forecast_month(conn, request.org_id, datetime.now(UTC), query.project_id)
+    return to_view(query.project_id, month)
 
 
 routes = [forecast]

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Response, get
+from litestar import Response
 
-from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.routes.admin.billing.invoice_exports import BEANCOUNT, HLEDGER, Ledgers, journal
-from gateway.routes.admin.billing.invoices import TAGS
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.resource import org_of
-from gateway.wire.organization.usage import parse_query
+from gateway.routes.admin.billing.invoices import invoices
+from gateway.routes.shared.resource import AdminRequest
 from gateway.wire.shared.page_query import OrgQuery
 
 
@@ -25,17 +21,14 @@ class JournalQuery(OrgQuery):
     format: Ledgers = "beancount"
 
 
-@get(
-    "/v1/admin/journal",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="The journal of an organization: its credits, final invoices, credit notes, payments",
-    operation_class=describes(query=JournalQuery, said={200: {BEANCOUNT: str, HLEDGER: str}}),
+@invoices.get(
+    "The journal of an organization: its credits, final invoices, credit notes, payments",
+    path="/v1/admin/journal",
+    query=JournalQuery,
+    said={200: {BEANCOUNT: str, HLEDGER: str}},
 )
-async def retrieve(request: AuthenticatedRequest) -> Response[Any]:
-    query = parse_query(request.url.query, JournalQuery)
-    org_id, _ = org_of(request.user, query.org_id)
-    return await journal(services(request).system_db, org_id=org_id, format=query.format)
+async def retrieve(request: AdminRequest, query: JournalQuery) -> Response[Any]:
+    return await journal(request.system_db, org_id=request.org_id, format=query.format)
 
 
 routes = [retrieve]

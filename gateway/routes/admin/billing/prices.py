@@ -13,8 +13,6 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
-from litestar import Response, get
-from litestar.params import FromPath
 from msgspec import UNSET, UnsetType
 
 from billing.ledger.price_sets import content_of
@@ -22,18 +20,14 @@ from billing.pricing.adjustments import TieredPrice
 from billing.pricing.entries import DEFAULT_LIST, DatedEntry, PriceEntry
 from billing.pricing.lists import PeriodRule, Rule
 from billing.pricing.price_book import PriceBook
-from gateway.permissions import SCOPE_ADMIN_READ
 from gateway.principal import Principal
-from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, page_of, to_listing
+from gateway.routes.shared.pages import page_of
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import NotFound
-from gateway.wire.organization.usage import parse_query
+from gateway.wire.shared.page_query import PageQuery
 
 PICO_PER_MICRO = 1_000_000
 """A million tokens at one pico-USD each cost a micro-USD."""
-TAGS = ["Prices"]
 
 
 class PricesQuery(PageQuery):
@@ -143,61 +137,49 @@ def lists_of(principal: Principal, book: PriceBook) -> set[str]:
     return {DEFAULT_LIST, principal.price_list}
 
 
-def check_list(request: AuthenticatedRequest, price_list: str) -> PriceBook:
+def check_list(request: AdminRequest, price_list: str) -> PriceBook:
     """Return the price book that has the list. Raises: NotFound."""
-    book = services(request).generation.price_book
+    book = request.services.generation.price_book
     if price_list not in lists_of(request.user, book):
         raise NotFound("price_list", f"no price list {price_list!r}")
     return book
 
 
-@get(
-    "/v1/admin/price_lists",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="List the price lists",
-    operation_class=describes(query=PageQuery, answer=Listing[PriceListView]),
+lists = AdminResource[PriceListView](
+    path="/v1/admin/price_lists",
+    id_name="price_list",
+    tag="Prices",
+    view=PriceListView,
+    checks_ids=False,
 )
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, PageQuery)
-    book = services(request).generation.price_book
-    found = [to_list_view(book, name) for name in page_of(lists_of(request.user, book), query)]
-    return answer(request, to_listing(found, query))
+prices = lists.below("/prices", PriceView)
 
 
-@get(
-    "/v1/admin/price_lists/{price_list:str}",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="One price list",
-    operation_class=describes(answer=PriceListView),
-)
-async def retrieve(request: AuthenticatedRequest, price_list: FromPath[str]) -> Response[bytes]:
-    found = to_list_view(check_list(request, price_list), price_list)
-    return answer(request, found)
+@lists.page("List the price lists", PageQuery)
+async def list_(request: AdminRequest, query: PageQuery) -> tuple[list[PriceListView], bool]:
+    book = request.services.generation.price_book
+    names, more = page_of(lists_of(request.user, book), query)
+    return [to_list_view(book, name) for name in names], more
 
 
-@get(
-    "/v1/admin/price_lists/{price_list:str}/prices",
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="What is priced now and later, by price id",
-    operation_class=describes(query=PricesQuery, answer=Listing[PriceView]),
-)
-async def list_prices(request: AuthenticatedRequest, price_list: FromPath[str]) -> Response[bytes]:
-    book = check_list(request, price_list)
-    query = parse_query(request.url.query, PricesQuery)
-    now = time.time()
+@lists.get("One price list")
+async def retrieve(request: AdminRequest) -> PriceListView:
+    return to_list_view(check_list(request, request.id), request.id)
+
+
+@prices.page("What is priced now and later, by price id", PricesQuery)
+async def list_prices(request: AdminRequest, query: PricesQuery) -> tuple[list[PriceView], bool]:
+    book, now = check_list(request, request.id), time.time()
     views = {
         view.id: view
         for entry in book
-        if entry.price_list == price_list
+        if entry.price_list == request.id
         and query.model in (None, entry.model)
         and (query.include_past or not is_over(entry, now))
         for view in to_views(entry)
     }
-    found = [views[price_id] for price_id in page_of(views, query)]
-    return answer(request, to_listing(found, query))
+    ids, more = page_of(views, query)
+    return [views[price_id] for price_id in ids], more
 
 
 routes = [list_, retrieve, list_prices]

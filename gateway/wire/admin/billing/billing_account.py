@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from billing.invoices.accounts import BillingAccount
 from billing.invoices.accounts import Rate as KnownRate
-from billing.money import format_usd
+from gateway.wire.shared.resource import view_of
 
 Amount = Annotated[str, Meta(pattern=r"^[0-9]{1,15}(\.[0-9]{1,4})?\Z")]
 Rate = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")]
@@ -85,20 +85,8 @@ class NewCreditNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def to_account_view(account: BillingAccount) -> AccountView:
-    return AccountView(
-        org_id=account.org_id,
-        version=account.version,
-        created_at=int(account.created_at.timestamp()),
-        **msgspec.structs.asdict(account.terms),
-    )
+    return view_of(AccountView, account, **msgspec.structs.asdict(account.terms))
 
 
 def to_rate_view(rate: KnownRate) -> RateView:
-    begun = int(rate.valid_from.timestamp())
-    return RateView(
-        id=f"{rate.currency}.{begun}",
-        currency=rate.currency,
-        coin_usd=format_usd(rate.coin_pico),
-        valid_from=begun,
-        source=rate.source,
-    )
+    return view_of(RateView, rate, id=f"{rate.currency}.{int(rate.valid_from.timestamp())}")

@@ -4,6 +4,8 @@ in the invoice's currency, with its places; `*_usd` exact, to the pico. Moments 
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import msgspec
 
 from billing.currency import USD, format_coins
@@ -11,7 +13,10 @@ from billing.invoices.collection import CreditNote, Payment
 from billing.invoices.documents.document import Document
 from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.invoices.states import Amounts
-from billing.money import Pico, format_usd
+from billing.money import format_usd
+from gateway.wire.shared.resource import view_of
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class InvoiceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,74 +155,40 @@ def _coins(amount: int | None, currency: str) -> str | None:
     return None if amount is None else format_coins(amount, currency)
 
 
-def _usd(amount: Pico | None) -> str | None:
-    return None if amount is None else format_usd(amount)
-
-
 def to_view(invoice: Invoice, amounts: Amounts | None) -> InvoiceView:
     """Return an invoice as clients read it. `amounts` None: a draft."""
-    credited, settled, due = (
-        (None, None, None) if amounts is None else (amounts.credited, amounts.settled, amounts.due)
-    )
-    final, due_at = invoice.finalized_at, invoice.due_at
-    return InvoiceView(
-        id=invoice.id,
-        org_id=invoice.org_id,
-        number=invoice.number,
-        state=invoice.state,
-        currency=invoice.currency,
-        period_start=int(invoice.period_start.timestamp()),
-        period_end=int(invoice.period_end.timestamp()),
-        exact_usd=format_usd(invoice.exact_pico),
-        residual_usd=_usd(invoice.residual_pico),
-        coin_usd=_usd(invoice.coin_pico),
-        total=_coins(invoice.total_coins, invoice.currency),
-        credited=_coins(credited, invoice.currency),
-        settled=_coins(settled, invoice.currency),
-        due=_coins(due, invoice.currency),
-        finalized_at=None if final is None else int(final.timestamp()),
-        due_at=None if due_at is None else int(due_at.timestamp()),
+    coins = {
+        name: _coins(getattr(amounts, name, None), invoice.currency)
+        for name in ("credited", "settled", "due")
+    }
+    return view_of(
+        InvoiceView, invoice, total=_coins(invoice.total_coins, invoice.currency), **coins
     )
 
 
 def to_line_view(line: InvoiceLine, currency: str = USD) -> LineView:
-    return LineView(
-        id=line.id,
-        kind=line.kind,
-        usage_start=int(line.usage_start.timestamp()),
-        usage_end=int(line.usage_end.timestamp()),
+    unit = line.pico_per_token
+    return view_of(
+        LineView,
+        line,
         project_id=line.project,
-        model=line.model,
-        tier=line.tier,
-        component=line.component,
         price_id=line.price_id or None,
-        unit_usd=_usd(line.pico_per_token),
-        quantity=line.quantity,
-        num_requests=line.num_requests,
-        exact_usd=format_usd(line.exact_pico),
+        unit_usd=None if unit is None else format_usd(unit),
         amount=_coins(line.amount_coins, currency),
-        residual_usd=_usd(line.residual_pico),
     )
 
 
 def to_note_view(note: CreditNote, currency: str) -> CreditNoteView:
-    return CreditNoteView(
-        id=note.id,
-        invoice_id=note.invoice_id,
-        number=note.number,
-        reason=note.reason,
-        total=format_coins(note.total_coins, currency),
-        lines={line: format_coins(coins, currency) for line, coins in note.lines.items()},
-        created_at=int(note.created_at.timestamp()),
-    )
+    lines = {line: format_coins(coins, currency) for line, coins in note.lines.items()}
+    total = format_coins(note.total_coins, currency)
+    return view_of(CreditNoteView, note, total=total, lines=lines)
 
 
 def to_payment_view(payment: Payment, currency: str) -> PaymentView:
-    return PaymentView(
-        id=payment.id,
-        invoice_id=payment.invoice_id,
-        method=payment.method,
-        reference=payment.reference,
-        amount=format_coins(payment.amount_coins, currency),
-        created_at=int(payment.created_at.timestamp()),
-    )
+    return view_of(PaymentView, payment, amount=format_coins(payment.amount_coins, currency))
+
+
+def with_amount(kind: type[S], row: Any, **others: Any) -> S:
+    """Show a row of what is behind a line, whose sums are decimals of Postgres."""
+    exact = format_usd(int(row.amount_pico))
+    return view_of(kind, row, quantity=int(row.quantity), exact_usd=exact, **others)

@@ -17,10 +17,10 @@ from billing.corrections.rerating import (
     ReratingPlan,
     ReratingScope,
 )
-from billing.money import format_usd
 from billing.tables import to_moment
 from gateway.wire.admin.billing.billing_account import Moment
 from gateway.wire.admin.billing.spend_caps import Id
+from gateway.wire.shared.resource import view_of
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -109,22 +109,14 @@ def to_span(wanted: NewRerating | PreviewQuery, org_id: str) -> ReratingScope:
 
 
 def to_preview(plan: ReratingPlan) -> PreviewView:
-    return PreviewView(num_unpriced=plan.num_unpriced, **_of_both(plan))
+    return view_of(PreviewView, plan, **_span_and_lines(plan))
 
 
 def to_view(rerating: Rerating) -> ReratingView:
-    applied_at = rerating.applied_at
-    return ReratingView(
-        id=rerating.id,
-        num_applied=rerating.num_applied,
-        created_at=int(rerating.created_at.timestamp()),
-        applied_at=None if applied_at is None else int(applied_at.timestamp()),
-        **_of_both(rerating),
-    )
+    return view_of(ReratingView, rerating, **_span_and_lines(rerating))
 
 
-def _of_both(shown: RatingDifference) -> dict[str, Any]:
-    """The fields of `ShownView`."""
+def _span_and_lines(shown: RatingDifference) -> dict[str, Any]:
     span = shown.span
     return {
         "org_id": span.org_id,
@@ -132,25 +124,16 @@ def _of_both(shown: RatingDifference) -> dict[str, Any]:
         "ends_at": int(span.end.timestamp()),
         "model": span.model,
         "price_list": span.price_list,
-        "digest": shown.digest,
-        "num_events": shown.num_events,
-        "difference_usd": format_usd(shown.difference_pico),
         "lines": [_to_line(line) for line in shown.lines],
     }
 
 
 def _to_line(line: LineChange) -> ReratingLineView:
-    return ReratingLineView(
+    return view_of(
+        ReratingLineView,
+        line,
         invoice=line.invoice or None,
         project_id=line.project,
-        model=line.model,
-        tier=line.tier,
-        component=line.component,
         price_id_before=line.price_before or None,
         price_id_after=line.price_after or None,
-        quantity=line.quantity,
-        num_events=line.num_events,
-        before_usd=format_usd(line.before_pico),
-        after_usd=format_usd(line.after_pico),
-        difference_usd=format_usd(line.difference_pico),
     )

@@ -12,10 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from billing.credits.balance_watch import AutoTopUp, BalanceSettings
-from billing.credits.top_ups import TopUp, TopUpState
+from billing.credits.top_ups import TopUpState
 from billing.money import format_usd, usd
 from gateway.wire.admin.billing.spend_caps import AmountUsd
-from gateway.wire.admin.plans import to_seconds
 
 MAX_PER_DAY = 24
 Reason = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -95,19 +94,4 @@ def to_settings_view(org_id: str, wanted: BalanceSettings) -> BalanceSettingsVie
         )
     return BalanceSettingsView(
         org_id=org_id, low_usd=None if low is None else format_usd(low), auto_top_up=form
-    )
-
-
-def to_top_up_view(top_up: TopUp) -> TopUpView:
-    return TopUpView(
-        id=top_up.id,
-        org_id=top_up.org_id,
-        amount_usd=format_usd(top_up.amount_pico),
-        left_usd=format_usd(top_up.left_pico),
-        state=top_up.state,
-        requested_at=int(top_up.requested_at.timestamp()),
-        expires_at=int(top_up.expires_at.timestamp()),
-        ended_at=to_seconds(top_up.ended_at),
-        credit_id=top_up.credit_id,
-        failure=top_up.failure,
     )
