@@ -1,20 +1,19 @@
-"""Leases on cached prefixes: what a tenant's cache writes bought, whether it was kept for its time,
-and the refund of what was paid for keeping where it was not.
+"""Leases on cached prefixes: a tenant's cache writes buy them, and the price of a lease that the
+engine did not keep for its time is refunded.
 
-    granted, then   kept           it was there for its time
-                    evicted        the engine needed the room, and said so
-                    engine_lost    its engine ended before, or was not heard of for LOST_AFTER
-                    recomputed     the same prefix was written again while this stood
-                    unrecorded     billed, and nobody knows of a lease: its gateway died with it
+    granted, then   kept           the engine kept it for its time
+                    evicted        the engine needed the room, and reported it
+                    engine_lost    its engine ended before, or was silent for LOST_AFTER
+                    recomputed     the same prefix was written again during the lease
+                    unrecorded     it was billed, but its gateway died before it recorded the lease
 
-All but `kept` are refunded: their event is rated anew (`event_ratings`), with the tokens that each
-was for at the price of uncached input in the place of that of writing. So a refund is in the
-ledger, the rollups, the credits that paid and the invoice as any correction is, and no later rating
-of the event forgets it. A lease that was read beyond its time is no longer anybody's claim. What a
-lease has become stands in its row before anybody acknowledges it; whoever sweeps next posts what is
-owed, once: an event may come to the books after the end of its lease.
+All but `kept` are refunded: their event is rated anew (`event_ratings`), with the tokens of the
+lease at the price of uncached input instead of that of writing. So a refund is in the ledger, the
+rollups, the credits and the invoice as any correction, and later ratings keep it. The outcome is in
+the lease's row before the engine gets an acknowledgement; a sweep posts the refund once, as the
+event may be booked after its lease has ended.
 
-Knows no engine: one is a name (where it is) and an id (which process it is).
+Knows no engine, only its address and the id of its process.
 """
 
 from __future__ import annotations
@@ -44,21 +43,20 @@ from billing.corrections.event_ratings import (
     to_rated_event,
     to_rating,
 )
-from billing.events import Quantities, UsageEvent
+from billing.events import UsageEvent
 from billing.money import Pico
 from billing.pricing.rating import premium
 from billing.tables import cache_leases, cache_writes, to_moment
 
 Outcome = Literal["kept", "evicted", "engine_lost", "recomputed", "unrecorded"]
 HEARD_WITHIN = "15 seconds"
-"""An engine says at once that a lease was broken off: one whose time was over for so long, and of
-which it did not say that, was kept."""
+"""A lease was kept if its engine has not reported an eviction so long after its end."""
 RECORDED_WITHIN = "30 seconds"
-"""Of its event's booking: for so long a lease may yet be recorded."""
+"""A lease may be recorded until so long after its event was booked."""
 LOST_AFTER = "1 hour"
-"""Nobody has heard of its engine since the lease's time was over."""
+"""An engine is lost if it is silent for so long after the end of a lease."""
 SKEW = "1 second"
-"""Between the clocks of two gateways."""
+"""The largest difference between the clocks of two gateways."""
 BATCH = 500
 _SWEEPING = 0x6C65617365730001
 
@@ -72,49 +70,46 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     engine_id: str
     ttl: Ttl
     num_tokens: int
-    """That were written for it."""
+    """The tokens that were written for it."""
     end_tokens: int
-    """Of the prompt, which it is on from its first token to here."""
+    """The length of the prefix in tokens."""
     prefix: bytes
-    """Stands for those."""
+    """A digest of the prefix."""
     granted_at: float
     asked_at: float
-    """Unix seconds; by whose request."""
+    """The Unix seconds of the request."""
 
 
-class Alive(NamedTuple):
+class LiveEngine(NamedTuple):
     """An engine that answers now."""
 
     engine: str
     engine_id: str
     since: float
-    """Unix seconds; first heard of by whoever says so."""
+    """The Unix seconds at which the caller first saw this process."""
 
 
 class LeaseChange(NamedTuple):
-    """A lease by its new outcome."""
+    """The model and the new outcome of a lease."""
 
     model: str
     outcome: Outcome
 
 
-_ASKED = (
-    "id, org_id, event_id, model, engine, engine_id, ttl, num_tokens, end_tokens, prefix,"
-    " granted_at, kept_until"
-)
+_TYPES = {
+    **dict.fromkeys(("id", "org_id", "event_id", "model", "engine", "engine_id", "ttl"), "text"),
+    **dict.fromkeys(("num_tokens", "end_tokens"), "bigint"),
+    "prefix": "bytea",
+    **dict.fromkeys(("granted_at", "kept_until"), "timestamptz"),
+}
+_COLUMNS = ", ".join(_TYPES)
 _GRANT = sa.text(f"""
     WITH asked AS (
-        SELECT CAST(:id AS text) AS id, CAST(:org_id AS text) AS org_id,
-            CAST(:event_id AS text) AS event_id, CAST(:model AS text) AS model,
-            CAST(:engine AS text) AS engine, CAST(:engine_id AS text) AS engine_id,
-            CAST(:ttl AS text) AS ttl, CAST(:num_tokens AS bigint) AS num_tokens,
-            CAST(:end_tokens AS bigint) AS end_tokens, CAST(:prefix AS bytea) AS prefix,
-            CAST(:granted_at AS timestamptz) AS granted_at,
-            CAST(:kept_until AS timestamptz) AS kept_until
+        SELECT {", ".join(f"CAST(:{name} AS {kind}) AS {name}" for name, kind in _TYPES.items())}
     ),
     granted AS (
-        INSERT INTO cache_leases ({_ASKED})
-        SELECT {_ASKED} FROM asked a
+        INSERT INTO cache_leases ({_COLUMNS})
+        SELECT {_COLUMNS} FROM asked a
         WHERE NOT EXISTS (SELECT FROM cache_leases l
             WHERE l.event_id = a.event_id AND l.outcome = 'unrecorded')
         ON CONFLICT (id) DO NOTHING
@@ -129,8 +124,8 @@ _GRANT = sa.text(f"""
 
 
 async def grant(db: AsyncEngine, lease: Lease) -> list[LeaseChange]:
-    """Safe to repeat. What it says to have been lost is another lease on the same prefix, which
-    need not have been written again."""
+    """Record a lease; idempotent. Earlier leases on the same prefix end as `recomputed`, since it
+    need not have been written again; they are returned."""
     row: dict[str, Any] = msgspec.structs.asdict(lease)
     row["granted_at"] = to_moment(lease.granted_at)
     row["asked_at"] = to_moment(lease.asked_at)
@@ -154,7 +149,7 @@ _STANDS = sa.text("""
 async def end(
     db: AsyncEngine, lease_id: str, event_id: str, *, is_broken: bool
 ) -> list[LeaseChange] | None:
-    """As its engine says. None: nothing is known of it, nor of its event's other leases."""
+    """End a lease as its engine reports. None: neither it nor its event's leases are recorded."""
     named = {"id": lease_id, "outcome": "evicted" if is_broken else "kept"}
     async with db.begin() as conn:
         changed = [LeaseChange(*each) for each in await conn.execute(_END, named)]
@@ -163,19 +158,15 @@ async def end(
 
 
 async def note_writes(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
-    """That these were billed for what leases should stand for; safe to repeat."""
+    """Record the events with cache writes, for which leases should be recorded; idempotent."""
     rows = [
         {"event_id": event.id, "org_id": event.attempt.org}
         for event in events
-        if event.kind == "usage" and _is_written(event.quantities)
+        if event.kind == "usage" and any(getattr(event.quantities, it) for it in WRITES.values())
     ]
     if rows:
         async with db.begin() as conn:
             await conn.execute(insert(cache_writes).on_conflict_do_nothing(), rows)
-
-
-def _is_written(used: Quantities) -> bool:
-    return used.cache_write_5m + used.cache_write_1h > 0
 
 
 _UNRECORDED = sa.text(f"""
@@ -194,7 +185,7 @@ _UNRECORDED = sa.text(f"""
             CROSS JOIN LATERAL (VALUES ('5m', cache_write_5m), ('1h', cache_write_1h))
                 AS w(ttl, written)
     )
-    INSERT INTO cache_leases ({_ASKED}, ended_at, outcome)
+    INSERT INTO cache_leases ({_COLUMNS}, ended_at, outcome)
     SELECT id || ':' || ttl, org, id, model, '', '', ttl, num_tokens, 0, '', admitted_at,
         admitted_at, now(), 'unrecorded'
     FROM missing WHERE num_tokens > 0
@@ -221,10 +212,10 @@ _ENGINE_LOST = sa.text(f"""
 
 
 async def sweep(
-    db: AsyncEngine, alive: Sequence[Alive], announce: Announce = announce_to_nobody
+    db: AsyncEngine, alive: Sequence[LiveEngine], announce: Announce = announce_to_nobody
 ) -> Counter[LeaseChange]:
-    """End what is over, and post what is owed. One sweeps at a time; who finds another at it has
-    nothing to do."""
+    """End leases whose time is over, and post refunds. Leases are ended by one gateway at a
+    time."""
     engines = {
         "engines": [each.engine for each in alive],
         "engine_ids": [each.engine_id for each in alive],
@@ -240,7 +231,7 @@ async def sweep(
 
 
 def select_leases(org_id: str, is_open: bool | None = None) -> sa.Select[Any]:
-    """`is_open`: only those whose time is running, or only the others."""
+    """Select an org's leases. `is_open`: only those that have not ended, or only the others."""
     found = sa.select(cache_leases).where(cache_leases.c.org_id == org_id)
     if is_open is None:
         return found
@@ -279,10 +270,10 @@ async def refund(db: AsyncEngine, announce: Announce = announce_to_nobody) -> in
     async with db.begin() as conn:
         await hold_corrections(conn)
         leases = (await conn.execute(_OWED)).all()
-        # Read after the leases, so that none of these is missing in what an event did not keep.
+        # Events are read after the leases, so that their unkept tokens include all of these.
         rows = await conn.execute(_STANDING, {"ids": sorted({it.event_id for it in leases})})
         events = {row.id: to_rated_event(row) for row in rows}
-        # What the house lost is its own.
+        # Waste is paid by the house and not refunded.
         ratings = [without_premium(each) for each in events.values() if each.kind == "usage"]
         changing = [each for each in ratings if not each.changes_nothing]
         await post_ratings(conn, changing, reverses=True, announce=announce)
@@ -296,8 +287,8 @@ async def refund(db: AsyncEngine, announce: Announce = announce_to_nobody) -> in
 
 
 def without_premium(event: RatedEvent) -> Rating:
-    """Rate what was not kept at the uncached price. Where that is all of it, the rating names the
-    uncached price."""
+    """Rate unkept tokens at the uncached price. If all tokens of a component were not kept, the
+    rating has the uncached price for it."""
     prices, uncached = dict(event.prices), event.prices.get("uncached_input")
     for component, num_tokens in event.unkept.items():
         if num_tokens and uncached and num_tokens == getattr(event.quantities, component):

@@ -1,18 +1,17 @@
-"""A period of an org rated anew: first what that would change, by invoice line; then, bound to the
-digest of what was shown, a reversal and a new transfer for each event that costs something else.
+"""Rate a period of an org anew: a plan lists the changes by invoice line; applying it, which takes
+the plan's digest, posts a reversal and a new transfer for each event whose cost differs.
 
     shown = await plan(db, span, book)                    # nothing is written
-    await apply(db, span, book, shown.digest)             # as it was shown, or not at all
+    await apply(db, span, book, shown.digest)             # exactly what was shown, or nothing
 
-What is on a final invoice stays there: the difference joins the next one as corrections.
+Final invoices stay as they are: the difference is on the next one as corrections.
 
-The first step of applying keeps the tariff, the digest and a cutoff in `reratings`; each batch goes
-on behind the event that the one before has seen, in a transaction of its own, so a crash leaves a
-re-rating half applied, whole in each event, and applying it again goes on. What is booked behind
-the cutoff, or was rated otherwise or refunded since, is left alone: nobody was shown that. A lease
-that is broken and not refunded yet changes nothing here: its refund is rated by what holds then.
-What the terms of a whole period make of it (allowances, tiers, commitments) is not shown: it is
-counted with the draft.
+The first step of applying stores the tariff, the digest and a cutoff in `reratings`. Each batch is
+a transaction that goes on behind the last event of the one before; after a crash, applying again
+continues. Events that were booked behind the cutoff, or rated or refunded since the plan, are left
+out, because the plan did not show them. A lease that is not refunded yet changes nothing here: its
+refund is rated later by the new prices. A plan does not show what the terms of a whole period
+(allowances, tiers, commitments) make of it; the draft of the invoice does.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ from billing.corrections.event_ratings import (
     to_rated_event,
     to_rating,
 )
-from billing.corrections.tariffs import PriceSpan as InForce
-from billing.corrections.tariffs import Tariff, prices_at, tariff_of
+from billing.corrections.tariffs import PriceSpan, Tariff, prices_at, tariff_of
 from billing.errors import BadInvoicing, InvoicingConflict
 from billing.events import Component, PriceSet
 from billing.invoices.invoice import Invoice, invoices_of, to_invoice
@@ -57,29 +55,27 @@ from billing.pricing.rating import price_of
 from billing.tables import reratings
 
 NO_CUTOFF = 2**63 - 1
-STRETCH = 50
-"""Events that are rated before others on the event loop have their turn: two or three
-milliseconds."""
+YIELD_EVERY = 50
+"""Rating yields to the event loop after so many events, or two to three milliseconds."""
 
 
 class ReratingScope(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of an org that is rated anew, by the moment of its admission."""
+    """The usage of an org that is rated anew, by its time of admission."""
 
     org_id: str
     start: datetime
     end: datetime
     model: str | None = None
-    """None: all."""
+    """None: all models."""
     price_list: str | None = None
-    """By which; None: by the one that it was admitted by."""
+    """The price list to rate by. None: that of each event's admission."""
 
 
 class LineChange(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """The change of one invoice line, or, where `invoice` is empty, of a line of an invoice to
-    come."""
+    """The change of one invoice line."""
 
     invoice: str
-    """The number of the final one that has it; the difference joins the next."""
+    """The number of the final invoice with this line; empty if it is not invoiced yet."""
     project: str
     model: str
     tier: str
@@ -99,10 +95,10 @@ class LineChange(msgspec.Struct, frozen=True, kw_only=True, order=True):
 class RatingDifference(msgspec.Struct, frozen=True, kw_only=True):
     span: ReratingScope
     digest: str
-    """SHA-256 of the span and of each event that changes: by which prices, to which amount."""
+    """The SHA-256 of the scope and of the new prices and amount of each event that changes."""
     lines: list[LineChange]
     num_events: int
-    """That cost something else."""
+    """The number of events that change."""
 
     @property
     def difference_pico(self) -> Pico:
@@ -112,11 +108,11 @@ class RatingDifference(msgspec.Struct, frozen=True, kw_only=True):
 class ReratingPlan(RatingDifference, frozen=True, kw_only=True):
     tariff: Tariff
     num_unpriced: int
-    """That stay as they are: not all of what they used has a price."""
+    """The number of events that stay as they are, because a component has no price."""
 
 
 class Rerating(RatingDifference, frozen=True, kw_only=True):
-    """A re-rating that is being applied, or was."""
+    """A re-rating whose application has begun."""
 
     id: str
     num_applied: int
@@ -125,21 +121,20 @@ class Rerating(RatingDifference, frozen=True, kw_only=True):
 
 
 Note = Callable[[AsyncConnection, Rerating], Awaitable[None]]
-"""Called in the transaction that begins one."""
+"""Records a re-rating in the transaction that begins it."""
 
 
-async def notify_nobody(_conn: AsyncConnection, _rerating: Rerating) -> None:
-    """Do nothing: nobody is to be told."""
-
-
-# ---- what it would change
+# ---- plan
 
 
 async def plan(
     db: AsyncEngine, span: ReratingScope, book: PriceBook, *, max_events: int | None = None
 ) -> ReratingPlan:
-    """Raises: BadInvoicing of a span that is none, or has more than `max_events`;
-    InvoicingConflict where more lines change than an invoice has."""
+    """Return what a re-rating would change.
+
+    Raises: BadInvoicing of an invalid scope, or one with more than `max_events`; InvoicingConflict
+    when more lines change than an invoice can have.
+    """
     return await _plan(db, span, book, NO_CUTOFF, max_events)
 
 
@@ -154,7 +149,7 @@ async def _plan(
     async with db.connect() as conn:
         if max_events is not None and await _has_more(conn, span, cutoff, max_events):
             raise BadInvoicing(
-                "starts_at", f"more than {max_events} events: take a part of the period"
+                "starts_at", f"more than {max_events} events: choose a shorter period"
             )
         places = await _places(conn, span)
         finals = await _finals(conn, span.org_id)
@@ -167,7 +162,7 @@ async def _plan(
             num_unpriced += is_unpriced
             if rating is not None:
                 diff.add(rating)
-                digest.update(_told(rating))
+                digest.update(_digested(rating))
     return ReratingPlan(
         span=span,
         tariff=tariff,
@@ -178,7 +173,7 @@ async def _plan(
     )
 
 
-def _told(rating: Rating) -> bytes:
+def _digested(rating: Rating) -> bytes:
     amount = str(rating.amount_pico)  # it may exceed 64 bits
     return msgspec.json.encode([rating.of.id, rating.of.number, rating.prices, amount])
 
@@ -186,17 +181,16 @@ def _told(rating: Rating) -> bytes:
 async def _rated(
     rows: Sequence[sa.Row[Any]], tariff: Tariff
 ) -> AsyncIterator[tuple[Rating | None, bool]]:
-    """Yield for each event its new rating, where it costs something else, and whether it has no
-    price. Other tasks run after each STRETCH of them."""
+    """Yield for each event its new rating, if its cost differs, and whether it has no price."""
     fares = tariff.by_place()
     for number, row in enumerate(rows, 1):
         yield _rate(to_rated_event(row), fares)
-        if number % STRETCH == 0:
+        if number % YIELD_EVERY == 0:
             await asyncio.sleep(0)
 
 
 def _rate(
-    event: RatedEvent, fares: Mapping[Place, tuple[InForce, ...]]
+    event: RatedEvent, fares: Mapping[Place, tuple[PriceSpan, ...]]
 ) -> tuple[Rating | None, bool]:
     spans = fares.get((event.price_list, event.model, event.tier), ())
     prices = prices_at(spans, event.admitted_at.timestamp()) if spans else {}
@@ -208,7 +202,7 @@ def _rate(
 
 
 class _Diff:
-    """Adds up what changes, by invoice line."""
+    """Adds up changes by invoice line."""
 
     def __init__(self, finals: Sequence[Invoice]) -> None:
         self._finals = finals
@@ -235,7 +229,7 @@ class _Diff:
             ):
                 sums[position] += count
         if len(self._sums) > MAX_LINES:
-            raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
+            raise InvoicingConflict("lines", f"an invoice has at most {MAX_LINES} lines")
 
     def _invoice_of(self, event: RatedEvent) -> str:
         for each in self._finals:
@@ -276,19 +270,12 @@ _PAGE = sa.text(f"""
 
 
 def _named(span: ReratingScope, cutoff: int) -> dict[str, Any]:
-    return {
-        "org": span.org_id,
-        "start": span.start,
-        "end": span.end,
-        "model": span.model,
-        "cutoff": cutoff,
-    }
+    bounds = {"start": span.start, "end": span.end, "cutoff": cutoff}
+    return {"org": span.org_id, "model": span.model, **bounds}
 
 
 async def _has_more(conn: AsyncConnection, span: ReratingScope, cutoff: int, most: int) -> bool:
-    """Counted no further than that."""
-    found = await conn.scalar(_HAS_MORE, _named(span, cutoff) | {"most": most})
-    return bool(found)
+    return bool(await conn.scalar(_HAS_MORE, _named(span, cutoff) | {"most": most}))
 
 
 async def _places(conn: AsyncConnection, span: ReratingScope) -> list[Place]:
@@ -304,7 +291,7 @@ async def _finals(conn: AsyncConnection, org_id: str) -> list[Invoice]:
 async def _page(
     conn: AsyncConnection, span: ReratingScope, cutoff: int, seen_at: datetime, seen_id: str
 ) -> Sequence[sa.Row[Any]]:
-    """Return rows for `to_rated_event`, behind the one seen last."""
+    """Return the next rows for `to_rated_event`, behind the last one seen."""
     named = _named(span, cutoff) | {"seen_at": seen_at, "seen_id": seen_id, "limit": MAX_BATCH}
     return (await conn.execute(_PAGE, named)).all()
 
@@ -323,7 +310,7 @@ async def _pages(
         seen_at, seen_id = rows[-1].admitted_at, rows[-1].id
 
 
-# ---- applying it
+# ---- apply
 
 
 async def apply(
@@ -332,16 +319,15 @@ async def apply(
     book: PriceBook,
     digest: str,
     *,
-    note: Note = notify_nobody,
+    note: Note | None = None,
     announce: Announce = announce_to_nobody,
     max_batches: int | None = None,
     max_events: int | None = None,
 ) -> Rerating:
-    """Go on with the one of this digest, or begin it, up to `max_batches`. What was applied already
-    is success.
+    """Begin or continue the re-rating with a digest, for at most `max_batches`; idempotent.
 
-    Raises: BadInvoicing; InvoicingConflict where this is not what was shown, or another one of the
-    org has begun and not ended.
+    Raises: BadInvoicing; InvoicingConflict when the plan has changed since it was shown, or another
+    re-rating of the org has begun and not ended.
     """
     found = await find(db, span.org_id, digest)
     if found is None:
@@ -354,7 +340,6 @@ async def apply(
 
 
 def reratings_of(org_id: str) -> sa.Select[Any]:
-    """For a page of them."""
     return sa.select(reratings).where(reratings.c.org_id == org_id)
 
 
@@ -389,14 +374,14 @@ async def _begin(
     span: ReratingScope,
     book: PriceBook,
     digest: str,
-    note: Note,
+    note: Note | None,
     max_events: int | None,
 ) -> Rerating:
     async with db.begin() as conn:
         cutoff = await take_cutoff(conn)
     shown = await _plan(db, span, book, cutoff, max_events)
     if shown.digest != digest:
-        raise InvoicingConflict("digest", "this is not what was shown: look again")
+        raise InvoicingConflict("digest", "the preview has changed: request it again")
     row = {
         "id": f"rerating_{span.org_id}_{digest[:32]}",
         "org_id": span.org_id,
@@ -414,16 +399,17 @@ async def _begin(
         begun = insert(reratings).values(row).on_conflict_do_nothing().returning(reratings)
         made = (await conn.execute(begun)).one_or_none()
         if made is not None:
-            await note(conn, to_rerating(made))
+            if note is not None:
+                await note(conn, to_rerating(made))
             return to_rerating(made)
     found = await find(db, span.org_id, digest)
     if found is None:
-        raise InvoicingConflict("org_id", "another re-rating of it has begun and not ended")
+        raise InvoicingConflict("org_id", "another re-rating of the org has not ended")
     return found
 
 
 async def _step(db: AsyncEngine, rerating_id: str, announce: Announce) -> Rerating:
-    """A batch, and where it is the last one, the end."""
+    """Apply a batch, and complete the re-rating with the last one."""
     own = reratings.c
     async with db.begin() as conn:
         held = sa.select(reratings).where(own.id == rerating_id).with_for_update()

@@ -1,12 +1,9 @@
-"""Take back what was billed for requests that were made once more because their answer was lost
-with their gateway.
+"""Reverse the charges of requests that were repeated because their gateway died with the answer.
 
-A request that holds an `Idempotency-Key` and whose gateway died is superseded by the one that takes
-its key over (`supersede`, in that transaction). Whatever is booked for it, before that or after,
-such as its last checkpoint once its spool was found, is rated anew, at nothing: a reversal that
-names the original. No later rating of such an event charges it again (`event_ratings.rate_event`).
-
-Knows no key.
+A request with an `Idempotency-Key` whose gateway died is superseded by the one that takes its key
+over (`supersede`, in that transaction). Events of it that are booked before or later, such as its
+last checkpoint when its spool is found, are rated at zero: a reversal that names the original.
+Later ratings of such an event do not charge it again (`event_ratings.rate_event`).
 """
 
 from __future__ import annotations
@@ -33,9 +30,9 @@ from billing.corrections.event_ratings import (
 from billing.tables import AMOUNTS
 
 RUNS_FOR = "3 hours"
-"""Longer than a request takes, from its claim to its admission to its end."""
+"""A request takes less, from the claim of its key to its end."""
 LOOKED_FOR = "7 days"
-"""From when it was superseded: so long its spool may take to be found."""
+"""The spool of a superseded request may be found until so long after."""
 _SUPERSEDE = sa.text("""
     INSERT INTO superseded_requests (request_id, org_id, superseded_by, claimed_at)
     VALUES (:request_id, :org_id, :superseded_by, :claimed_at) ON CONFLICT DO NOTHING
@@ -55,14 +52,14 @@ _STANDING = sa.text(f"""
 async def supersede(
     conn: AsyncConnection, *, org_id: str, request_id: str, superseded_by: str, claimed_at: datetime
 ) -> None:
-    """Note that a request is superseded; safe to repeat. `claimed_at`: when its gateway last said
-    that it runs."""
+    """Record that a request is superseded; idempotent. `claimed_at`: the last sign of life of its
+    gateway."""
     named = {"request_id": request_id, "org_id": org_id, "superseded_by": superseded_by}
     await conn.execute(_SUPERSEDE, {**named, "claimed_at": claimed_at})
 
 
 async def take_back(db: AsyncEngine, announce: Announce = announce_to_nobody) -> int:
-    """Take back what superseded requests were billed; return for how many events."""
+    """Reverse the charges of superseded requests; return the number of events."""
     async with db.connect() as conn:
         if not await _owed(conn):
             return 0

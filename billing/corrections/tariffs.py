@@ -1,5 +1,5 @@
-"""A tariff holds the prices by which a period is rated anew: those of a book, as they are in force
-while it lasts, for the models, tiers and price lists that were used in it. Pure."""
+"""Tariffs: the prices by which a period is rated anew. A tariff has a book's prices during that
+period, for the models, tiers and price lists that were used in it. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from billing.pricing.price_book import Place, PriceBook
 
 
 class PriceSpan(msgspec.Struct, frozen=True):
-    """Prices that hold from `since` on (Unix seconds)."""
+    """Prices that are valid from `since` on (Unix seconds)."""
 
     since: float
     prices: PriceSet
 
 
 class Fare(msgspec.Struct, frozen=True, kw_only=True):
-    """The prices of one model in one tier. `price_list`: by which its events were admitted."""
+    """The prices of a model in a tier, for events that were admitted by a price list."""
 
     price_list: str
     model: str
@@ -38,8 +38,8 @@ class Tariff(msgspec.Struct, frozen=True):
 def tariff_of(
     book: PriceBook, places: Iterable[Place], start: float, end: float, *, price_list: str | None
 ) -> Tariff:
-    """From `start` to `end`, in Unix seconds. `price_list`: by which all of it is rated, instead of
-    the one by which it was admitted."""
+    """Make the tariff of a period, from `start` to `end` in Unix seconds. `price_list`: rates all
+    events, instead of the list by which each was admitted."""
     starts = [start, *(each for each in book.starts if start < each < end)]
     return Tariff(
         tuple(

@@ -1,8 +1,8 @@
-"""Usage events into Postgres, each exactly once, in one statement: event, transfers, balances and
-rollups stand together or not at all; and in its transaction the alerts of what was spent.
+"""Book usage events in Postgres, each exactly once. One statement writes event, transfers, balances
+and rollups; alerts for spending follow in its transaction.
 
-The event's id is the primary key, and only rows that the insert returned reach the ledger: a batch
-may come twice, or from two places at once.
+The event's id is the primary key, and only rows that the insert returned reach the ledger, so a
+batch may come twice, or from two gateways at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,20 +21,28 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts.alerts import raise_for_spend, sum_up
-from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
+from billing.events import COMPONENTS, PriceSet, Quantities, UsageEvent
 from billing.ledger.accounts import CREDIT, DEBIT, SUSPENSE, USES, charge, post_legs, roll_up
 from billing.ledger.spend_totals import hold_booking
 from billing.ledger.tags import book_tagged
 from billing.money import Pico
 from billing.pricing.rating import rate
-from billing.tables import AMOUNTS, to_microseconds, usage_conflicts, usage_events
+from billing.tables import (
+    AMOUNTS,
+    TOTAL_PICO,
+    TOTAL_QUANTITY,
+    sums_of,
+    to_microseconds,
+    usage_conflicts,
+    usage_events,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 2500
-"""What batches share (balances, hours, a commit) is paid for once in each."""
+"""A batch updates balances and hours, and commits, once for all its events."""
 PREPARED_AT_ONCE = 100
-"""Events that an event loop is kept by; of more the rows are made in a thread."""
+"""Rows of more events are made in a thread, off the event loop."""
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 _content = msgspec.json.Encoder(order="deterministic")
 
@@ -42,7 +50,7 @@ _KEPT = (
     *("id", "org", "project", "key", "model", "lane", "tier", "kind"),
     *(*COMPONENTS, *AMOUNTS, "suspended", "price_set", "band", "admitted_at"),
 )
-"""What is booked of a row."""
+"""The columns that the rest of the statement reads."""
 GIVEN = (
     *("id", "request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
     *("price_list", "estimated", *COMPONENTS, *AMOUNTS),
@@ -53,18 +61,14 @@ _MOMENTS = ("admitted_at", "occurred_at")
 
 
 def _column(name: str) -> str:
-    """SQL: of a row as it is given. Money comes as text, which may exceed 64 bits, and moments as
-    microseconds, which cost a tenth of what a moment costs."""
+    """Return SQL of a column of an incoming row. Money comes as text, since it may exceed 64 bits;
+    moments as microseconds, which takes a tenth of the time of a timestamp."""
     if name in AMOUNTS:
         return f"coalesce(CAST({name} AS numeric), 0)"
     if name in _MOMENTS:
         return f"TIMESTAMPTZ 'epoch' + {name} * INTERVAL '1 microsecond'"
     return name
 
-
-_TOKENS = " + ".join(COMPONENTS)
-_AMOUNT = " + ".join(AMOUNTS)
-_SUMS = ", ".join(f"sum({name}) AS {name}" for name in (*COMPONENTS, *AMOUNTS))
 
 _INGEST = sa.text(f"""
     WITH drafted AS MATERIALIZED (
@@ -79,11 +83,11 @@ _INGEST = sa.text(f"""
         FROM unnest(CAST(:batch AS usage_row[])) LEFT JOIN drafted ON org_id = org ORDER BY id
         ON CONFLICT (id) DO NOTHING RETURNING {", ".join(_KEPT)}, late
     ),
-    used AS (SELECT * FROM fresh WHERE {_TOKENS} > 0),
+    used AS (SELECT * FROM fresh WHERE {TOTAL_QUANTITY} > 0),
     legs AS (
         SELECT id, id AS event_id, {DEBIT} AS debit, {CREDIT} AS credit,
-            {_AMOUNT} AS amount_pico, kind, NULL AS corrects, admitted_at
-        FROM used WHERE NOT suspended OR {_AMOUNT} > 0
+            {TOTAL_PICO} AS amount_pico, kind, NULL AS corrects, admitted_at
+        FROM used WHERE NOT suspended OR {TOTAL_PICO} > 0
         UNION ALL
         SELECT id || '.suspense', id, {DEBIT}, '{SUSPENSE}', 0, 'suspense', NULL, admitted_at
         FROM used WHERE suspended
@@ -91,7 +95,7 @@ _INGEST = sa.text(f"""
     hours AS (
         SELECT org, date_trunc('hour', admitted_at, 'UTC') AS admitted_at, project, key, model,
             tier, CASE lane WHEN 'batch' THEN lane ELSE '' END AS lane, kind, price_set, band, late,
-            {_SUMS}, {USES}, count(*) AS num_requests,
+            {sums_of((*COMPONENTS, *AMOUNTS))}, {USES}, count(*) AS num_requests,
             count(*) FILTER (WHERE embedding_input > 0) AS num_embeddings
         FROM used WHERE kind = 'usage' GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
     ),
@@ -112,13 +116,13 @@ _INGEST = sa.text(f"""
 
 
 class IngestResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of what became of a batch; the three add up to its length."""
+    """The outcome of a batch; the three counts add up to its length."""
 
     inserted: int
     duplicates: int
-    """There already, the same: that is success."""
+    """Events that were booked before with the same content, which is a success."""
     conflicts: tuple[str, ...]
-    """Ids that came with other content than what stands; kept in usage_conflicts."""
+    """Ids of events that were booked before with other content; kept in usage_conflicts."""
 
 
 NOTHING = IngestResult(inserted=0, duplicates=0, conflicts=())
@@ -127,33 +131,32 @@ NOTHING = IngestResult(inserted=0, duplicates=0, conflicts=())
 class _PriceSet(NamedTuple):
     id: UUID
     bands: set[int]
-    """Of all components, by their least input."""
+    """The least input of each size band of any component."""
 
     def band_of(self, quantities: Quantities) -> int:
-        """The largest that a request reaches, whichever component has it."""
+        """Return the largest size band that a request reaches."""
         total = quantities.input_total
         return max((least for least in self.bands if least <= total), default=0)
 
 
 class _BatchRows(msgspec.Struct):
-    """A batch as Postgres takes it."""
+    """The rows that a batch inserts."""
 
     rows: list[tuple[Any, ...]] = []
     billed: list[tuple[UsageEvent, Pico]] = []
     """In the order of the rows."""
     price_sets: dict[bytes, _PriceSet] = {}
-    """By their content, as JSON."""
+    """Price sets by their content as JSON."""
     tagged: list[UsageEvent] = []
-    """Of the others nothing is written for that."""
+    """The events with tags."""
 
 
 async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> IngestResult:
     """Book `events` (at most MAX_BATCH) in one transaction.
 
-    Raises: ValueError, OverflowError, sqlalchemy.exc.DBAPIError for content that no table holds;
+    Raises: ValueError, OverflowError, sqlalchemy.exc.DBAPIError for content that no table can hold;
     connection errors of SQLAlchemy and asyncpg. Nothing is booked then.
     """
-    assert len(events) <= MAX_BATCH
     if not events:
         return NOTHING
     batch = await _prepared(events)
@@ -162,14 +165,12 @@ async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> IngestResult:
 
 
 async def ingest_within(connection: AsyncConnection, events: Sequence[UsageEvent]) -> IngestResult:
-    """The same in the caller's transaction, with what has to stand or fall together with it."""
-    assert len(events) <= MAX_BATCH
-    if not events:
-        return NOTHING
-    return await _book(connection, await _prepared(events), events)
+    """Book `events` in the caller's transaction."""
+    return await _book(connection, await _prepared(events), events) if events else NOTHING
 
 
 async def _prepared(events: Sequence[UsageEvent]) -> _BatchRows:
+    assert len(events) <= MAX_BATCH
     if len(events) > PREPARED_AT_ONCE:
         return await asyncio.to_thread(_prepare, events)
     return _prepare(events)
@@ -187,9 +188,17 @@ async def _book(
     }
     await hold_booking(connection)
     done = (await connection.execute(_INGEST, named)).one()
-    tags = await book_tagged(connection, _fresh(batch.tagged, done.fresh))
+    fresh = None if done.fresh is None else {*done.fresh}  # None: all of them
+    tagged = [each for each in batch.tagged if fresh is None or each.id in fresh]
+    tags = await book_tagged(connection, tagged)
     if done.capped:
-        booked = _booked(batch, done.fresh, done.capped)
+        booked = (
+            (event.attempt, amount_pico)
+            for event, amount_pico in batch.billed
+            if event.kind == "usage"
+            and event.attempt.org in done.capped
+            and (fresh is None or event.id in fresh)
+        )
         await raise_for_spend(connection, sum_up(booked), tags)
     complete = done.num_fresh == len(events)
     conflicts = () if complete else await _keep_conflicts(connection, events)
@@ -203,12 +212,12 @@ async def _book(
 
 
 def digest(event: UsageEvent) -> bytes:
-    """SHA-256 over the whole content."""
+    """Return the SHA-256 of an event's content."""
     return hashlib.sha256(_canonical.encode(event)).digest()
 
 
 def _prepare(events: Iterable[UsageEvent]) -> _BatchRows:
-    """Prepare a batch; of an id that comes twice the first counts."""
+    """Make the rows of a batch; a repeated id is left out."""
     batch, known = _BatchRows(), set[str]()
     for event in events:
         attempt = event.attempt
@@ -233,7 +242,7 @@ def _to_price_set(content: bytes, prices: PriceSet) -> _PriceSet:
 
 
 def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
-    """Return the rating of an event, and its columns (GIVEN)."""
+    """Return the amount of an event, and its columns (GIVEN)."""
     attempt, quantities = event.attempt, event.quantities
     rated = rate(quantities, attempt.prices)
     amounts = dict.fromkeys(COMPONENTS)
@@ -263,35 +272,15 @@ def _row(event: UsageEvent, priced: _PriceSet) -> tuple[Pico, tuple[Any, ...]]:
     )
 
 
-def _fresh(events: list[UsageEvent], fresh: Sequence[str] | None) -> list[UsageEvent]:
-    """`fresh`: these ids alone; None: all."""
-    if not events or fresh is None:
-        return events
-    inserted = set(fresh)
-    return [event for event in events if event.id in inserted]
-
-
-def _booked(
-    batch: _BatchRows, fresh: Sequence[str] | None, capped: Sequence[str]
-) -> Iterator[tuple[Attempt, Pico]]:
-    """Return what tenants with a cap are billed for. `fresh`: these ids alone; None: all of the
-    batch."""
-    inserted, orgs = None if fresh is None else set(fresh), set(capped)
-    for event, amount_pico in batch.billed:
-        if event.kind == "usage" and event.attempt.org in orgs:
-            if inserted is None or event.id in inserted:
-                yield event.attempt, amount_pico
-
-
 async def _keep_conflicts(
     connection: AsyncConnection, events: Sequence[UsageEvent]
 ) -> tuple[str, ...]:
-    """Compare what was not inserted with what stands; the rows are read after the insert, so that
-    those of a concurrent batch are seen."""
+    """Store events that differ from the booked ones, and return their ids. The rows are read after
+    the insert, which waits for concurrent batches."""
     own, ids = usage_events.c, [event.id for event in events]
     query = sa.select(own.id, own.digest).where(own.id == sa.any_(sa.literal(ids, ARRAY(sa.Text))))
-    standing = {row.id: row.digest for row in await connection.execute(query)}
-    others = [event for event in events if standing[event.id] != digest(event)]
+    booked = {row.id: row.digest for row in await connection.execute(query)}
+    others = [event for event in events if booked[event.id] != digest(event)]
     if others:
         rows = [
             {"event_id": event.id, "digest": digest(event), "event": msgspec.to_builtins(event)}

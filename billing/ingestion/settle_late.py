@@ -1,15 +1,14 @@
-"""Put right what could not be booked in full at first: usage without a price, and tokens that were
-generated and never billed because the gateway vanished.
+"""Complete what could not be booked in full at first: usage without a price, and tokens that were
+generated but not billed because the gateway died (orphans).
 
-Knows no engine: it gets quantities.
+Recovery books every attempt that was left open, at its last checkpoint or with zero quantities, so
+the event names its org, model and prices. The difference to the generated quantities is waste. An
+attempt that was voided, or opened just before a power failure, never has an event: after
+ORPHAN_WAIT_S all of it is waste of the house. If the event comes after that (its spool was on a
+machine that was away for longer), that waste is reversed and only the difference is booked:
+whichever of the two is booked last sees the other.
 
-How an orphan finds its attempt: recovery books every attempt that was left open, at its last
-checkpoint, or with quantities of zero where there was none, so the event's row names its org, model
-and prices. What is missing to the generated quantities is waste. An attempt that was voided, or
-opened in the last instant before a power cut, has no row and never will: after ORPHAN_WAIT_S all of
-it is waste of nobody in particular. Should the row come all the same (its spool lay on a machine
-that was away for longer), that waste is reversed, and only what is missing is booked: whichever of
-the two is booked last sees the other.
+Knows no engine.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.corrections.event_ratings import (
@@ -38,7 +39,6 @@ from billing.corrections.event_ratings import (
     to_rating,
 )
 from billing.events import (
-    COMPONENTS,
     INPUTS,
     Attempt,
     Component,
@@ -52,22 +52,15 @@ from billing.ingestion.ingest import ingest
 from billing.ledger.accounts import POST_LEGS, transfers_of
 from billing.pricing.price_book import PriceBook
 from billing.pricing.rating import price_of, rate
-from billing.tables import priced_events, usage_events
+from billing.tables import priced_events, read_quantities, read_struct, usage_events
 
 log = logging.getLogger(__name__)
 
 ORPHAN_WAIT_S = 60.0
-"""Longer than a restart or an adoption takes to bring the attempt's own event to Postgres."""
+"""A restart or an adoption takes less to book the attempt's own event."""
 ORPHAN_RETRY_S = 1.0
 REPRICE_BATCH = 500
 HOUSE = "house"
-
-
-class WastedTokens(msgspec.Struct, frozen=True):
-    """Tokens that the house pays for: generated and not billed. All zero when the bill was
-    complete."""
-
-    quantities: Quantities
 
 
 async def settle_orphan(
@@ -78,32 +71,29 @@ async def settle_orphan(
     model: str,
     book: PriceBook,
     wait_s: float = ORPHAN_WAIT_S,
-) -> WastedTokens:
-    """Post an orphan's waste, waiting up to `wait_s` for the attempt's own event.
+) -> Quantities:
+    """Book an orphan's waste, after waiting up to `wait_s` for the attempt's own event. Return the
+    waste, which is zero if the bill was complete. Idempotent.
 
-    Raises: what SQLAlchemy and asyncpg raise when Postgres is away; safe to repeat.
+    Raises: SQLAlchemyError and asyncpg's errors when Postgres is away.
     """
     deadline = time.monotonic() + wait_s
     while True:
-        posted = await post_waste(db, attempt_id, generated)
-        if posted is not None:
-            return posted
+        wasted = await post_waste(db, attempt_id, generated)
+        if wasted is not None:
+            return wasted
         if time.monotonic() >= deadline:
             log.warning("no event for attempt %s: all of it is waste", attempt_id)
-            attempt = nobodys_attempt(attempt_id, model, book)
-            posted = await _post(db, attempt, nobodys_waste_id(attempt_id), generated)
-            # Who booked the event meanwhile saw no waste yet.
-            return await _take_back(db, attempt_id, generated) or posted
+            attempt = house_attempt(attempt_id, model, book)
+            await _post(db, attempt, house_waste_id(attempt_id), generated)
+            # An event that was booked meanwhile did not see this waste.
+            return await _take_back(db, attempt_id, generated) or generated
         await asyncio.sleep(min(ORPHAN_RETRY_S, wait_s))
 
 
-async def post_waste(
-    db: AsyncEngine, attempt_id: str, generated: Quantities
-) -> WastedTokens | None:
-    """Book generated - billed of one attempt to the house. None: its event is not here yet.
-
-    Idempotent: the waste has an id of its own, made from the attempt's.
-    """
+async def post_waste(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Quantities | None:
+    """Book the generated and not billed tokens of an attempt to the house, and return them. None:
+    its event is not booked yet. Idempotent: the id of the waste is made from the attempt's."""
     async with db.connect() as connection:
         query = sa.select(priced_events).where(priced_events.c.id == attempt_id)
         row = (await connection.execute(query)).one_or_none()
@@ -112,19 +102,17 @@ async def post_waste(
         behind_stop = await connection.scalar(
             sa.select(usage_events.c.output).where(usage_events.c.id == stop_waste_id(attempt_id))
         )
-    billed = Quantities(**{component: row._mapping[component] for component in COMPONENTS})
-    missing = missing_of(attempt_id, generated, billed, behind_stop or 0)
-    waste_id = str(uuid5(NAMESPACE_OID, f"{attempt_id}:waste"))
-    return await _post(db, _attempt_of(row), waste_id, missing)
+    missing = missing_of(attempt_id, generated, read_quantities(row), behind_stop or 0)
+    await _post(db, _attempt_of(row), waste_id(attempt_id), missing)
+    return missing
 
 
 def missing_of(
     attempt_id: str, generated: Quantities, billed: Quantities, behind_stop: int
 ) -> Quantities:
-    """Return what was generated and not billed. How the tokens on either side were split is the
-    bill's to say: a cache contract may count fewer as read than the engine reused, and the engine
-    does not tell reasoning from the rest. `behind_stop`: tokens of output that are booked as waste.
-    """
+    """Return what was generated and not billed. The totals of input and output are compared, since
+    a cache contract may bill fewer tokens as read than the engine reused, and the engine does not
+    count reasoning. `behind_stop`: tokens of output that are booked as waste."""
     unread = generated.input_total - billed.input_total
     unwritten = generated.output_total - behind_stop - billed.output_total
     for name, difference in (("input", unread), ("output", unwritten)):
@@ -137,41 +125,44 @@ def missing_of(
 
 
 async def settle_late(db: AsyncEngine, events: Sequence[UsageEvent]) -> None:
-    """Put right what was booked as nobody's waste before these `events`, booked by now, came.
+    """Reverse waste of the house that belongs to these events, which were booked later. Idempotent.
 
-    Raises: as `settle_orphan`; safe to repeat.
+    Raises: as `settle_orphan`.
     """
     latest = time.time() - ORPHAN_WAIT_S / 2  # clocks differ
-    late = {nobodys_waste_id(it.id): it.id for it in events if it.attempt.admitted_at < latest}
+    late = {house_waste_id(it.id): it.id for it in events if it.attempt.admitted_at < latest}
     if not late:
         return
     query = sa.select(usage_events).where(usage_events.c.id.in_(list(late)))
     async with db.connect() as connection:
         rows = (await connection.execute(query)).all()
     for row in rows:
-        generated = {component: row._mapping[component] for component in COMPONENTS}
-        await _take_back(db, late[row.id], Quantities(**generated))
+        await _take_back(db, late[row.id], read_quantities(row))
 
 
-async def _take_back(
-    db: AsyncEngine, attempt_id: str, generated: Quantities
-) -> WastedTokens | None:
-    """Reverse nobody's waste for what is the attempt's own. None: its event is not here."""
+async def _take_back(db: AsyncEngine, attempt_id: str, generated: Quantities) -> Quantities | None:
+    """Book the attempt's own waste and reverse that of the house. None: its event is not booked."""
     wasted = await post_waste(db, attempt_id, generated)
     if wasted is not None:
         async with db.begin() as connection:
             await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(CORRECTION_LOCK)))
-            await connection.execute(_REVERSE, {"event_id": nobodys_waste_id(attempt_id)})
+            await connection.execute(_REVERSE, {"event_id": house_waste_id(attempt_id)})
     return wasted
 
 
-def nobodys_waste_id(attempt_id: str) -> str:
+def waste_id(attempt_id: str) -> str:
+    """Return the id of the event for the waste of an attempt whose own event is booked."""
+    return str(uuid5(NAMESPACE_OID, f"{attempt_id}:waste"))
+
+
+def house_waste_id(attempt_id: str) -> str:
+    """Return the id of the event for the waste of an attempt without an event."""
     return str(uuid5(NAMESPACE_OID, f"{attempt_id}:nobody"))
 
 
-def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
-    """The house's own attempt, for one that left no trace; the same wherever it is made: its
-    moment is the one inside the UUIDv7 (RFC 9562, section 5.7)."""
+def house_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
+    """Make an attempt of the house for one without an event. Each gateway makes the same one: its
+    time is that in the UUIDv7 (RFC 9562, section 5.7)."""
     admitted_at = (UUID(attempt_id).int >> 80) / 1000
     return Attempt(
         id=attempt_id,
@@ -185,34 +176,25 @@ def nobodys_attempt(attempt_id: str, model: str, book: PriceBook) -> Attempt:
     )
 
 
-async def _post(
-    db: AsyncEngine, attempt: Attempt, waste_id: str, missing: Quantities
-) -> WastedTokens:
+async def _post(db: AsyncEngine, attempt: Attempt, event_id: str, missing: Quantities) -> None:
     if missing.total:
         event = UsageEvent(
-            attempt=msgspec.structs.replace(attempt, id=waste_id),
+            attempt=msgspec.structs.replace(attempt, id=event_id),
             quantities=missing,
             occurred_at=attempt.admitted_at,
             kind="waste",
             finish="recovered",
         )
         await ingest(db, [event])
-    return WastedTokens(missing)
 
 
-def _attempt_of(row: sa.Row[tuple[object, ...]]) -> Attempt:
-    columns = row._mapping
-    named = {
-        name: columns[name]
-        for name in (
-            *("id", "request_id", "org", "project", "key"),
-            *("model", "lane", "tier", "price_list"),
-        )
-    }
-    return Attempt(
-        **named,
-        prices=msgspec.convert(columns["prices"], PriceSet),
-        admitted_at=columns["admitted_at"].timestamp(),
+def _attempt_of(row: sa.Row[Any]) -> Attempt:
+    return read_struct(
+        Attempt,
+        row,
+        prices=msgspec.convert(row.prices, PriceSet),
+        admitted_at=row.admitted_at.timestamp(),
+        tags=UNSET,
     )
 
 
@@ -239,12 +221,12 @@ _SUSPENDED = sa.text(f"""
 async def reprice_suspense(
     db: AsyncEngine, book: PriceBook, announce: Announce = announce_to_nobody
 ) -> int:
-    """Post suspended usage whose components all have a price by now, at the price of the time of
-    its admission; returns how many events left suspense. The rest stays and may be tried again."""
+    """Post suspended usage whose components all have a price now, at the prices of its admission.
+    Return the number of events that left suspense; the others stay there."""
     repriced, after = 0, ""
     while True:
         async with db.begin() as connection:
-            # What is still in suspense is read and posted under this lock.
+            # The events are read and posted under one lock.
             await hold_corrections(connection)
             waiting = await _suspended(connection, after)
             rated = (_rate_suspended(each, book) for each in waiting)
@@ -257,15 +239,15 @@ async def reprice_suspense(
 
 
 async def _suspended(connection: AsyncConnection, after: str) -> list[RatedEvent]:
-    """Events in suspense, by id, from the one behind `after`."""
+    """Return the next events in suspense by id, behind `after`."""
     rows = await connection.execute(_SUSPENDED, {"after": after, "limit": REPRICE_BATCH})
     return [to_rated_event(row) for row in rows]
 
 
 def _rate_suspended(event: RatedEvent, book: PriceBook) -> Rating | None:
-    """Only what had no price at admission; what had one is booked already, as if all that was
-    written had been kept: it is refunded once the event waits no more. None: not all of it has a
-    price."""
+    """Price the components that had no price at admission; the others are booked, as if all cache
+    writes had been kept, and are refunded when the event has left suspense. None: a component has
+    no price."""
     found = book.at(event.model, event.admitted_at.timestamp(), event.tier, event.price_list)
     chosen: dict[Component, Price | None] = {
         name: price_of(name, event.prices) or price_of(name, found) for name in event.used

@@ -1,11 +1,11 @@
-"""The shipper: from the spool to Postgres, at its own pace, for as long as it takes.
+"""The shipper books the events of a spool in Postgres.
 
     shipper = Shipper(spool, db, adopt_from=home / "spool"); shipper.start()
     ...
     await shipper.drain(10.0); await shipper.stop(); await spool.shutdown()
 
-The cursor moves only after Postgres has committed; what ships twice is booked once. An outage means
-backoff and a growing backlog, never a lost event and never a close that waits.
+The cursor moves only after Postgres has committed, and an event that ships twice is booked once.
+During an outage the shipper backs off and the backlog grows; no event is lost and no close waits.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
-"""Of its own: nobody's seed is drawn from."""
+"""Its own generator, so that a seeded global one is not advanced."""
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 ADOPT_INTERVAL_S = 1.0
-"""How long what a dead neighbour left may lie unseen: its bill is late by as much. A process that
-comes back for its own directory waits for an adopter (`billing.spool.spool.LOCK_WAIT_S`)."""
+"""The spool of a dead process is found so late. A process that restarts with its own directory
+waits for an adopter (`billing.spool.spool.LOCK_WAIT_S`)."""
 DRAIN_POLL_S = 0.02
 GATHER_S = 0.5
-"""Between two batches that are not full: a batch costs some ten times as much as an event in it."""
+"""The pause before a batch that is not full: a batch costs about ten times as much as an event."""
 
 
 class Alarms(msgspec.Struct):
@@ -49,7 +49,7 @@ class Alarms(msgspec.Struct):
     conflicts: int = 0
     """Events that came again with other content; kept in usage_conflicts."""
     refused: int = 0
-    """Events that Postgres will never take, or that damage took; kept in the spool's quarantine."""
+    """Events that Postgres refuses, or that were damaged; kept in the spool's quarantine."""
 
 
 OnRecovered = Callable[[list[UsageEvent]], None]
@@ -57,11 +57,11 @@ OnBooked = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 
 
 async def notify_nobody(_: Sequence[UsageEvent]) -> None:
-    """Wants to know."""
+    """Do nothing."""
 
 
 class Shipper:
-    """Ships one process's spool, and what dead neighbours left in `adopt_from`."""
+    """Ships the spool of one process, and the spools of dead processes in `adopt_from`."""
 
     def __init__(
         self,
@@ -73,16 +73,15 @@ class Shipper:
         on_left: OnRecovered = lambda events: None,
         on_booked: OnBooked = notify_nobody,
     ) -> None:
-        """`on_recovered` gets the attempts that an adoption billed at their last checkpoint, once
-        and as soon as they are on disk: Postgres may be down for long. `on_left` gets all that a
-        process had closed which did not live to ship it, nor perhaps to do what follows a close.
-        `on_booked` gets what Postgres has by then, at least once; where it raises they come
-        again."""
+        """`on_recovered` gets the attempts that an adoption closed at their last checkpoint, once
+        and as soon as they are on disk: Postgres may be down for long. `on_left` gets the events
+        that a dead process had closed and not shipped; it may not have done what follows a close.
+        `on_booked` gets booked events, at least once: if it raises, they come again."""
         self._spool, self._db, self._adopt_from = spool, db, adopt_from
         self._on_recovered, self._on_left = on_recovered, on_left
         self._on_booked = on_booked
         self._num_left = spool.backlog
-        """Of the events to ship next, how many are of the process before."""
+        """The number of unshipped events of the previous process."""
         self._tasks: list[asyncio.Task[None]] = []
         self._hurried = asyncio.Event()
         self.alarms = Alarms()
@@ -95,7 +94,7 @@ class Shipper:
                 lambda: ADOPT_INTERVAL_S,
                 partial(self._adopt_all, self._adopt_from),
                 log=log,
-                failure="nothing is adopted",
+                failure="no spool is adopted",
             )
             self._tasks.append(asyncio.create_task(adopter.run(), name="spool adopter"))
 
@@ -133,13 +132,13 @@ class Shipper:
                 if self._spool.backlog < MAX_BATCH:
                     await self._gather()
             except Exception as error:
-                # Whatever went wrong, the events are on disk and stay there until it goes right.
+                # The events stay on disk until they are shipped.
                 log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
                 await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _gather(self) -> None:
-        """Let events come together, unless somebody waits for them."""
+        """Wait for more events, unless `drain` waits."""
         try:
             async with asyncio.timeout(GATHER_S):
                 await self._hurried.wait()
@@ -150,23 +149,17 @@ class Shipper:
         try:
             await (await self._db.connect()).close()
         except Exception as error:
-            # Every opening of a spool adds a segment to it, so none without a use.
+            # Opening a spool adds a segment to it, so none is opened in vain.
             log.warning("adopting waits for Postgres: %r", error)
             return
+        callbacks = (self._on_recovered, self._on_booked, self._on_left)
         for lock in sorted(parent.glob("*/lock")):
             try:
-                await adopt(
-                    self._db,
-                    lock.parent,
-                    self.alarms,
-                    self._on_recovered,
-                    self._on_booked,
-                    self._on_left,
-                )
+                await adopt(self._db, lock.parent, self.alarms, *callbacks)
             except SpoolLocked:
-                continue  # alive, this process's own among them
+                continue  # its process is alive, or it is our own
             except Exception as error:
-                log.warning("adopting %s failed, it stays for later: %r", lock.parent, error)
+                log.warning("adopting %s failed, it is tried again: %r", lock.parent, error)
 
 
 async def adopt(
@@ -177,11 +170,11 @@ async def adopt(
     on_booked: OnBooked = notify_nobody,
     on_left: OnRecovered = lambda events: None,
 ) -> None:
-    """Recover, ship and remove a directory whose process is gone.
+    """Recover, ship and delete the directory of a dead process.
 
-    Raises: SpoolLocked when it is not gone; what `ingest` raises, the directory then being left for
-    the next to try. What was recovered is closed on disk by then and will not be found open again,
-    so `on_recovered` hears of it before anything ships.
+    Raises: SpoolLocked when the process is alive; what `ingest` raises, and then the directory is
+    adopted again. Recovered attempts are closed on disk by then and not found open again, so
+    `on_recovered` is called before anything ships.
     """
     spool = await Spool.open(directory, lock_wait_s=0)
     log.info("adopted spool %s with %d events", directory, spool.backlog)
@@ -199,7 +192,7 @@ async def adopt(
 async def ship_batch(
     db: AsyncEngine, spool: Spool, alarms: Alarms, on_booked: OnBooked = notify_nobody
 ) -> list[UsageEvent]:
-    """Book the oldest events that have not shipped, then move the cursor behind them."""
+    """Book the oldest unshipped events, then move the cursor behind them."""
     batch = await spool.read_closed(MAX_BATCH)
     await _book(db, spool, batch.events, alarms)
     await settle_late(db, batch.events)
@@ -212,8 +205,8 @@ async def ship_batch(
 async def _book(
     db: AsyncEngine, spool: Spool, events: Sequence[UsageEvent], alarms: Alarms
 ) -> None:
-    """Ingest; what Postgres refuses for its content is narrowed down and put aside, so that one
-    broken event blocks no other."""
+    """Ingest events. One that Postgres refuses for its content is found by bisection and moved to
+    the quarantine, so that it does not block the others."""
     try:
         alarms.conflicts += len((await ingest(db, events)).conflicts)
     except (DBAPIError, ValueError, OverflowError) as error:
@@ -230,8 +223,8 @@ async def _book(
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the content is at fault and trying again is useless: a value that Python or asyncpg
-    cannot convert, or SQLSTATE class 22 (data exception) or 23 (integrity violation)."""
+    """True if an error is about the content, so that a retry is useless: a value that Python or
+    asyncpg cannot convert, or SQLSTATE class 22 (data exception) or 23 (integrity violation)."""
     if not isinstance(error, DBAPIError):
         return True
     state: str | None = getattr(error.orig, "sqlstate", None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
-from uuid import NAMESPACE_OID, UUID, uuid5
+from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
 from billing.ingestion.ingest import digest
-from billing.ingestion.settle_late import nobodys_waste_id
+from billing.ingestion.settle_late import house_waste_id, waste_id
 from billing.ledger import accounts as ledger
 from billing.reconciliation.checks import check_all
 from billing.spool.directory import closed_events
@@ -176,8 +176,7 @@ def _events_of(attempt: str) -> list[str]:
         behind_stop = [stop_waste_id(str(UUID(attempt)))]
     except ValueError:
         behind_stop = []
-    undelivered = str(uuid5(NAMESPACE_OID, f"{attempt}:waste"))
-    return [attempt, undelivered, nobodys_waste_id(attempt), *behind_stop]
+    return [attempt, waste_id(attempt), house_waste_id(attempt), *behind_stop]
 
 
 # A waste that was reversed is another event's by now.

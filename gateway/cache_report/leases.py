@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections import cache_leases
-from billing.corrections.cache_leases import Alive, Lease, LeaseChange
+from billing.corrections.cache_leases import Lease, LeaseChange, LiveEngine
 from billing.events import UsageEvent
 from billing.ingestion.shipper import OnBooked
 from engine.protocol import LeaseEnded, LeaseGranted
@@ -63,7 +63,7 @@ class CacheLeases(Flusher):
         self._count = count
         self._asked: Lru[str, KeepRequest] = Lru(MAX_ASKED)
         self._engines: Mapping[str, Engine] = {}
-        self._alive: dict[str, Alive] = {}
+        self._alive: dict[str, LiveEngine] = {}
 
     def watch(self, engines: Mapping[str, Engine]) -> None:
         """Watch the engines by where they are (`place_of`)."""
@@ -146,11 +146,11 @@ class CacheLeases(Flusher):
             if engine.connected
         }
 
-    def _seen(self, place: str, engine_id: str, now: float) -> Alive:
+    def _seen(self, place: str, engine_id: str, now: float) -> LiveEngine:
         known = self._alive.get(place)
         if known is not None and known.engine_id == engine_id:
             return known
-        return Alive(place, engine_id, now)
+        return LiveEngine(place, engine_id, now)
 
     def _note(self, changed: Counter[LeaseChange]) -> None:
         for (model, outcome), number in changed.items():

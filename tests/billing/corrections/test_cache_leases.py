@@ -16,9 +16,9 @@ from billing.cache_contracts import Ttl
 from billing.corrections.cache_leases import (
     LOST_AFTER,
     RECORDED_WITHIN,
-    Alive,
     Lease,
     LeaseChange,
+    LiveEngine,
     end,
     grant,
     note_writes,
@@ -55,9 +55,9 @@ USED = Quantities(uncached_input=100, cache_write_5m=1600, cache_write_1h=1024, 
 WHOLE = 100 * 100_000 + 1600 * 125_000 + 1024 * 200_000 + 400_000
 PREMIUM_5M, PREMIUM_1H = 1600 * 25_000, 1024 * 100_000
 EVENT = "019aa0c5-0000-7000-8000-000000000001"
-ENGINE = Alive("host/unix:/e", "engine-1", 0.0)
+ENGINE = LiveEngine("host/unix:/e", "engine-1", 0.0)
 """Known for long."""
-ANOTHER = Alive("host/unix:/e", "engine-2", 4e9)
+ANOTHER = LiveEngine("host/unix:/e", "engine-2", 4e9)
 """In its place; known from after all that was granted."""
 NOVEMBERS = ReratingScope(org_id="org_a", start=at(2026, 11, 1), end=at(2026, 12, 1))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from billing.cache_contracts import WRITES, Ttl
-from billing.corrections.cache_leases import Alive, Lease, end, grant, note_writes, sweep
+from billing.corrections.cache_leases import Lease, LiveEngine, end, grant, note_writes, sweep
 from billing.events import Price, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
 from billing.invoices.invoice import Invoice
@@ -163,7 +163,7 @@ class Machine(DatabaseMachine):
 
     @rule()
     def sweeps(self) -> None:
-        alive = Alive(f"{PLACE}/{self.org}", self.engine_id, self.since)
+        alive = LiveEngine(f"{PLACE}/{self.org}", self.engine_id, self.since)
         self.run(sweep, self.db, [alive])
         heard_long_enough = self.since < time.time() - 30
         for asked in self.all:

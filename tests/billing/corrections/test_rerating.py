@@ -143,11 +143,11 @@ async def test_only_what_was_seen_is_applied(db: AsyncEngine) -> None:
     dearer = CHEAP | {"output": Price("penny:output:3", 300_001)}
     before = await standing(db)
     for changed in (a_book(dearer), a_book(PRICES)):
-        with pytest.raises(InvoicingConflict, match="not what was shown"):
+        with pytest.raises(InvoicingConflict, match="the preview has changed"):
             await apply(db, WHOLE, changed, shown.digest)
     late = used(at(2026, 9, 11))
     await book(db, late)
-    with pytest.raises(InvoicingConflict, match="not what was shown"):
+    with pytest.raises(InvoicingConflict, match="the preview has changed"):
         await apply(db, WHOLE, a_book(CHEAP), shown.digest)
     assert [row for row in await standing(db) if row[0] != late.id] == before
     with pytest.raises(BadInvoicing, match="ends_at: "):
@@ -391,7 +391,7 @@ async def test_a_credit_gets_back_what_it_paid_too_much(db: AsyncEngine) -> None
 async def test_others_have_their_turn_while_a_period_is_looked_through(
     db: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rerating, "STRETCH", 4)
+    monkeypatch.setattr(rerating, "YIELD_EVERY", 4)
     rate, turns, seen = rerating._rate, 0, list[int]()
 
     async def others() -> None:

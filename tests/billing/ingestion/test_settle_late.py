@@ -14,8 +14,7 @@ from billing.events import Price, Quantities, stop_waste_id
 from billing.ingestion import settle_late as reconcile
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import (
-    WastedTokens,
-    nobodys_attempt,
+    house_attempt,
     post_waste,
     reprice_suspense,
     settle_late,
@@ -44,7 +43,7 @@ async def test_what_was_generated_and_not_billed_is_waste(db: AsyncEngine) -> No
     assert await post_waste(db, event.id, UNBILLED) is None
     await ingest(db, [event])
     for _ in range(2):
-        assert await post_waste(db, event.id, UNBILLED) == WastedTokens(Quantities(output=30))
+        assert await post_waste(db, event.id, UNBILLED) == Quantities(output=30)
     assert (await balances(db))["house:waste"] == (30 * 400_000, 0)
     assert (await balances(db))["receivable:org_a"] == (18_160_000, 0)
     [waste] = await rows(db, "SELECT * FROM usage_events WHERE kind = 'waste'")
@@ -55,7 +54,7 @@ async def test_what_was_generated_and_not_billed_is_waste(db: AsyncEngine) -> No
 async def test_an_attempt_recovered_without_a_checkpoint_is_wasted_whole(db: AsyncEngine) -> None:
     event = an_event(quantities=Quantities(), finish="recovered")
     await ingest(db, [event])
-    assert await post_waste(db, event.id, UNBILLED) == WastedTokens(UNBILLED)
+    assert await post_waste(db, event.id, UNBILLED) == UNBILLED
     amount = 100 * 100_000 + 16 * 10_000 + 50 * 400_000
     assert (await balances(db))["house:waste"] == (amount, 0)
 
@@ -63,7 +62,7 @@ async def test_an_attempt_recovered_without_a_checkpoint_is_wasted_whole(db: Asy
 async def test_a_complete_bill_leaves_no_waste(db: AsyncEngine) -> None:
     event = an_event()
     await ingest(db, [event])
-    assert await post_waste(db, event.id, event.quantities) == WastedTokens(Quantities())
+    assert await post_waste(db, event.id, event.quantities) == Quantities()
     assert len(await rows(db, "SELECT * FROM usage_events")) == 1
 
 
@@ -72,7 +71,7 @@ async def test_what_lies_behind_a_stop_string_is_not_wasted_twice(db: AsyncEngin
     behind = an_event(an_attempt(stop_waste_id(event.id)), Quantities(output=4), kind="waste")
     await ingest(db, [event, behind])
     generated = Quantities(uncached_input=100, cache_read=16, output=25)
-    assert await post_waste(db, event.id, generated) == WastedTokens(Quantities(output=1))
+    assert await post_waste(db, event.id, generated) == Quantities(output=1)
 
 
 async def test_billing_more_than_was_generated_is_an_alarm(
@@ -81,7 +80,7 @@ async def test_billing_more_than_was_generated_is_an_alarm(
     event = an_event()
     await ingest(db, [event])
     found = await post_waste(db, event.id, Quantities(uncached_input=100, cache_read=17, output=5))
-    assert found == WastedTokens(Quantities(cache_read=1))
+    assert found == Quantities(cache_read=1)
     assert f"attempt {event.id}: 15 output over-billed" in caplog.text
 
 
@@ -94,7 +93,7 @@ async def test_an_orphan_waits_for_its_event(db: AsyncEngine, book: PriceBook) -
 
     arriving = asyncio.create_task(arrive())
     settled = await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=5.0)
-    assert settled == WastedTokens(Quantities(output=30))
+    assert settled == Quantities(output=30)
     await arriving
 
 
@@ -104,13 +103,13 @@ async def test_an_orphan_without_an_event_is_the_houses(
     generated = Quantities(output=7)
     for _ in range(2):
         settled = await settle_orphan(db, UUID7, generated, model="penny", book=book, wait_s=0.05)
-        assert settled == WastedTokens(generated)
+        assert settled == generated
     assert f"no event for attempt {UUID7}" in caplog.text
     assert await balances(db) == {
         "house:waste": (7 * 400_000, 0),
         "house:production": (0, 7 * 400_000),
     }
-    attempt = nobodys_attempt(UUID7, "penny", book)
+    attempt = house_attempt(UUID7, "penny", book)
     assert (attempt.org, attempt.admitted_at) == ("house", 0x019A9C1E5E80 / 1000)
     assert await check_ledger(db) == []
 
@@ -126,7 +125,7 @@ async def test_an_event_that_comes_later_than_that_is_not_wasted_twice(
     for _ in range(2):
         await settle_late(db, [event, an_event()])
         settled = await settle_orphan(db, UUID7, UNBILLED, model="penny", book=book, wait_s=0)
-        assert settled == WastedTokens(Quantities(output=30))
+        assert settled == Quantities(output=30)
     found = await balances(db)
     assert found["house:waste"] == (80 * 400_000, 50 * 400_000), "30 of 80, once"
     assert found["house:production"] == (50 * 400_000, 80 * 400_000)

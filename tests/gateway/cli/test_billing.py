@@ -57,7 +57,7 @@ def test_a_period_is_seen_and_applied_and_its_draft_made_final(environ: dict[str
     assert digest is not None
     assert json.loads(billing("rerate", *DAYS, "--json")[1])["digest"] == digest[1]
     status, text = billing("rerate", *DAYS, "--apply", "0" * 64)
-    assert status == 2 and "this is not what was shown" in text
+    assert status == 2 and "the preview has changed" in text
     for _ in range(2):
         applied = billing("rerate", *DAYS, "--apply", digest[1])
         assert applied == (0, "1 events are priced anew.\n")

@@ -40,7 +40,7 @@ async def test_a_period_is_priced_anew_as_it_was_shown(
     assert amounts == ("0.002", "0.0005", "-0.0015")
     assert line["price_id_after"] == "penny:output:2026-01-01T00:00:00Z"
     stranger = await world.call("POST", RERATINGS, {**SPAN, "digest": "0" * 64})
-    assert stranger.status_code == 409 and "not what was shown" in stranger.text
+    assert stranger.status_code == 409 and "preview has changed" in stranger.text
     counter = f"tollgate:{{{org_id}}}:spent:org:{org_id}:total"
     await redis.hset(counter, "n", "2000000")  # type: ignore[misc]
     await redis.sadd(index_key(org_id), counter)  # type: ignore[misc]
