@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from billing.events import Attempt
-from gateway.fleet.engine.prompt_beginning import text_digest
+from gateway.fleet.engine.cache_outcome import text_digest
 from gateway.fleet.replica import LocatingReplica, MessagePlace, PreparedRequest, Replica
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Priority

@@ -1,7 +1,8 @@
 """Tells why so much of a prompt was read from the cache and no more: one cause for each request,
 that of the first token which had to be computed.
 
-Pure. Knows positions in tokens, never what stands there.
+Pure. Knows positions in tokens, never what stands there; an upstream's prompt, whose tokens nobody
+here knows, is told apart by how its text begins.
 
     intact         all that an earlier prompt had in common with this one, and more there was not
     first          no prompt that is remembered began like this one
@@ -18,14 +19,16 @@ Pure. Knows positions in tokens, never what stands there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
 from billing.cache_contracts import FLOORS, Breakpoint, ContractName
 from engine.protocol import SeenPrefix
 from gateway.fleet.engine.prefix_memory import EarlierPrompt
+from gateway.generate_request import GenerateRequest
 from gateway.generation_events import CacheCause
 
 PREFIX_TOKENS = 128
@@ -96,3 +99,40 @@ def digest(namespace: str, data: bytes) -> str:
     """Return RFC 7693's BLAKE2b under a namespace, of whatever length."""
     key = blake2b(namespace.encode(), digest_size=32).digest()
     return blake2b(data, key=key, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def text_digest(namespace: str, request: GenerateRequest) -> str:
+    """Return the digest of the first `PREFIX_CHARS` of its texts; empty where there are fewer."""
+    found: list[str] = []
+    missing = PREFIX_CHARS
+    for text in texts_of(request):
+        found.append(text[:missing])
+        missing -= len(found[-1])
+        if not missing:
+            return digest(namespace, "".join(found).encode(errors="replace"))
+    return ""
+
+
+def texts_of(request: GenerateRequest) -> Iterator[str]:
+    """Yield the texts in order; with their roles, which are part of what is compared."""
+    if request.plain is not None:
+        for prompt in request.plain.prompts:
+            yield prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:PREFIX_CHARS]))
+    elif request.prompt is not None:
+        yield from texts_of_messages(request.prompt.messages)
+    elif request.forward is not None:
+        yield from texts_of_messages(request.forward["messages"])
+
+
+def texts_of_messages(messages: Iterable[dict[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        yield str(message.get("role"))
+        content = message.get("content")
+        for part in [content] if isinstance(content, str) else content or ():
+            text = part if isinstance(part, str) else part.get("text")
+            if isinstance(text, str):
+                yield text
+
+
+PREFIX_CHARS = 512
+"""About as much as `PREFIX_TOKENS`."""

@@ -10,16 +10,30 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm
+from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
 from gateway.ids import uuid7_hex
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import JsonObjectFormat
 from gateway.wire.constraints.to_grammar import ANY_OBJECT, check_size, of_schema
+from gateway.wire.constraints.to_tool_use import (
+    allowed,
+    known,
+    named_once,
+    offered,
+    only_with_tools,
+)
 from gateway.wire.openai.from_chat import default, nucleus, stop_strings
 from gateway.wire.openai_responses.context import text_size_of_calls, to_items, to_messages
 from gateway.wire.openai_responses.items import MAX_ITEMS, Item, with_type
-from gateway.wire.openai_responses.request import LOGPROBS, NOT_YET, ResponseRequest, SchemaFormat
-from gateway.wire.openai_responses.tools import tool_use
+from gateway.wire.openai_responses.mcp_tools import McpChoice, without_mcp
+from gateway.wire.openai_responses.request import (
+    LOGPROBS,
+    NOT_YET,
+    FunctionChoice,
+    ResponseAllowedTools,
+    ResponseRequest,
+    SchemaFormat,
+)
 from gateway.wire.shared.refusals import check_values, decode, to_bad_value, unsupported
 
 T = TypeVar("T")
@@ -134,3 +148,32 @@ def output_form(request: ResponseRequest) -> OutputForm | None:
             check_size(form)
             return form
     return None
+
+
+def tool_use(request: ResponseRequest) -> ToolUse | None:
+    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
+    choice = request.tool_choice
+    functions = without_mcp(request.tools)
+    if isinstance(choice, McpChoice):
+        choice.check(request.tools)
+    if not functions and request.tools:
+        return None
+    if not functions:
+        if choice not in (None, "none", "auto"):
+            raise only_with_tools("tool_choice")
+        return None
+    by_name = named_once(functions, "tools[{}]")
+    if choice == "none":
+        return None
+    forced: tuple[str, ...] = ()
+    match choice:
+        case "required":
+            forced = tuple(by_name)
+        case FunctionChoice():
+            forced = (known(choice.name, by_name, "tool_choice.name"),)
+        case ResponseAllowedTools():
+            names = (each.name for each in choice.tools)
+            by_name = allowed(names, by_name, "tool_choice.tools[{}].name")
+            forced = tuple(by_name) if choice.mode == "required" else ()
+    parallel = request.parallel_tool_calls is not False and not isinstance(choice, FunctionChoice)
+    return offered(by_name, forced, parallel=parallel)

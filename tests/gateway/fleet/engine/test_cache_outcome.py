@@ -20,14 +20,15 @@ from engine.protocol import SeenPrefix
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.cache_outcome import (
+    PREFIX_CHARS,
     PREFIX_TOKENS,
     Circumstances,
     outcome_of,
     prefix_digest,
+    text_digest,
 )
 from gateway.fleet.engine.model_format import ModelFormat
 from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, EarlierPrompt
-from gateway.fleet.engine.prompt_beginning import PREFIX_CHARS, text_digest
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MessagePlace
