@@ -1,0 +1,132 @@
+"""A plan limit is added in at most three places: its entry, a migration, and where it is counted if
+it counts something new. Here they are, made in a copy of the product that is then used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from gateway.principal import LIMIT_NAMES, PLAN_LIMITS
+from tests.test_tidy import ROOMS, ROOT
+
+TIMEOUT_S = 120.0
+
+ENTRIES = """\
+    requests_per_day: Annotated[
+        Amount | None,
+        PlanLimit(
+            *("q", "daily_requests", "requests per day (RPD)"),
+            counts="requests",
+            window_us=DAY_US,
+            of_keys=True,
+            openai_name="max_requests_per_1_day",
+        ),
+    ] = None
+    weighted_tokens_per_minute: Annotated[
+        Amount | None,
+        PlanLimit("w", "weighted_tokens", "weighted tokens per minute", raises_alerts=True),
+    ] = None
+"""
+COUNTED = """\
+            "weighted_tokens": self.input_tokens + 4 * self.output_tokens,
+"""
+INSERTED = {
+    "gateway/principal.py": (ENTRIES, "    weight: Weight | None = None\n"),
+    "gateway/limits/outcomes.py": (COUNTED, '            "requests": requests,\n'),
+}
+"""By file, the lines that are added and the line that they are added before."""
+
+MIGRATION = '''\
+"""Plans: requests by the day, and tokens of which output weighs four times."""
+
+from alembic import op
+
+revision = "9999"
+down_revision = "{head}"
+
+STATEMENTS = (
+    "ALTER TABLE plans ADD COLUMN requests_per_day bigint CHECK (requests_per_day >= 0),"
+    " ADD COLUMN weighted_tokens_per_minute bigint CHECK (weighted_tokens_per_minute >= 0)",
+    "ALTER TABLE api_keys ADD COLUMN requests_per_day bigint CHECK (requests_per_day >= 0)",
+    "ALTER TABLE project_rate_limits ADD COLUMN requests_per_day bigint",
+    "ALTER TABLE alerts DROP CONSTRAINT alerts_measure, ADD CONSTRAINT alerts_measure CHECK"
+    " (measure IN ('spend', 'unusual_spend', 'credits_low', 'credits_exhausted',"
+    " 'tokens_per_minute', 'input_tokens_per_minute', 'output_tokens_per_minute',"
+    " 'weighted_tokens_per_minute'))",
+)
+
+
+def upgrade() -> None:
+    for statement in STATEMENTS:
+        op.execute(statement)
+'''
+MIGRATIONS = "migrations/versions"
+COPIED = ("gateway", "migrations")
+
+ELSEWHERE = {
+    "gateway/settings/load.py": "the default plan's values",
+    "gateway/limits/outcomes.py": "the one limit of what is open at once, which has no bucket",
+    "gateway/routes/usage/own_view.py": "a vendor's field for one of them",
+}
+"""Files of the product that name a limit beside its entry, and why. A list of limits is no reason:
+`gateway.principal.PLAN_LIMITS` is that list."""
+
+
+def copy_with_new_limits(folder: Path) -> int:
+    """Make a copy of the product in `folder`; return in how many places it was changed."""
+    for name in (*ROOMS, "migrations", "models", "tests"):
+        if name in COPIED:
+            shutil.copytree(ROOT / name, folder / name)
+        else:
+            (folder / name).symlink_to(ROOT / name)
+    for name, (lines, before) in INSERTED.items():
+        source = (folder / name).read_text()
+        assert source.count(before) == 1, name
+        (folder / name).write_text(source.replace(before, lines + before))
+    head = max(file.name[:4] for file in (folder / MIGRATIONS).glob("[0-9]*.py"))
+    (folder / MIGRATIONS / "9999_more_limits.py").write_text(MIGRATION.format(head=head))
+    return len(INSERTED) + 1
+
+
+async def test_a_limit_is_added_in_three_places(
+    postgres_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    assert copy_with_new_limits(tmp_path) == 3
+    arguments = ("-P", "-m", "tests.gateway.limits.added_limits", str(tmp_path))
+    used = await asyncio.create_subprocess_exec(
+        *(sys.executable, *arguments, postgres_url, redis_url),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await asyncio.wait_for(used.communicate(), TIMEOUT_S)
+    finally:
+        if used.returncode is None:
+            used.kill()
+    assert used.returncode == 0, said.decode()
+
+
+def test_no_other_place_of_the_product_lists_limits() -> None:
+    named = re.compile(rf"\b({'|'.join(LIMIT_NAMES)})\b")
+    found = {
+        str(file.relative_to(ROOT))
+        for room in ROOMS
+        for kind in ("*.py", "*.lua")
+        for file in (ROOT / room).rglob(kind)
+        if named.search(file.read_text())
+    }
+    assert found == {"gateway/principal.py", *ELSEWHERE}
+
+
+def test_no_two_limits_share_a_bucket_or_a_name() -> None:
+    for names in zip(*((each.letter, each.kind, each.title) for each in PLAN_LIMITS), strict=True):
+        assert Counter(names).most_common(1)[0][1] == 1, names
+    letters = {each.letter for each in PLAN_LIMITS}
+    assert "m" not in letters and {len(letter) for letter in letters} == {1}, "m is money's"
