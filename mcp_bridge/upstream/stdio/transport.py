@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import Message, RpcError
 from mcp_bridge.upstream.credentials import CredentialSet, UpstreamOwner
@@ -254,6 +254,7 @@ class StdioTransports:
         self._launcher: Launcher | None = None
         self._lock = asyncio.Lock()
         self._idle_stop_s = idle_stop_s or IDLE_STOP_S
+        self._endings = TaskSet()
 
     async def _ready(self) -> Launcher:
         async with self._lock:
@@ -281,9 +282,24 @@ class StdioTransports:
         try:
             yield transport
         finally:
-            await transport.close()
-            if self._on_end is not None:
-                self._on_end(last_words(process, config.launch, credential.values.values()))
+            ending = self._end(transport, process, config.launch, credential)
+            await asyncio.shield(self._endings.spawn(ending))
+
+    async def _end(
+        self,
+        transport: StdioTransport,
+        process: ServerProcess,
+        spec: LaunchSpec,
+        credential: CredentialSet,
+    ) -> None:
+        await transport.close()
+        if self._on_end is not None:
+            self._on_end(last_words(process, spec, credential.values.values()))
+
+    async def close(self) -> None:
+        """Wait until processes that are being stopped are gone, also those whose users did not
+        wait for it."""
+        await self._endings.wait()
 
 
 def last_words(process: ServerProcess, spec: LaunchSpec, credentials: Iterable[str]) -> LastWords:

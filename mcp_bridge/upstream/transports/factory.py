@@ -81,6 +81,8 @@ class Transports:
     async def close(self) -> None:
         if self._connections is not None:
             await self._connections.close()
+        if self._processes is not None:
+            await self._processes.close()
 
     def open(self, config: ServerConfig, owner: UpstreamOwner) -> Transport:
         credentials = self._credential_source(config, owner)
