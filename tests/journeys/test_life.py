@@ -45,6 +45,8 @@ upstream = "{upstream}"
 name = "narrow"
 upstream = "{upstream}"
 max_concurrency = 2
+[plan.default]  # enough for every test here, also right after Redis has lost its counters
+tokens_per_minute = 1_000_000_000
 """
 PROMPT_WORDS = ("xylophone-7319", "quagmire-2048")
 PROMPT: Any = [{"role": "user", "content": f"Tell me of a {PROMPT_WORDS[0]} {PROMPT_WORDS[1]}."}]

@@ -91,6 +91,7 @@ def test_a_list_is_walked_from_the_newest_on(client: OpenAI) -> None:
     assert [each.id for each in page] == ids[::-1]
     oldest = client.files.list(purpose="fine-tune", order="asc")
     assert [each.id for each in oldest.data] == ids
+    client.files.create(file=b"x", purpose="user_data")
     assert {each.purpose for each in client.files.list()} > {"fine-tune"}
 
 

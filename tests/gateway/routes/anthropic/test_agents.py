@@ -93,7 +93,8 @@ def result(call: Any, marked: bool) -> dict[str, Any]:
 
 def test_a_long_loop_reads_what_the_turn_before_had_kept(client: Anthropic) -> None:
     """The breakpoint moves along, on the last block, as agents do it."""
-    system: Any = [{"type": "text", "text": SYSTEM, "cache_control": KEPT}]
+    # Nothing of it is in the cache, whatever was asked before.
+    system: Any = [{"type": "text", "text": f"In a loop. {SYSTEM}", "cache_control": KEPT}]
     messages: list[Any] = [{"role": "user", "content": "Look at all places."}]
     kept = 0
     for number in range(NUM_TURNS + 1):
