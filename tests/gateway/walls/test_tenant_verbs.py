@@ -57,6 +57,7 @@ SYSTEM = {
     "auth.oauth.tokens.grants.issue_code": "of the grant that it is given",
     "auth.oauth.tokens.grants.record_revoked": "about what its caller has ended",
     "auth.oauth.tokens.grants.redeem_code": "by who has the code, before the tenant is known",
+    "auth.bearer.revocations.purge": "of what refuses nothing any more, whosever it was",
     "auth.login.reset.find_reset": "whoever has the link, before the tenant is known",
     "auth.login.sessions.end_session": "of the session that it is given",
     "auth.login.sessions.find_session": "by who has the cookie, before the tenant is known",
