@@ -33,6 +33,8 @@ from gateway.generation_events import CacheCause
 
 PREFIX_TOKENS = 128
 """By which prompts are told apart whose clients name no key."""
+PREFIX_CHARS = 512
+"""About as much as `PREFIX_TOKENS`."""
 DIGEST_BYTES = 8
 
 
@@ -132,7 +134,3 @@ def texts_of_messages(messages: Iterable[dict[str, Any]]) -> Iterator[str]:
             text = part if isinstance(part, str) else part.get("text")
             if isinstance(text, str):
                 yield text
-
-
-PREFIX_CHARS = 512
-"""About as much as `PREFIX_TOKENS`."""
