@@ -103,10 +103,6 @@ def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     return listed if archived else listed.where(projects.c.archived_at.is_(None))
 
 
-def to_project(row: sa.Row[Any]) -> Project:
-    return Project(**row._mapping)
-
-
 async def rename_project(
     conn: AsyncConnection, *, org_id: str, project_id: str, name: str, actor: Actor
 ) -> Project:

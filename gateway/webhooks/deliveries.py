@@ -5,7 +5,7 @@ kept: what fails holds up nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -76,10 +76,6 @@ def select_deliveries(org_id: str, endpoint_id: str, *, state: str | None = None
     found = sa.select(*COLUMNS).where(deliveries.c.org_id == org_id)
     found = found.where(deliveries.c.endpoint_id == endpoint_id)
     return found if state is None else found.where(deliveries.c.state == state)
-
-
-def to_deliveries(rows: Iterable[sa.Row[Any]]) -> list[DeliveryRecord]:
-    return [DeliveryRecord(**row._mapping) for row in rows]
 
 
 async def get_delivery(

@@ -5,7 +5,7 @@ During a rotation's grace both secrets sign. Knows no HTTP."""
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -108,10 +108,6 @@ def select_endpoints(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     """Select the endpoints of an org, for a page; archived: those too."""
     listed = sa.select(*COLUMNS).where(endpoints.c.org_id == org_id)
     return listed if archived else listed.where(endpoints.c.archived_at.is_(None))
-
-
-def to_endpoints(rows: Iterable[sa.Row[Any]]) -> list[EndpointRecord]:
-    return [EndpointRecord(**row._mapping) for row in rows]
 
 
 async def update_endpoint(

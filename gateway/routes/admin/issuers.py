@@ -6,15 +6,11 @@ have themselves. A client secret is written and never read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from litestar import Response, delete, get, post, put
-from litestar.params import FromPath
+from litestar import Response
 from msgspec import Meta
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.auth.errors import MissingScope
 from gateway.auth.federation.external_login import redirect_uri_of
@@ -27,24 +23,17 @@ from gateway.auth.federation.issuers import (
     list_issuers,
     update_issuer,
 )
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ, may_appoint, may_give
+from gateway.permissions import may_appoint, may_give
 from gateway.principal import SCOPE_ADMIN
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import Precondition, answer, if_match
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery
-from gateway.tenancy.changes import changing
-from gateway.tenancy.pages import Cursor
-from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.refusals import decode_kept
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.resource import AdminRequest, AdminResource, to_cursor
+from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.resource import view_of
 
-SCOPE = "admin:issuers"
-PATH = "/v1/admin/issuers"
-ONE = PATH + "/{issuer_id:str}"
 NEW_SUBJECT = "issuer_new"
-"""What is announced of an issuer that has no id yet."""
+"""The subject that is announced of an issuer that has no id yet."""
+IssuerHere = tuple[Issuer, str]
+"""An issuer, and the address of our authorization server."""
 
 
 class IssuerBody(Rules, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,47 +57,31 @@ class IssuerDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-DECODER = msgspec.json.Decoder(IssuerBody)
+def to_view(found: IssuerHere) -> IssuerView:
+    issuer, own_issuer = found
+    return view_of(IssuerView, issuer, redirect_uri=redirect_uri_of(own_issuer, issuer.id))
 
 
-def to_view(request: AuthenticatedRequest, issuer: Issuer) -> IssuerView:
-    rules = {name: getattr(issuer, name) for name in Rules.__struct_fields__}
-    return IssuerView(
-        **rules,
-        id=issuer.id,
-        has_client_secret=issuer.has_client_secret,
-        redirect_uri=redirect_uri_of(services(request).authorization.issuer, issuer.id),
-        created_at=int(issuer.created_at.timestamp()),
-    )
+issuers = AdminResource[IssuerHere](
+    path="/v1/admin/issuers",
+    id_name="issuer_id",
+    tag="Issuers",
+    change=needs("admin:issuers"),
+    view=IssuerView,
+    show=to_view,
+    # Another client secret, which nobody is shown, is a change too.
+    unseen=lambda found: (found[0].client_secret_digest,),
+    checks_ids=False,
+)
 
 
-def unless_changed(
-    request: AuthenticatedRequest, precondition: Precondition
-) -> Callable[[Issuer], None]:
-    """Return a check that includes the client secret: another one, which nobody is shown, is a
-    change too."""
-
-    def check(current: Issuer) -> None:
-        precondition.check(to_view(request, current), current.client_secret_digest)
-
-    return check
+def here(request: AdminRequest, issuer: Issuer) -> IssuerHere:
+    return issuer, request.services.authorization.issuer
 
 
-def shown(
-    request: AuthenticatedRequest,
-    issuer: Issuer,
-    *,
-    status: int = 200,
-    headers: dict[str, str] | None = None,
-) -> Response[bytes]:
-    unseen = (issuer.client_secret_digest,)
-    view = to_view(request, issuer)
-    return answer(request, view, unseen=unseen, status=status, headers=headers)
-
-
-async def read(request: AuthenticatedRequest) -> tuple[Rules, str | None]:
-    """Raises: BadField; MissingScope where it would give away more than the caller has."""
-    body = decode_kept(DECODER, await plain_body(request))
+def to_values(request: AdminRequest, body: IssuerBody) -> dict[str, Any]:
+    """Return what verbs take of a body. Raises: MissingScope where it would give away more than
+    the caller has."""
     principal = request.user
     appointed = {*body.roles.values(), body.default_role}
     if not may_give(principal, body.scopes) or not all(
@@ -116,123 +89,62 @@ async def read(request: AuthenticatedRequest) -> tuple[Rules, str | None]:
     ):
         raise MissingScope(SCOPE_ADMIN)
     rules = Rules(**{name: getattr(body, name) for name in Rules.__struct_fields__})
-    return rules, body.client_secret
+    loopback = request.services.federation.allow_loopback
+    return {"rules": rules, "client_secret": body.client_secret, "allow_loopback": loopback}
 
 
-def announced(
-    request: AuthenticatedRequest, subject: str
-) -> AbstractAsyncContextManager[AsyncConnection]:
-    """Open a transaction of the caller's org, of which every worker hears."""
-    found = services(request)
-    return changing(found.db, found.redis, subject, org_id=request.user.org_id)
+@issuers.page("List external issuers", PageQuery)
+async def list_(request: AdminRequest, query: PageQuery) -> tuple[list[IssuerHere], bool]:
+    async with request.transaction() as conn:
+        found, more = await list_issuers(conn, org_id=request.org_id, cursor=to_cursor(query))
+    return [here(request, each) for each in found], more
 
 
-@get(
-    PATH,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Issuers"],
-    summary="List external issuers",
-    operation_class=describes(query=PageQuery, answer=Listing[IssuerView]),
-)
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, PageQuery)
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        cursor = Cursor(after=query.after, limit=query.limit, order=query.order)
-        found, more = await list_issuers(conn, org_id=org_id, cursor=cursor)
-    views = [to_view(request, each) for each in found]
-    listing = Listing(
-        data=views,
-        first_id=views[0].id if views else None,
-        last_id=views[-1].id if views else None,
-        has_more=more,
-    )
-    return answer(request, listing)
-
-
-@post(
-    PATH,
-    opt=needs(SCOPE),
-    tags=["Issuers"],
-    status_code=201,
-    summary="List an external issuer",
-    operation_class=describes(body=IssuerBody, answer=IssuerView, status=201, idempotent=True),
-)
-async def create(request: AuthenticatedRequest) -> Response[bytes]:
-    rules, client_secret = await read(request)
-    desk, org_id = services(request).federation, request.user.org_id
-    async with announced(request, NEW_SUBJECT) as conn:
+@issuers.create("List an external issuer", IssuerBody)
+async def create(request: AdminRequest, body: IssuerBody) -> Response[bytes]:
+    values = to_values(request, body)
+    cipher = request.services.federation.secrets
+    async with request.announced(NEW_SUBJECT) as conn:
         made = await create_issuer(
-            conn,
-            desk.secrets,
-            org_id=org_id,
-            rules=rules,
-            actor=actor_of(request),
-            client_secret=client_secret,
-            allow_loopback=desk.allow_loopback,
+            conn, cipher, org_id=request.org_id, actor=request.actor, **values
         )
-    return shown(request, made, status=201, headers={"location": f"{PATH}/{made.id}"})
+    response = issuers.respond(request.http, here(request, made), 201)
+    response.headers["location"] = f"{issuers.path}/{made.id}"
+    return response
 
 
-@get(
-    ONE,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["Issuers"],
-    summary="Show an external issuer",
-    operation_class=describes(answer=IssuerView),
-)
-async def show(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        found = await find_issuer(conn, org_id=org_id, issuer_id=issuer_id)
-    return shown(request, found)
+@issuers.get("Show an external issuer")
+async def show(request: AdminRequest) -> IssuerHere:
+    async with request.transaction() as conn:
+        return here(request, await find_issuer(conn, **request.where))
 
 
-@put(
-    ONE,
-    opt=needs(SCOPE),
-    tags=["Issuers"],
-    summary="Change an external issuer",
-    operation_class=describes(body=IssuerBody, answer=IssuerView, conditional=True),
-)
-async def change(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
-    precondition = if_match(request)
-    rules, client_secret = await read(request)
-    desk, org_id = services(request).federation, request.user.org_id
-    async with announced(request, issuer_id) as conn:
+@issuers.replace("Change an external issuer", IssuerBody)
+async def change(request: AdminRequest, body: IssuerBody) -> IssuerHere:
+    values = to_values(request, body)
+    cipher = request.services.federation.secrets
+    async with request.announced(request.id) as conn:
         changed = await update_issuer(
             conn,
-            desk.secrets,
-            org_id=org_id,
-            issuer_id=issuer_id,
-            rules=rules,
-            actor=actor_of(request),
-            client_secret=client_secret,
-            allow_loopback=desk.allow_loopback,
-            check=unless_changed(request, precondition),
+            cipher,
+            **request.where,
+            actor=request.actor,
+            check=lambda current: request.check(here(request, current)),
+            **values,
         )
-    return shown(request, changed)
+    return here(request, changed)
 
 
-@delete(
-    ONE,
-    opt=needs(SCOPE),
-    tags=["Issuers"],
-    status_code=200,
-    summary="Stop believing an issuer",
-    operation_class=describes(answer=IssuerDeleted, conditional=True),
-)
-async def archive(request: AuthenticatedRequest, issuer_id: FromPath[str]) -> Response[bytes]:
-    precondition, org_id = if_match(request), request.user.org_id
-    async with announced(request, issuer_id) as conn:
+@issuers.delete("Stop believing an issuer", answer=IssuerDeleted)
+async def archive(request: AdminRequest) -> IssuerDeleted:
+    async with request.announced(request.id) as conn:
         await archive_issuer(
             conn,
-            org_id=org_id,
-            issuer_id=issuer_id,
-            actor=actor_of(request),
-            check=unless_changed(request, precondition),
+            **request.where,
+            actor=request.actor,
+            check=lambda current: request.check(here(request, current)),
         )
-    return answer(request, IssuerDeleted(id=issuer_id))
+    return IssuerDeleted(id=request.id)
 
 
 routes = [list_, create, show, change, archive]

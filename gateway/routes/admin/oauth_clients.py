@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
-from litestar import Response, delete, get, post
-from litestar.params import FromPath
+from litestar import Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway import permissions as policy
@@ -28,7 +26,6 @@ from gateway.auth.oauth.clients.metadata import (
 )
 from gateway.auth.oauth.clients.store import (
     STRANGERS,
-    Check,
     Client,
     CreatedClient,
     archive_client,
@@ -36,21 +33,14 @@ from gateway.auth.oauth.clients.store import (
     get_client,
     rotate_secret,
     select_clients,
-    to_clients,
     update_client,
 )
 from gateway.auth.oauth.tokens.consents import forget
-from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants, to_grants
-from gateway.auth.tables import oauth_clients, oauth_grants
-from gateway.db import tenant
+from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants
 from gateway.principal import Principal
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
+from gateway.routes.shared.access import needs
 from gateway.routes.shared.browser import desk_of
-from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
-from gateway.tenancy.changes import changing
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.member_tables import service_accounts
 from gateway.wire.admin.oauth_clients import (
@@ -60,22 +50,8 @@ from gateway.wire.admin.oauth_clients import (
     OAuthGrant,
     SecretRotation,
 )
-from gateway.wire.organization.organization import to_unix, to_unix_or_none
-from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.refusals import decode_kept
-
-SCOPE_ADMIN_CLIENTS = "admin:clients"
-CLIENTS, GRANTS = "/v1/admin/oauth/clients", "/v1/admin/oauth/grants"
-CLIENT, GRANT = CLIENTS + "/{client_id:str}", GRANTS + "/{grant_id:str}"
-TAG = "OAuth clients"
-NO_STORE = {"cache-control": "no-store"}
-
-written_decoder = msgspec.json.Decoder(ClientWritten)
-rotation_decoder = msgspec.json.Decoder(SecretRotation)
-
-
-class ClientsQuery(PageQuery):
-    include_archived: bool = False
+from gateway.wire.shared.page_query import ArchivedPageQuery, PageQuery
+from gateway.wire.shared.resource import view_of
 
 
 class GrantsQuery(PageQuery):
@@ -84,45 +60,39 @@ class GrantsQuery(PageQuery):
 
 
 def to_wire(client: Client) -> OAuthClient:
-    return OAuthClient(**_fields(client))
+    return view_of(
+        OAuthClient,
+        client,
+        client_name=client.name,
+        dpop_bound_access_tokens=client.dpop_bound,
+    )
 
 
-def _fields(client: Client) -> dict[str, Any]:
-    same = set(OAuthClient.__struct_fields__) & set(Client.__struct_fields__)
-    return {
-        **{name: getattr(client, name) for name in same},
-        "created_at": to_unix_or_none(client.created_at),
-        "archived_at": to_unix_or_none(client.archived_at),
-        "client_name": client.name,
-        "dpop_bound_access_tokens": client.dpop_bound,
-    }
+clients = AdminResource[Client](
+    path="/v1/admin/oauth/clients",
+    id_name="client_id",
+    tag="OAuth clients",
+    change=needs("admin:clients"),
+    view=OAuthClient,
+    show=to_wire,
+    # A new secret, which nobody is shown, is another version.
+    unseen=lambda client: (client.version,),
+    checks_ids=False,
+)
+grants = AdminResource[Grant](
+    path="/v1/admin/oauth/grants",
+    id_name="grant_id",
+    tag="OAuth clients",
+    change=needs("admin:clients"),
+    view=OAuthGrant,
+    show=lambda grant: view_of(OAuthGrant, grant),
+    checks_ids=False,
+)
 
 
-def to_grant(grant: Grant) -> OAuthGrant:
-    same = set(OAuthGrant.__struct_fields__) & set(Grant.__struct_fields__)
-    moments = {
-        "created_at": to_unix(grant.created_at),
-        "revoked_at": to_unix_or_none(grant.revoked_at),
-    }
-    return OAuthGrant(**{name: getattr(grant, name) for name in same} | moments)
-
-
-def unless_changed(precondition: Precondition) -> Check:
-    """Return a check that includes the version, which tells of a new secret that is shown to
-    nobody."""
-    return lambda client: precondition.check(to_wire(client), client.version)
-
-
-def shown(request: AuthenticatedRequest, client: Client) -> Response[bytes]:
-    return answer(request, to_wire(client), unseen=(client.version,))
-
-
-def shown_once(made: CreatedClient, *, status: int = 200) -> Response[bytes]:
-    """Answer with the tag of the client without its secret: what a later If-Match is compared
-    with."""
-    once = OAuthClientOnce(**_fields(made.client), client_secret=made.client_secret)
-    tag = tag_of(to_wire(made.client), made.client.version)
-    return tagged(once, tag, status=status, headers=NO_STORE)
+def respond_once(made: CreatedClient, *, status: int = 200) -> Response[bytes]:
+    once = view_of(OAuthClientOnce, to_wire(made.client), client_secret=made.client_secret)
+    return clients.respond_once(once, made.client, status=status)
 
 
 def to_metadata(written: ClientWritten) -> ClientMetadata:
@@ -170,217 +140,140 @@ async def check_account(
         raise MissingScope(policy.ADMIN + "*")
 
 
-@post(
-    CLIENTS,
-    opt=needs(SCOPE_ADMIN_CLIENTS),
-    tags=[TAG],
-    summary="Create an OAuth client; only this answer shows its secret",
-    status_code=201,
-    operation_class=describes(
-        body=ClientWritten, answer=OAuthClientOnce, status=201, idempotent=True, conditional=False
-    ),
+def to_owners(written: ClientWritten) -> dict[str, Any]:
+    return {name: getattr(written, name) for name in ("project_id", "service_account_id", "plan")}
+
+
+list_all = clients.list_all(
+    "List the OAuth clients",
+    ArchivedPageQuery,
+    select=lambda org_id, query: select_clients(org_id, archived=query.include_archived),
+    row=Client,
+    name="list_all",
 )
-async def create(request: AuthenticatedRequest) -> Response[bytes]:
-    written = decode_kept(written_decoder, await plain_body(request))
+
+retrieve = clients.retrieve("One OAuth client", get_client)
+
+
+@clients.create(
+    "Create an OAuth client; only this answer shows its secret",
+    ClientWritten,
+    answer=OAuthClientOnce,
+)
+async def create(request: AdminRequest, written: ClientWritten) -> Response[bytes]:
     metadata = to_metadata(written)
     scopes = check_scopes(request.user, written.scopes)
-    async with tenant(services(request).db, request.user.org_id) as conn:
+    async with request.transaction() as conn:
         await check_account(conn, request.user, written.service_account_id)
         made = await create_client(
             conn,
-            desk_of(request).clients.peppers,
+            desk_of(request.http).clients.peppers,
             metadata=metadata,
             scopes=scopes,
-            actor=actor_of(request),
-            org_id=request.user.org_id,
-            project_id=written.project_id,
-            service_account_id=written.service_account_id,
-            plan=written.plan,
+            actor=request.actor,
+            org_id=request.org_id,
+            **to_owners(written),
             by=request.user,
         )
-    return shown_once(made, status=201)
+    return respond_once(made, status=201)
 
 
-@get(
-    CLIENTS,
-    opt=needs(policy.SCOPE_ADMIN_READ),
-    tags=[TAG],
-    summary="List the OAuth clients",
-    operation_class=describes(query=ClientsQuery, answer=Listing[OAuthClient]),
-)
-async def list_all(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, ClientsQuery)
-    listed = select_clients(request.user.org_id, archived=query.include_archived)
-    async with tenant(services(request).db, request.user.org_id) as conn:
-        clients = to_clients(await conn.execute(keyset(listed, oauth_clients.c.id, query)))
-    return answer(request, to_listing([to_wire(each) for each in clients], query))
-
-
-@get(
-    CLIENT,
-    opt=needs(policy.SCOPE_ADMIN_READ),
-    tags=[TAG],
-    summary="One OAuth client",
-    operation_class=describes(answer=OAuthClient, conditional=True),
-)
-async def retrieve(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
-    async with tenant(services(request).db, request.user.org_id) as conn:
-        client = await get_client(conn, org_id=request.user.org_id, client_id=client_id)
-    return shown(request, client)
-
-
-@post(
-    CLIENT,
-    opt=needs(SCOPE_ADMIN_CLIENTS),
-    tags=[TAG],
-    summary="Change an OAuth client: all of it is said again",
-    status_code=200,
-    operation_class=describes(
-        body=ClientWritten, answer=OAuthClient, idempotent=True, conditional=True
-    ),
-)
-async def update(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
-    written = decode_kept(written_decoder, await plain_body(request))
-    metadata, precondition = to_metadata(written), if_match(request)
+@clients.replace("Change an OAuth client: all of it is said again", ClientWritten, method="POST")
+async def update(request: AdminRequest, written: ClientWritten) -> Client:
+    metadata = to_metadata(written)
     scopes = check_scopes(request.user, written.scopes)
-    found, org_id = services(request), request.user.org_id
-    async with changing(found.db, found.redis, client_id, org_id=org_id) as conn:
+    async with request.announced(request.id) as conn:
         await check_account(conn, request.user, written.service_account_id)
-        client = await update_client(
+        return await update_client(
             conn,
-            org_id=org_id,
-            client_id=client_id,
+            **request.where,
+            actor=request.actor,
+            check=request.check,
             metadata=metadata,
             scopes=scopes,
-            actor=actor_of(request),
-            project_id=written.project_id,
-            service_account_id=written.service_account_id,
-            plan=written.plan,
-            check=unless_changed(precondition),
+            **to_owners(written),
             by=request.user,
         )
-    return shown(request, client)
 
 
-@post(
-    CLIENT + "/rotate-secret",
-    opt=needs(SCOPE_ADMIN_CLIENTS),
-    tags=[TAG],
-    summary="Rotate the secret of an OAuth client; only this answer shows it",
-    status_code=200,
-    operation_class=describes(
-        body=SecretRotation, answer=OAuthClientOnce, idempotent=True, conditional=True
-    ),
+@clients.act(
+    "/rotate-secret",
+    "Rotate the secret of an OAuth client; only this answer shows it",
+    body=SecretRotation,
+    body_required=False,
+    answer=OAuthClientOnce,
 )
-async def rotate(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
-    wanted = decode_kept(rotation_decoder, await plain_body(request) or b"{}")
-    precondition, org_id = if_match(request), request.user.org_id
-    desk = desk_of(request)
+async def rotate(request: AdminRequest, wanted: SecretRotation) -> Response[bytes]:
+    desk = desk_of(request.http)
 
     def check(before: Client) -> None:
         # Whoever has its secret has its scopes.
-        unless_changed(precondition)(before)
+        request.check(before)
         check_scopes(request.user, before.scopes)
 
-    async with tenant(services(request).db, org_id) as conn:
-        known = await get_client(conn, org_id=org_id, client_id=client_id)
+    async with request.transaction() as conn:
+        known = await get_client(conn, **request.where)
         await check_account(conn, request.user, known.service_account_id)
         made = await rotate_secret(
             conn,
             desk.clients.peppers,
-            org_id=org_id,
-            client_id=client_id,
+            **request.where,
             grace_s=wanted.grace_s,
-            actor=actor_of(request),
+            actor=request.actor,
             now=desk.clock(),
             check=check,
             by=request.user,
         )
-    return shown_once(made)
+    return respond_once(made)
 
 
-@delete(
-    CLIENT,
-    opt=needs(SCOPE_ADMIN_CLIENTS),
-    tags=[TAG],
-    summary="Archive an OAuth client: what it was given ends",
-    status_code=200,
-    operation_class=describes(answer=OAuthClient, conditional=True),
-)
-async def archive(request: AuthenticatedRequest, client_id: FromPath[str]) -> Response[bytes]:
-    precondition, org_id = if_match(request), request.user.org_id
-    async with announcing(desk_of(request).redis) as announcement:
-        async with tenant(services(request).db, org_id) as conn:
+@clients.delete("Archive an OAuth client: what it was given ends")
+async def archive(request: AdminRequest) -> Client:
+    async with announcing(desk_of(request.http).redis) as announcement:
+        async with request.transaction() as conn:
             client = await archive_client(
-                conn,
-                org_id=org_id,
-                client_id=client_id,
-                actor=actor_of(request),
-                check=unless_changed(precondition),
+                conn, **request.where, actor=request.actor, check=request.check
             )
-            await announcement.revoke(conn, org_id=org_id, kind="client", subject=client_id)
-    return shown(request, client)
+            await announcement.revoke(
+                conn, org_id=request.org_id, kind="client", subject=request.id
+            )
+    return client
 
 
-@get(
-    GRANTS,
-    opt=needs(policy.SCOPE_ADMIN_READ),
-    tags=[TAG],
-    summary="List what users allowed to clients",
-    operation_class=describes(query=GrantsQuery, answer=Listing[OAuthGrant]),
+list_grants = grants.list_all(
+    "List what users allowed to clients",
+    GrantsQuery,
+    select=lambda org_id, query: select_grants(
+        org_id, user_id=query.user_id, client_id=query.client_id
+    ),
+    row=Grant,
+    name="list_grants",
 )
-async def list_grants(request: AuthenticatedRequest) -> Response[bytes]:
-    query = parse_query(request.url.query, GrantsQuery)
-    listed = select_grants(request.user.org_id, user_id=query.user_id, client_id=query.client_id)
-    async with tenant(services(request).db, request.user.org_id) as conn:
-        grants = to_grants(await conn.execute(keyset(listed, oauth_grants.c.id, query)))
-    return answer(request, to_listing([to_grant(each) for each in grants], query))
+
+retrieve_grant = grants.retrieve("One grant", find_grant, name="retrieve_grant")
 
 
-@get(
-    GRANT,
-    opt=needs(policy.SCOPE_ADMIN_READ),
-    tags=[TAG],
-    summary="One grant",
-    operation_class=describes(answer=OAuthGrant, conditional=True),
+@grants.act(
+    "/revoke", "End a grant: its tokens are refused within a second, and the user is asked again"
 )
-async def retrieve_grant(request: AuthenticatedRequest, grant_id: FromPath[str]) -> Response[bytes]:
-    async with tenant(services(request).db, request.user.org_id) as conn:
-        grant = await find_grant(conn, org_id=request.user.org_id, grant_id=grant_id)
-    return answer(request, to_grant(grant))
-
-
-@post(
-    GRANT + "/revoke",
-    opt=needs(SCOPE_ADMIN_CLIENTS),
-    tags=[TAG],
-    summary="End a grant: its tokens are refused within a second, and the user is asked again",
-    status_code=200,
-    operation_class=describes(answer=OAuthGrant, idempotent=True, conditional=True),
-)
-async def revoke(request: AuthenticatedRequest, grant_id: FromPath[str]) -> Response[bytes]:
-    precondition, org_id = if_match(request), request.user.org_id
-    async with announcing(desk_of(request).redis) as announcement:
-        async with tenant(services(request).db, org_id) as conn:
-            known = await find_grant(conn, org_id=org_id, grant_id=grant_id, lock=True)
-            precondition.check(to_grant(known))
+async def revoke(request: AdminRequest) -> Grant:
+    desk, org_id = desk_of(request.http), request.org_id
+    async with announcing(desk.redis) as announcement:
+        async with request.transaction() as conn:
+            known = await find_grant(conn, **request.where, lock=True)
+            request.check(known)
+            user_id, client_id = known.user_id, known.client_id
             await forget(
-                conn,
-                org_id=org_id,
-                user_id=known.user_id,
-                client_id=known.client_id,
-                now=desk_of(request).clock(),
+                conn, org_id=org_id, user_id=user_id, client_id=client_id, now=desk.clock()
             )
             await end_grant(
                 conn,
                 announcement,
-                org_id=org_id,
-                grant_id=grant_id,
+                **request.where,
                 because="administration",
-                actor=actor_of(request),
+                actor=request.actor,
             )
-            grant = await find_grant(conn, org_id=org_id, grant_id=grant_id)
-    return answer(request, to_grant(grant))
+            return await find_grant(conn, **request.where)
 
 
 routes = [

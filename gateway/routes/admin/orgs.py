@@ -57,7 +57,7 @@ list_ = orgs.list_all(
     "List the organizations",
     ArchivedPageQuery,
     select=select_orgs,
-    row=lambda row: Org(**row._mapping),
+    row=Org,
 )
 
 retrieve = orgs.retrieve("One organization", verbs.get_org)

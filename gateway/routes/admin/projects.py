@@ -30,7 +30,7 @@ list_ = projects.list_all(
     "List the projects, with their plans",
     ArchivedPageQuery,
     select=lambda org_id, query: verbs.select_projects(org_id, archived=query.include_archived),
-    row=verbs.to_project,
+    row=Project,
 )
 
 retrieve = projects.retrieve("One project, with its plan", verbs.get_project)

@@ -54,7 +54,7 @@ list_signing_keys = keys.list_all(
     "The keys that sign tokens",
     PageQuery,
     select=lambda _org_id, _query: sa.select(*signing_keys.public_columns()),
-    row=lambda row: SigningKeyRow(**row._mapping),
+    row=SigningKeyRow,
     key=table.c.kid,
     name="list_signing_keys",
 )

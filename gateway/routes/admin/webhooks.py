@@ -8,25 +8,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-from litestar import Response, get, patch, post
-from litestar.params import FromPath
+from litestar import Response
+from msgspec.structs import asdict
 
-from foundation.structs import given
-from gateway.db import tenant
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import Precondition, answer, if_match, tag_of, tagged
-from gateway.routes.shared.operations import describes
-from gateway.routes.shared.pages import Listing, PageQuery, keyset, to_listing
-from gateway.webhooks import deliveries, endpoints
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
+from gateway.webhooks import deliveries as delivery_verbs
+from gateway.webhooks import endpoints as verbs
 from gateway.webhooks.deliveries import DeliveryRecord
-from gateway.webhooks.endpoints import Check, EndpointOnce, EndpointRecord
-from gateway.webhooks.tables import deliveries as deliveries_table
-from gateway.webhooks.tables import endpoints as endpoints_table
+from gateway.webhooks.endpoints import EndpointOnce, EndpointRecord
 from gateway.wire.admin.oauth_clients import SecretRotation
-from gateway.wire.admin.plans import to_seconds
 from gateway.wire.admin.webhooks import (
     DeliveryState,
     NewWebhookEndpoint,
@@ -35,24 +26,8 @@ from gateway.wire.admin.webhooks import (
     WebhookEndpointOnce,
     WebhookEndpointPatch,
 )
-from gateway.wire.organization.usage import parse_query
-from gateway.wire.shared.refusals import decode_kept
-
-SCOPE = "admin:billing"
-WEBHOOKS = "/v1/admin/webhooks"
-WEBHOOK = WEBHOOKS + "/{endpoint_id:str}"
-DELIVERIES = WEBHOOK + "/deliveries"
-DELIVERY = DELIVERIES + "/{delivery_id:str}"
-TAGS = ["Webhooks"]
-NO_STORE = {"cache-control": "no-store"}
-
-_new_decoder = msgspec.json.Decoder(NewWebhookEndpoint)
-_patch_decoder = msgspec.json.Decoder(WebhookEndpointPatch)
-_rotation_decoder = msgspec.json.Decoder(SecretRotation)
-
-
-class WebhooksQuery(PageQuery):
-    include_archived: bool = False
+from gateway.wire.shared.page_query import ArchivedPageQuery, PageQuery
+from gateway.wire.shared.resource import to_seconds, view_of
 
 
 class DeliveriesQuery(PageQuery):
@@ -60,251 +35,160 @@ class DeliveriesQuery(PageQuery):
 
 
 def to_wire(endpoint: EndpointRecord) -> WebhookEndpoint:
-    return WebhookEndpoint(**_fields(endpoint))
-
-
-def _fields(endpoint: EndpointRecord) -> dict[str, Any]:
-    moments = ("older_secret_expires_at", "created_at", "disabled_at", "archived_at")
-    return {
-        **{name: getattr(endpoint, name) for name in ("id", "url", "event_types", "description")},
-        **{name: to_seconds(getattr(endpoint, name)) for name in moments},
-        "enabled": endpoint.disabled_at is None,
-    }
+    return view_of(WebhookEndpoint, endpoint, enabled=endpoint.disabled_at is None)
 
 
 def to_delivery(delivery: DeliveryRecord) -> WebhookDelivery:
-    same = set(WebhookDelivery.__struct_fields__) & set(DeliveryRecord.__struct_fields__)
-    fields = {name: getattr(delivery, name) for name in same}
-    fields |= {name: to_seconds(fields[name]) for name in ("expires_at", "created_at", "ended_at")}
-    waits = delivery.state == deliveries.PENDING
-    return WebhookDelivery(
-        **fields,
+    waits = delivery.state == delivery_verbs.PENDING
+    return view_of(
+        WebhookDelivery,
+        delivery,
         next_attempt_at=to_seconds(delivery.due_at) if waits else None,
         last_status=delivery.status,
         last_failure=delivery.failure,
     )
 
 
-def unless_changed(precondition: Precondition) -> Check:
-    """Return a check that includes the version, which tells of a new secret that is shown to
-    nobody."""
-    return lambda endpoint: precondition.check(to_wire(endpoint), endpoint.version)
-
-
-def shown(request: AuthenticatedRequest, endpoint: EndpointRecord) -> Response[bytes]:
-    return answer(request, to_wire(endpoint), unseen=(endpoint.version,))
-
-
-def shown_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
-    """Answer with the tag of the endpoint without its secret: what a later If-Match is compared
-    with."""
-    once = WebhookEndpointOnce(**_fields(made.endpoint), secret=made.secret)
-    tag = tag_of(to_wire(made.endpoint), made.endpoint.version)
-    return tagged(once, tag, status=status, headers=NO_STORE)
-
-
-@post(
-    WEBHOOKS,
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Create an endpoint; only this answer shows its secret",
-    operation_class=describes(
-        body=NewWebhookEndpoint, answer=WebhookEndpointOnce, status=201, idempotent=True
-    ),
+webhooks = AdminResource[EndpointRecord](
+    path="/v1/admin/webhooks",
+    id_name="endpoint_id",
+    tag="Webhooks",
+    change=needs("admin:billing"),
+    view=WebhookEndpoint,
+    show=to_wire,
+    # A new secret, which nobody is shown, is another version.
+    unseen=lambda endpoint: (endpoint.version,),
+    checks_ids=False,
 )
-async def create(request: AuthenticatedRequest) -> Response[bytes]:
-    wanted = decode_kept(_new_decoder, await plain_body(request))
-    found, org_id = services(request), request.user.org_id
-    async with tenant(found.db, org_id) as conn:
-        made = await endpoints.create_endpoint(
+deliveries = AdminResource[DeliveryRecord](
+    path=webhooks.one + "/deliveries",
+    id_name="delivery_id",
+    tag="Webhooks",
+    change=needs("admin:billing"),
+    view=WebhookDelivery,
+    show=to_delivery,
+    checks_ids=False,
+)
+
+
+def respond_once(made: EndpointOnce, *, status: int = 200) -> Response[bytes]:
+    once = view_of(WebhookEndpointOnce, to_wire(made.endpoint), secret=made.secret)
+    return webhooks.respond_once(once, made.endpoint, status=status)
+
+
+list_ = webhooks.list_all(
+    "List the endpoints",
+    ArchivedPageQuery,
+    select=lambda org_id, query: verbs.select_endpoints(org_id, archived=query.include_archived),
+    row=EndpointRecord,
+)
+
+retrieve = webhooks.retrieve("One endpoint", verbs.get_endpoint)
+
+
+@webhooks.create(
+    "Create an endpoint; only this answer shows its secret",
+    NewWebhookEndpoint,
+    answer=WebhookEndpointOnce,
+)
+async def create(request: AdminRequest, wanted: NewWebhookEndpoint) -> Response[bytes]:
+    service = request.services.webhooks
+    async with request.transaction() as conn:
+        made = await verbs.create_endpoint(
             conn,
-            found.webhooks.secrets,
-            org_id=org_id,
-            url=wanted.url,
-            description=wanted.description,
-            event_types=wanted.event_types,
-            actor=actor_of(request),
-            allow_loopback=found.webhooks.allow_loopback,
+            service.secrets,
+            org_id=request.org_id,
+            actor=request.actor,
+            allow_loopback=service.allow_loopback,
+            **asdict(wanted),
         )
-    return shown_once(made, status=201)
+    return respond_once(made, status=201)
 
 
-@get(
-    WEBHOOKS,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="List the endpoints",
-    operation_class=describes(query=WebhooksQuery, answer=Listing[WebhookEndpoint]),
-)
-async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query, org_id = parse_query(request.url.query, WebhooksQuery), request.user.org_id
-    listed = endpoints.select_endpoints(org_id, archived=query.include_archived)
-    async with tenant(services(request).db, org_id) as conn:
-        rows = await conn.execute(keyset(listed, endpoints_table.c.id, query))
-        found = [to_wire(each) for each in endpoints.to_endpoints(rows)]
-    return answer(request, to_listing(found, query))
-
-
-@get(
-    WEBHOOK,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="One endpoint",
-    operation_class=describes(answer=WebhookEndpoint, conditional=True),
-)
-async def retrieve(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        found = await endpoints.get_endpoint(conn, org_id=org_id, endpoint_id=endpoint_id)
-    return shown(request, found)
-
-
-@patch(
-    WEBHOOK,
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Change an endpoint",
-    operation_class=describes(body=WebhookEndpointPatch, answer=WebhookEndpoint, conditional=True),
-)
-async def update(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
-    check = unless_changed(if_match(request))
-    fields = given(decode_kept(_patch_decoder, await plain_body(request)))
-    found, org_id = services(request), request.user.org_id
-    async with tenant(found.db, org_id) as conn:
-        changed = await endpoints.update_endpoint(
+@webhooks.update("Change an endpoint", WebhookEndpointPatch)
+async def update(request: AdminRequest, values: dict[str, Any]) -> EndpointRecord:
+    loopback = request.services.webhooks.allow_loopback
+    async with request.transaction() as conn:
+        return await verbs.update_endpoint(
             conn,
-            org_id=org_id,
-            endpoint_id=endpoint_id,
-            fields=fields,
-            actor=actor_of(request),
-            check=check,
-            allow_loopback=found.webhooks.allow_loopback,
+            **request.where,
+            actor=request.actor,
+            check=request.check,
+            fields=values,
+            allow_loopback=loopback,
         )
-    return shown(request, changed)
 
 
-@post(
-    WEBHOOK + "/rotate-secret",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Give an endpoint a new secret; for `grace_s` both sign",
-    operation_class=describes(
-        body=SecretRotation, answer=WebhookEndpointOnce, idempotent=True, conditional=True
-    ),
+@webhooks.act(
+    "/rotate-secret",
+    "Give an endpoint a new secret; for `grace_s` both sign",
+    body=SecretRotation,
+    body_required=False,
+    answer=WebhookEndpointOnce,
 )
-async def rotate(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
-    wanted = decode_kept(_rotation_decoder, await plain_body(request) or b"{}")
-    found, org_id = services(request), request.user.org_id
-    check = unless_changed(if_match(request))
-    async with tenant(found.db, org_id) as conn:
-        made = await endpoints.rotate_secret(
+async def rotate(request: AdminRequest, wanted: SecretRotation) -> Response[bytes]:
+    async with request.transaction() as conn:
+        made = await verbs.rotate_secret(
             conn,
-            found.webhooks.secrets,
-            org_id=org_id,
-            endpoint_id=endpoint_id,
+            request.services.webhooks.secrets,
+            **request.where,
+            actor=request.actor,
+            check=request.check,
             grace_s=wanted.grace_s,
-            actor=actor_of(request),
-            check=check,
         )
-    return shown_once(made)
+    return respond_once(made)
 
 
-@post(
-    WEBHOOK + "/archive",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Archive an endpoint: it is sent nothing more, not even what waits",
-    operation_class=describes(answer=WebhookEndpoint, idempotent=True, conditional=True),
+@webhooks.archive("Archive an endpoint: it is sent nothing more, not even what waits")
+async def archive(request: AdminRequest) -> EndpointRecord:
+    async with request.transaction() as conn:
+        return await verbs.archive_endpoint(
+            conn, **request.where, actor=request.actor, check=request.check
+        )
+
+
+@webhooks.act(
+    "/ping",
+    "Send an endpoint an event that says nothing",
+    answer=WebhookDelivery,
+    status=201,
+    conditional=False,
 )
-async def archive(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
-    check, org_id = unless_changed(if_match(request)), request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        archived = await endpoints.archive_endpoint(
-            conn, org_id=org_id, endpoint_id=endpoint_id, actor=actor_of(request), check=check
+async def ping(request: AdminRequest) -> WebhookDelivery:
+    async with request.transaction() as conn:
+        now = datetime.now(tz=UTC)
+        made = await delivery_verbs.ping_endpoint(
+            conn, **request.where, now=now, actor=request.actor
         )
-    return shown(request, archived)
+    return to_delivery(made)
 
 
-@post(
-    WEBHOOK + "/ping",
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="Send an endpoint an event that says nothing",
-    operation_class=describes(answer=WebhookDelivery, status=201, idempotent=True),
-)
-async def ping(request: AuthenticatedRequest, endpoint_id: FromPath[str]) -> Response[bytes]:
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        made = await deliveries.ping_endpoint(
-            conn,
-            org_id=org_id,
-            endpoint_id=endpoint_id,
-            now=datetime.now(tz=UTC),
-            actor=actor_of(request),
-        )
-    return answer(request, to_delivery(made), status=201)
-
-
-@get(
-    DELIVERIES,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="List what was sent to an endpoint, or waits to be, of the last 30 days",
-    operation_class=describes(query=DeliveriesQuery, answer=Listing[WebhookDelivery]),
+@deliveries.page(
+    "List what was sent to an endpoint, or waits to be, of the last 30 days", DeliveriesQuery
 )
 async def list_deliveries(
-    request: AuthenticatedRequest, endpoint_id: FromPath[str]
-) -> Response[bytes]:
-    query, org_id = parse_query(request.url.query, DeliveriesQuery), request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        await endpoints.get_endpoint(conn, org_id=org_id, endpoint_id=endpoint_id)
-        listed = deliveries.select_deliveries(org_id, endpoint_id, state=query.state)
-        rows = await conn.execute(keyset(listed, deliveries_table.c.id, query))
-        found = [to_delivery(each) for each in deliveries.to_deliveries(rows)]
-    return answer(request, to_listing(found, query))
+    request: AdminRequest, query: DeliveriesQuery
+) -> tuple[list[DeliveryRecord], bool]:
+    async with request.transaction() as conn:
+        await verbs.get_endpoint(conn, **request.where)
+        listed = delivery_verbs.select_deliveries(**request.where, state=query.state)
+        rows, more = await read_rows(conn, listed, query)
+    return [DeliveryRecord(**row._mapping) for row in rows], more
 
 
-@get(
-    DELIVERY,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="One delivery",
-    operation_class=describes(answer=WebhookDelivery),
+retrieve_delivery = deliveries.retrieve(
+    "One delivery", delivery_verbs.get_delivery, name="retrieve_delivery"
 )
-async def retrieve_delivery(
-    request: AuthenticatedRequest, endpoint_id: FromPath[str], delivery_id: FromPath[str]
-) -> Response[bytes]:
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        found = await deliveries.get_delivery(
-            conn, org_id=org_id, endpoint_id=endpoint_id, delivery_id=delivery_id
-        )
-    return answer(request, to_delivery(found))
 
 
-@post(
-    DELIVERY + "/redeliver",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Send it once more, and try for another day; `webhook-id` stays the same",
-    operation_class=describes(answer=WebhookDelivery, idempotent=True),
+@deliveries.act(
+    "/redeliver",
+    "Send it once more, and try for another day; `webhook-id` stays the same",
+    conditional=False,
 )
-async def redeliver(
-    request: AuthenticatedRequest, endpoint_id: FromPath[str], delivery_id: FromPath[str]
-) -> Response[bytes]:
-    org_id = request.user.org_id
-    async with tenant(services(request).db, org_id) as conn:
-        found = await deliveries.redeliver(
-            conn,
-            org_id=org_id,
-            endpoint_id=endpoint_id,
-            delivery_id=delivery_id,
-            actor=actor_of(request),
-        )
-    return answer(request, to_delivery(found))
+async def redeliver(request: AdminRequest) -> DeliveryRecord:
+    async with request.transaction() as conn:
+        return await delivery_verbs.redeliver(conn, **request.where, actor=request.actor)
 
 
 routes = [

@@ -50,7 +50,7 @@ list_projects = projects.list_all(
     "List the projects",
     wire.OrganizationProjectsQuery,
     select=lambda org_id, query: verbs.select_projects(org_id, archived=query.include_archived),
-    row=verbs.to_project,
+    row=Project,
     name="list_projects",
 )
 

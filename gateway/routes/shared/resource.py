@@ -224,20 +224,23 @@ class AdminResource(Generic[Row]):
         query: type[Page],
         *,
         select: Callable[[str, Page], sa.Select[Any]],
-        row: Callable[[sa.Row[Any]], Row],
+        row: type[Row] | Callable[[sa.Row[Any]], Row],
         key: sa.ColumnElement[str] | None = None,
         name: str = "list_",
     ) -> HTTPRouteHandler:
         """Make the handler that lists by pages what `select` finds for an organization and a query.
 
-        `row`: reads a row. `key`: the column of ids; None: `id`. `name`: the operation's.
+        `row`: the struct of its columns, or a function that reads them. `key`: the column of ids;
+        None: `id`. `name`: the operation's.
         """
+
+        read = reader_of(row)
 
         async def list_(request: AdminRequest, query: Page) -> tuple[list[Row], bool]:
             selected = select(request.org_id, query)
             async with request.reading() as conn:
                 rows, has_more = await read_rows(conn, selected, query, key)
-                return [row(each) for each in rows], has_more
+                return [read(each) for each in rows], has_more
 
         list_.__name__ = list_.__qualname__ = name
         return self.page(summary, query)(list_)
@@ -461,6 +464,12 @@ def show_once(
 ) -> Response[bytes]:
     """Answer with something that holds a secret: no cache on the way keeps it."""
     return answer(request.http, thing, status=status, headers=NO_STORE)
+
+
+def reader_of(row: type[Row] | Callable[[sa.Row[Any]], Row]) -> Callable[[sa.Row[Any]], Row]:
+    if isinstance(row, type):
+        return lambda found: row(**found._mapping)
+    return row
 
 
 async def read_rows(

@@ -292,25 +292,10 @@ async def list_keys(
     return [KeyRow(**row._mapping) for row in rows]
 
 
-async def page_of_keys(
-    conn: AsyncConnection,
-    *,
-    org_id: str,
-    limit: int,
-    project_id: str | None = None,
-    after: str | None = None,
-    descending: bool = False,
-) -> list[KeyRow]:
-    """Return up to `limit` keys behind `after`, revoked and expired ones too."""
-    assert 0 < limit <= MAX_PAGE
+def select_keys(org_id: str, *, project_id: str | None = None) -> sa.Select[Any]:
+    """Select the keys of an organization, or of a project, revoked and expired ones too."""
     listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id)
-    if project_id is not None:
-        listed = listed.where(api_keys.c.project_id == project_id)
-    order = api_keys.c.id.desc() if descending else api_keys.c.id.asc()
-    if after is not None:
-        listed = listed.where(api_keys.c.id < after if descending else api_keys.c.id > after)
-    rows = await conn.execute(listed.order_by(order).limit(limit))
-    return [KeyRow(**row._mapping) for row in rows]
+    return listed if project_id is None else listed.where(api_keys.c.project_id == project_id)
 
 
 async def owner_of_key(conn: AsyncConnection, key_id: str) -> str:

@@ -7,7 +7,7 @@ type. Moments are Unix seconds, as in OpenAI's administration.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,6 +17,7 @@ from gateway.principal import KEY_LIMIT_NAMES, LIMIT_NAMES, SCOPE_INFERENCE, Key
 from gateway.tenancy.keys import restrictions
 from gateway.tenancy.keys.changes import DEFAULT_GRACE_S
 from gateway.tenancy.keys.keys import KeyRow
+from gateway.wire.shared.resource import view_of
 
 Moment = Annotated[int, Meta(ge=0, le=253_402_300_799)]
 """Unix seconds, to the end of the year 9999."""
@@ -129,14 +130,6 @@ class KeyWithSecret(KeyView, frozen=True, kw_only=True):
 
 
 def to_wire(row: KeyRow) -> KeyView:
-    return KeyView(**_fields(row))
-
-
-def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
-    return KeyWithSecret(**_fields(row), value=secret)
-
-
-def _fields(row: KeyRow) -> dict[str, Any]:
     owner, own = None, row.model_limits
     if row.user_id is not None:
         owner = KeyOwnerView(type="user", id=row.user_id)
@@ -148,29 +141,24 @@ def _fields(row: KeyRow) -> dict[str, Any]:
         previous = PreviousSecret(
             redacted_value=row.previous_hint, expires_at=int(until.timestamp())
         )
-    same = (
-        *("id", "name", "project_id", "scopes", "plan"),
-        *("models", "ip_ranges", "lane", "shows_cost"),
+    return view_of(
+        KeyView,
+        row,
+        model_limits=own and {model: ModelLimitsView(**own[model]) for model in sorted(own)},
+        redacted_value=row.hint,
+        owner=owner,
+        previous=previous,
     )
-    moments = ("created_at", "expires_at", "revoked_at", "last_used_at")
-    return {
-        **{name: getattr(row, name) for name in (*same, *KEY_LIMIT_NAMES)},
-        **{name: to_seconds(getattr(row, name)) for name in moments},
-        "model_limits": own and {model: ModelLimitsView(**own[model]) for model in sorted(own)},
-        "redacted_value": row.hint,
-        "owner": owner,
-        "previous": previous,
-    }
+
+
+def to_wire_once(row: KeyRow, secret: str) -> KeyWithSecret:
+    return view_of(KeyWithSecret, to_wire(row), value=secret)
 
 
 def to_patch(by_model: ByModel | None) -> restrictions.ModelLimitsPatch | None:
     if by_model is None:
         return None
     return {model: None if limits is None else given(limits) for model, limits in by_model.items()}
-
-
-def to_seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())
 
 
 def from_seconds(moment: int | None) -> datetime | None:

@@ -6,7 +6,6 @@ takes the limit away.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -39,7 +38,3 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool
     created_at: int
     archived_at: int | None
-
-
-def to_seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from foundation.structs import patch_of
 from gateway.wire.admin.webhook_events import EventType
 
 Url = Annotated[str, Meta(min_length=1, max_length=2048)]
@@ -25,10 +26,8 @@ class NewWebhookEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     description: Description | None = None
 
 
+@patch_of(NewWebhookEndpoint)
 class WebhookEndpointPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: Url | UnsetType = UNSET
-    event_types: EventTypes | UnsetType = UNSET
-    description: Description | None | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
 
 

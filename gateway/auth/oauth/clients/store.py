@@ -244,10 +244,6 @@ def select_clients(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     return listed if archived else listed.where(oauth_clients.c.archived_at.is_(None))
 
 
-def to_clients(rows: Iterable[sa.Row[Any]]) -> list[Client]:
-    return [Client(**row._mapping) for row in rows]
-
-
 async def update_client(
     conn: AsyncConnection,
     *,

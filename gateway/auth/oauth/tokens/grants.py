@@ -8,7 +8,7 @@ grant to revoke.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -202,10 +202,6 @@ def select_grants(
         if value is not None:
             listed = listed.where(oauth_grants.c[name] == value)
     return listed
-
-
-def to_grants(rows: Iterable[sa.Row[Any]]) -> list[Grant]:
-    return [Grant(**row._mapping) for row in rows]
 
 
 async def revoke_grant(

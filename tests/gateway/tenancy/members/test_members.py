@@ -216,10 +216,10 @@ async def test_an_archived_project_is_shown_and_takes_nothing(acme: Tenant) -> N
         assert await projects.archive(conn, **acme.here, **ME) == gone
         assert await projects.get_project(conn, **acme.here) == gone
         live = await conn.execute(projects.select_projects(acme.org_id))
-        assert [projects.to_project(row) for row in live] == [second]
+        assert [projects.Project(**row._mapping) for row in live] == [second]
         listed = projects.select_projects(acme.org_id, archived=True).order_by(tables.projects.c.id)
         everything = await conn.execute(listed)
-        assert [projects.to_project(row) for row in everything] == [gone, second]
+        assert [projects.Project(**row._mapping) for row in everything] == [gone, second]
     user = {"user_id": acme.owner.id}
     uses: list[Callable[[AsyncConnection], Awaitable[object]]] = [
         lambda conn: projects.rename_project(conn, **acme.here, name="new", **ME),

@@ -21,7 +21,6 @@ from gateway.auth.oauth.clients.store import (
     get_client,
     rotate_secret,
     select_clients,
-    to_clients,
     update_client,
 )
 from gateway.auth.peppers import Peppers
@@ -46,7 +45,7 @@ async def make(conn: AsyncConnection, org_id: str | None, **more: Any) -> Create
 
 async def listed(conn: AsyncConnection, org_id: str, *, archived: bool = False) -> list[Client]:
     statement = select_clients(org_id, archived=archived).order_by(oauth_clients.c.id)
-    return to_clients(await conn.execute(statement))
+    return [Client(**row._mapping) for row in await conn.execute(statement)]
 
 
 @pytest.fixture

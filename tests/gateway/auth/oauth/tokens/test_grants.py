@@ -20,7 +20,6 @@ from gateway.auth.oauth.tokens.grants import (
     redeem_code,
     revoke_grant,
     select_grants,
-    to_grants,
 )
 from gateway.auth.peppers import Peppers
 from gateway.auth.tables import oauth_codes, oauth_grants
@@ -61,7 +60,7 @@ async def make_code(db: AsyncEngine, who: Tenant, clock: Clock) -> tuple[Grant, 
 
 async def listed(conn: AsyncConnection, org_id: str, **narrowed: str) -> list[Grant]:
     statement = select_grants(org_id, **narrowed).order_by(oauth_grants.c.id)
-    return to_grants(await conn.execute(statement))
+    return [Grant(**row._mapping) for row in await conn.execute(statement)]
 
 
 async def redeem(
