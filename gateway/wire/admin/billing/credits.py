@@ -11,14 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from billing.credits.grants import DEFAULT_PRIORITY, MAX_PRIORITY, MIN_PRIORITY
-from billing.events import Component
+from billing.events import COMPONENTS, Component
 from gateway.wire.admin.billing.spend_caps import AmountUsd, Id
 from gateway.wire.admin.keys import Moment
 
 Priority = Annotated[int, Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
 ModelName = Annotated[str, Meta(pattern=r"^[^\x00]{1,200}\Z")]
 Models = Annotated[list[ModelName], Meta(min_length=1, max_length=100)]
-Components = Annotated[list[Component], Meta(min_length=1, max_length=10)]
+Components = Annotated[list[Component], Meta(min_length=1, max_length=len(COMPONENTS))]
 
 
 class NewCredit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

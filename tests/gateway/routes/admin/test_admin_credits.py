@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.corrections.rerating import ReratingScope, apply, plan
 from billing.credits.lines import sweep
-from billing.events import Quantities
+from billing.events import COMPONENTS, Quantities
 from billing.ingestion.ingest import ingest
 from billing.invoices.postings import Posting, post
 from billing.money import PICO_PER_USD
@@ -20,6 +21,7 @@ from gateway.principal import SpendCap
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.money.credits import create_credit
 from gateway.tenancy.money.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
+from gateway.wire.admin.billing.credits import Components
 from tests.billing.corrections.test_rerating import a_book
 from tests.billing.invoices.billed import at, book, priced, tokens
 from tests.billing.samples import PRICES, an_attempt, an_event
@@ -193,3 +195,10 @@ async def test_a_credit_for_a_model_that_nobody_serves_is_refused(
     refused = await world.call("POST", CREDITS, credit)
     assert (refused.status_code, refused.json()["param"]) == (400, "models[1]")
     assert await shown(world, "left") == ["0"]
+
+
+def test_a_credit_names_each_component_once_at_most() -> None:
+    every = [*COMPONENTS]
+    assert msgspec.convert(every, Components) == every
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert([*every, every[0]], Components)
