@@ -7,22 +7,16 @@ Values are written and never read.
 from __future__ import annotations
 
 import msgspec
-from litestar import Response, delete, get, put
-from litestar.params import FromPath
 
 from gateway.mcp.service.service import vault_of
-from gateway.permissions import SCOPE_ADMIN_READ, SCOPE_MCP_CALL
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
+from gateway.permissions import SCOPE_MCP_CALL
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import NotAllowed
 from gateway.vault.credentials import UpstreamCredential
-from gateway.wire.shared.refusals import decode_kept
+from gateway.wire.shared.resource import view_of
 
 SCOPE = "admin:clients"
-OWN = "/v1/mcp/credentials/{server:str}"
-TENANTS = "/v1/mcp/tenant_credentials/{server:str}"
 
 
 class McpCredentialBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,22 +42,30 @@ class McpCredentialDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-DECODER = msgspec.json.Decoder(McpCredentialBody)
-
-
 def to_view(found: UpstreamCredential) -> McpCredentialView:
-    return McpCredentialView(
-        id=found.id,
-        server=found.upstream,
-        kind=found.kind,
-        names=found.names,
-        version=found.version,
-        user_id=found.user_id,
-        created_at=int(found.created_at.timestamp()),
-    )
+    return view_of(McpCredentialView, found, server=found.upstream)
 
 
-def user_of(request: AuthenticatedRequest) -> str:
+own = AdminResource[UpstreamCredential](
+    path="/v1/mcp/credentials/{server:str}",
+    tag="MCP",
+    read=needs(SCOPE_MCP_CALL),
+    change=needs(SCOPE_MCP_CALL),
+    view=McpCredentialView,
+    show=to_view,
+    checks_ids=False,
+)
+tenants = AdminResource[UpstreamCredential](
+    path="/v1/mcp/tenant_credentials/{server:str}",
+    tag="MCP",
+    change=needs(SCOPE),
+    view=McpCredentialView,
+    show=to_view,
+    checks_ids=False,
+)
+
+
+def user_of(request: AdminRequest) -> str:
     """Raises: NotAllowed, for a credential that is nobody's own."""
     user_id = request.user.user_id
     if user_id is None:
@@ -71,107 +73,67 @@ def user_of(request: AuthenticatedRequest) -> str:
     return user_id
 
 
-def project_of(request: AuthenticatedRequest, user_id: str | None) -> str | None:
+def project_of(request: AdminRequest, user_id: str | None) -> str | None:
     """Return the project of a user's own credential; whoever manages the tenant's manages those of
     all its projects."""
     return None if user_id is None else request.user.project_id
 
 
-async def show_of(
-    request: AuthenticatedRequest, server: str, user_id: str | None
-) -> Response[bytes]:
-    vault, project_id = vault_of(services(request).mcp), project_of(request, user_id)
-    found = await vault.find(request.user.org_id, server, user_id, project_id=project_id)
-    return answer(request, to_view(found))
-
-
-async def keep_of(
-    request: AuthenticatedRequest, server: str, user_id: str | None
-) -> Response[bytes]:
-    body = decode_kept(DECODER, await plain_body(request))
-    vault, actor = vault_of(services(request).mcp), actor_of(request)
-    project_id = project_of(request, user_id)
-    kept = await vault.put(
-        request.user.org_id, server, user_id, body.values, actor, project_id=project_id
+async def find(request: AdminRequest, user_id: str | None) -> UpstreamCredential:
+    return await vault_of(request.services.mcp).find(
+        request.org_id, request.id, user_id, project_id=project_of(request, user_id)
     )
-    return answer(request, to_view(kept))
 
 
-async def delete_of(
-    request: AuthenticatedRequest, server: str, user_id: str | None
-) -> Response[bytes]:
-    vault, actor = vault_of(services(request).mcp), actor_of(request)
+async def keep(
+    request: AdminRequest, user_id: str | None, wanted: McpCredentialBody
+) -> UpstreamCredential:
+    return await vault_of(request.services.mcp).put(
+        request.org_id,
+        request.id,
+        user_id,
+        wanted.values,
+        request.actor,
+        project_id=project_of(request, user_id),
+    )
+
+
+async def remove(request: AdminRequest, user_id: str | None) -> McpCredentialDeleted:
     project_id = project_of(request, user_id)
-    gone = await vault.delete(request.user.org_id, server, user_id, actor, project_id=project_id)
-    return answer(request, McpCredentialDeleted(id=gone.id))
+    gone = await vault_of(request.services.mcp).delete(
+        request.org_id, request.id, user_id, request.actor, project_id=project_id
+    )
+    return McpCredentialDeleted(id=gone.id)
 
 
-@get(
-    OWN,
-    opt=needs(SCOPE_MCP_CALL),
-    tags=["MCP"],
-    summary="Show what a server is shown of the user",
-    operation_class=describes(answer=McpCredentialView),
-)
-async def show_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await show_of(request, server, user_of(request))
+@own.get("Show what a server is shown of the user")
+async def show_own(request: AdminRequest) -> UpstreamCredential:
+    return await find(request, user_of(request))
 
 
-@put(
-    OWN,
-    opt=needs(SCOPE_MCP_CALL),
-    tags=["MCP"],
-    summary="Give a server a credential of the user",
-    operation_class=describes(body=McpCredentialBody, answer=McpCredentialView),
-)
-async def keep_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await keep_of(request, server, user_of(request))
+@own.replace("Give a server a credential of the user", McpCredentialBody, conditional=False)
+async def keep_own(request: AdminRequest, wanted: McpCredentialBody) -> UpstreamCredential:
+    return await keep(request, user_of(request), wanted)
 
 
-@delete(
-    OWN,
-    opt=needs(SCOPE_MCP_CALL),
-    tags=["MCP"],
-    status_code=200,
-    summary="Forget the user's credential",
-    operation_class=describes(answer=McpCredentialDeleted),
-)
-async def delete_own(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await delete_of(request, server, user_of(request))
+@own.delete("Forget the user's credential", answer=McpCredentialDeleted, conditional=False)
+async def delete_own(request: AdminRequest) -> McpCredentialDeleted:
+    return await remove(request, user_of(request))
 
 
-@get(
-    TENANTS,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=["MCP"],
-    summary="Show what a server is shown of the tenant",
-    operation_class=describes(answer=McpCredentialView),
-)
-async def show_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await show_of(request, server, None)
+@tenants.get("Show what a server is shown of the tenant")
+async def show_tenants(request: AdminRequest) -> UpstreamCredential:
+    return await find(request, None)
 
 
-@put(
-    TENANTS,
-    opt=needs(SCOPE),
-    tags=["MCP"],
-    summary="Give a server a credential of the tenant",
-    operation_class=describes(body=McpCredentialBody, answer=McpCredentialView),
-)
-async def keep_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await keep_of(request, server, None)
+@tenants.replace("Give a server a credential of the tenant", McpCredentialBody, conditional=False)
+async def keep_tenants(request: AdminRequest, wanted: McpCredentialBody) -> UpstreamCredential:
+    return await keep(request, None, wanted)
 
 
-@delete(
-    TENANTS,
-    opt=needs(SCOPE),
-    tags=["MCP"],
-    status_code=200,
-    summary="Forget the tenant's credential",
-    operation_class=describes(answer=McpCredentialDeleted),
-)
-async def delete_tenants(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    return await delete_of(request, server, None)
+@tenants.delete("Forget the tenant's credential", answer=McpCredentialDeleted, conditional=False)
+async def delete_tenants(request: AdminRequest) -> McpCredentialDeleted:
+    return await remove(request, None)
 
 
 routes = [show_own, keep_own, delete_own, show_tenants, keep_tenants, delete_tenants]

@@ -12,15 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-from litestar import Response, get, post
-from litestar.params import FromPath
 
 from gateway.mcp.service.service import pins_of
-from gateway.permissions import SCOPE_ADMIN_READ
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
-from gateway.routes.shared.body import plain_body
-from gateway.routes.shared.conditional import Precondition, answer, if_match
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.access import needs
+from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.telemetry import UPSTREAM_STATES
 from gateway.tenancy.errors import InvalidField
 from gateway.wire.admin.mcp_pins import (
@@ -37,21 +32,13 @@ from gateway.wire.admin.mcp_pins import (
     McpServers,
     NamedOffer,
 )
-from gateway.wire.shared.refusals import decode_kept
+from gateway.wire.shared.resource import view_of
 
 if TYPE_CHECKING:
     from gateway.mcp.admin.pins_admin import ServerOffer
     from mcp_bridge.pinning import Change, Key
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
-
-SCOPE = "admin:mcp"
-SERVERS = "/v1/admin/mcp/servers"
-SERVER = SERVERS + "/{server:str}"
-TAGS = ["MCP administration"]
-
-_approve_decoder = msgspec.json.Decoder(McpApproveBody)
-_revoke_decoder = msgspec.json.Decoder(McpRevokeBody)
 
 
 def to_server(seen: ServerOffer, found: Sequence[UpstreamHealth] = ()) -> McpServer:
@@ -98,10 +85,7 @@ def to_offer(seen: ServerOffer) -> McpServerOffer:
         "waiting": len(seen.waits),
         "digest": seen.digest,
         "changes": [to_change(*one) for one in seen.waits[:MAX_SHOWN]],
-        "never": [
-            McpNeverShown(kind=one.kind, name=one.name, path=one.path, reason=one.reason)
-            for one in seen.never[:MAX_SHOWN]
-        ],
+        "never": [view_of(McpNeverShown, one) for one in seen.never[:MAX_SHOWN]],
     }
     return msgspec.convert(said, McpServerOffer)
 
@@ -116,13 +100,8 @@ def to_change(change: Change, findings: tuple[Finding, ...]) -> McpChange:
         "name": change.name,
         "was": None if change.was is None else change.was.digest,
         "now": None if change.now is None else change.now.digest,
-        "differences": [
-            McpDifference(path=one.path, was=one.was, now=one.now) for one in differences(was, now)
-        ],
-        "findings": [
-            McpFinding(code=one.code, path=one.path, severity=one.severity, detail=one.detail)
-            for one in findings
-        ],
+        "differences": [view_of(McpDifference, one) for one in differences(was, now)],
+        "findings": [view_of(McpFinding, one) for one in findings],
     }
     return msgspec.convert(said, McpChange)
 
@@ -138,73 +117,68 @@ def named_in(body: NamedOffer) -> frozenset[Key] | None:
     return keys_of(body.tools or (), body.prompts or (), body.instructions is not None)
 
 
-@get(
-    SERVERS,
-    opt=needs(SCOPE_ADMIN_READ),
-    tags=TAGS,
-    summary="List the MCP servers, and how much of each is approved",
-    operation_class=describes(answer=McpServers),
+servers = AdminResource[McpServerOffer](
+    path="/v1/admin/mcp/servers",
+    id_name="server",
+    tag="MCP administration",
+    change=needs("admin:mcp"),
+    view=McpServerOffer,
+    checks_ids=False,
 )
-async def list_servers(request: AuthenticatedRequest) -> Response[bytes]:
-    door = services(request).mcp
-    if door is None:
-        return answer(request, McpServers(data=[]))
-    org_id = request.user.org_id
-    found, health = await door.pins.known(org_id), door.health(org_id)
-    return answer(request, McpServers(data=[to_server(one, health) for one in found]))
 
 
-@get(
-    SERVER,
-    opt=needs(SCOPE),
-    tags=TAGS,
-    summary="What a server offers now that is not approved; it is asked for this",
-    operation_class=describes(answer=McpServerOffer),
+@servers.get(
+    "List the MCP servers, and how much of each is approved", path=servers.path, answer=McpServers
 )
-async def show_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
-    seen = await pins_of(services(request).mcp).see(request.user.org_id, server)
-    return answer(request, await asyncio.to_thread(to_offer, seen))
+async def list_servers(request: AdminRequest) -> McpServers:
+    service = request.services.mcp
+    if service is None:
+        return McpServers(data=[])
+    found, health = await service.pins.known(request.org_id), service.health(request.org_id)
+    return McpServers(data=[to_server(one, health) for one in found])
 
 
-@post(
-    SERVER + "/approve",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Approve what a server offers now; every worker shows it within a second",
-    operation_class=describes(
-        body=McpApproveBody, answer=McpServerOffer, idempotent=True, conditional=True
-    ),
+@servers.route(
+    "GET",
+    servers.one,
+    "What a server offers now that is not approved; it is asked for this",
+    needs=servers.change,
 )
-async def approve_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
+async def show_offer(request: AdminRequest) -> McpServerOffer:
+    seen = await pins_of(request.services.mcp).see(request.org_id, request.id)
+    return await asyncio.to_thread(to_offer, seen)
+
+
+@servers.act(
+    "/approve",
+    "Approve what a server offers now; every worker shows it within a second",
+    body=McpApproveBody,
+)
+async def approve_offer(request: AdminRequest, wanted: McpApproveBody) -> McpServerOffer:
     """Raises: NotFound, InvalidField, Conflict (no answer of it), PreconditionFailed."""
-    precondition: Precondition = if_match(request)
-    body = decode_kept(_approve_decoder, await plain_body(request))
-    seen = await pins_of(services(request).mcp).approve(
-        request.user.org_id,
-        server,
-        named_in(body),
-        actor=actor_of(request),
-        check=lambda found: precondition.check(to_offer(found)),
+    seen = await pins_of(request.services.mcp).approve(
+        request.org_id,
+        request.id,
+        named_in(wanted),
+        actor=request.actor,
+        check=lambda found: request.check(to_offer(found)),
     )
-    return answer(request, await asyncio.to_thread(to_offer, seen))
+    return await asyncio.to_thread(to_offer, seen)
 
 
-@post(
-    SERVER + "/revoke",
-    opt=needs(SCOPE),
-    status_code=200,
-    tags=TAGS,
-    summary="Take an approval back; no worker shows or calls it a second later",
-    operation_class=describes(body=McpRevokeBody, answer=McpServer, idempotent=True),
+@servers.act(
+    "/revoke",
+    "Take an approval back; no worker shows or calls it a second later",
+    body=McpRevokeBody,
+    answer=McpServer,
+    conditional=False,
 )
-async def revoke_offer(request: AuthenticatedRequest, server: FromPath[str]) -> Response[bytes]:
+async def revoke_offer(request: AdminRequest, wanted: McpRevokeBody) -> McpServer:
     """Raises: NotFound, InvalidField."""
-    body = decode_kept(_revoke_decoder, await plain_body(request))
-    seen = await pins_of(services(request).mcp).revoke(
-        request.user.org_id, server, named_in(body), actor=actor_of(request)
+    seen = await pins_of(request.services.mcp).revoke(
+        request.org_id, request.id, named_in(wanted), actor=request.actor
     )
-    return answer(request, to_server(seen))
+    return to_server(seen)
 
 
 routes = [list_servers, show_offer, approve_offer, revoke_offer]

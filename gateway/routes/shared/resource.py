@@ -303,9 +303,14 @@ class AdminResource(Generic[Row]):
         return self.route(method, self.one, summary, body=patch, is_patch=True, conditional=True)
 
     def replace(
-        self, summary: str, body: type[msgspec.Struct], *, method: Method = "PUT"
+        self,
+        summary: str,
+        body: type[msgspec.Struct],
+        *,
+        method: Method = "PUT",
+        conditional: bool = True,
     ) -> Decorator:
-        return self.route(method, self.one, summary, body=body, conditional=True)
+        return self.route(method, self.one, summary, body=body, conditional=conditional)
 
     def archive(self, summary: str) -> Decorator:
         return self.act("/archive", summary)
