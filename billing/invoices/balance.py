@@ -1,8 +1,8 @@
-"""Settle invoices with what an org's credits have paid.
+"""Settle invoices with the amounts that an org's credits have paid.
 
-What was burned of a credit stands in the org's receivable already: to settle an invoice of it posts
-nothing, it is only noted that it is no longer there for the next one. A negative note gives back:
-what an invoice was over-settled by, or what it owes the customer itself, settles later ones.
+A credit's payments are in the org's receivable already, so settling an invoice with them posts
+nothing: a payment by `balance` records that they are used up. A negative one gives back what an
+invoice was over-settled by, or owes the customer, for later invoices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.credits.grants_admin import paid_pico
 from billing.currency import round_half_up
-from billing.invoices.invoice import Invoice, amounts_of, pay
+from billing.invoices.invoice import Invoice, Payment, amounts_of, pay
 from billing.invoices.tables import invoice_payments, invoices
 from billing.money import Pico
 from billing.tables import credit_burns, usage_events
@@ -24,8 +24,8 @@ ORG_LOCK = 0x62616C616E6365
 
 
 def paid_by_credits(invoice: Invoice) -> sa.Select[Any]:
-    """For a page: of each credit (`id`) what it has paid by now of the usage that the invoice
-    charges, be it of its period or late (`amount_pico`)."""
+    """Return the query of the amount (`amount_pico`) that each credit (`id`) has paid of the usage
+    that an invoice charges."""
     own, of = credit_burns.c, usage_events.c
     in_window = sa.or_(of.admitted_at >= invoice.period_start, of.seq >= invoice.since)
     total = sa.func.sum(own.amount_pico)
@@ -42,7 +42,7 @@ def paid_by_credits(invoice: Invoice) -> sa.Select[Any]:
 
 
 async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:
-    """Return what credits have paid that has settled no invoice yet."""
+    """Return the part of the credits' payments that has settled no invoice yet."""
     own, of = invoice_payments.c, invoices.c
     applied = (
         sa.select(sa.func.coalesce(sa.func.sum(own.amount_coins * of.coin_pico), 0))
@@ -53,27 +53,27 @@ async def unapplied_pico(conn: AsyncConnection, org_id: str) -> Pico:
 
 
 async def take_from_balance(conn: AsyncConnection, invoice: Invoice, now: datetime) -> None:
-    """Settle of it what it has, or give back what the invoice has too much. The caller holds the
-    invoice's lock."""
+    """Settle an invoice from the balance as far as it goes, or give back what it was over-settled
+    by. The caller has locked the invoice."""
     assert invoice.coin_pico is not None
-    # Two invoices of an org do not take the same.
+    # The lock keeps two invoices of an org from using the same payment.
     key = sa.func.hashtextextended(invoice.org_id, ORG_LOCK)
     await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
     due = (await amounts_of(conn, invoice)).due
     if due > 0:
-        there = max(0, await unapplied_pico(conn, invoice.org_id))
-        # Usage is burned exactly and invoiced rounded: who has paid it all is not asked for a coin.
-        due = min(due, round_half_up(there, invoice.coin_pico)[0])
+        unapplied = max(0, await unapplied_pico(conn, invoice.org_id))
+        # Credits pay exact amounts and invoices are rounded: a fully paid one leaves no coin due.
+        due = min(due, round_half_up(unapplied, invoice.coin_pico)[0])
     if not due:
         return
-    notes = sa.select(sa.func.count()).where(invoice_payments.c.invoice_id == invoice.id)
-    number = (await conn.execute(notes)).scalar_one()
-    await pay(
-        conn,
-        invoice,
-        payment_id=f"{invoice.id}.balance.{number}",
+    payments = sa.select(sa.func.count()).where(invoice_payments.c.invoice_id == invoice.id)
+    number = (await conn.execute(payments)).scalar_one()
+    payment = Payment(
+        id=f"{invoice.id}.balance.{number}",
+        invoice_id=invoice.id,
         method="balance",
-        amount_coins=due,
         reference="",
-        now=now,
+        amount_coins=due,
+        created_at=now,
     )
+    await pay(conn, invoice.org_id, payment)

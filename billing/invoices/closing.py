@@ -1,15 +1,15 @@
-"""Periods become drafts, drafts become invoices.
+"""Draft the invoice of a period that has ended, and finalize it.
 
     draft = await close(db, org_id=..., now=...)          # when a period has ended; else None
-    ...                                                   # the grace period; late events come in
+    ...                                                   # the grace period, for late events
     await finalize(db, org_id=..., invoice_id=draft.id, now=...)
 
-An org's periods follow each other without a gap, and the next one is drafted when the one before is
-final, so that what is late has one place to go.
+An org's periods follow each other without gaps. The next one is drafted when the one before is
+final, so each late event belongs to one draft.
 
-What costs time, to add up the charges, happens between two short transactions: the first draws the
-cutoff, the second writes lines that nothing can have changed meanwhile, or gives way to whoever
-drew another cutoff since. Lines, rounding, number and state are written in one transaction.
+Charges are added up between two short transactions: the first draws the cutoff, the second writes
+the lines, or gives way to a process that has drawn another cutoff since. Lines, rounding, number
+and state are written in one transaction.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from billing.invoices.invoice import (
     Invoice,
     get_invoice,
     latest_invoice,
+    next_number,
     note,
     settle,
 )
 from billing.invoices.lines.charges import Charge, InvoiceWindow, charges_of, take_cutoff
 from billing.invoices.lines.terms import with_terms
-from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
 from billing.invoices.states import DRAFT, FINALIZED
 from billing.invoices.tables import invoice_lines, invoices
@@ -47,19 +47,14 @@ from billing.tables import usage_events
 
 LINES_AT_A_TIME = 500
 FIRST_NUMBER = 0
-"""Below every posting."""
+"""A cutoff before every posting."""
 
-
-Told = Callable[[AsyncConnection, Invoice], Awaitable[None]]
-"""Called in the transaction that makes an invoice final."""
-
-
-async def notify_nobody(_conn: AsyncConnection, _invoice: Invoice) -> None:
-    """Do nothing: nobody is to be told."""
+Note = Callable[[AsyncConnection, Invoice], Awaitable[None]]
+"""Records an invoice in the transaction that makes it final."""
 
 
 class DraftCount(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft and the charges counted in its window."""
+    """A draft and the charges of its window."""
 
     invoice: Invoice
     account: BillingAccount
@@ -67,10 +62,10 @@ class DraftCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def close(db: AsyncEngine, *, org_id: str, now: datetime) -> Invoice | None:
-    """Draft the org's next period and count it. None: none has ended, or the one before is a draft
-    still, or the org has no billing account.
+    """Draft the org's next period and add up its charges. None: no period has ended, or the one
+    before is still a draft, or the org has no billing account.
 
-    Raises: InvoicingConflict where somebody else counts it at the same moment.
+    Raises: InvoicingConflict when another process adds it up at the same time.
     """
     async with db.begin() as conn:
         account = await account_of(conn, org_id)
@@ -87,7 +82,7 @@ async def close(db: AsyncEngine, *, org_id: str, now: datetime) -> Invoice | Non
 async def _next_period(
     conn: AsyncConnection, account: BillingAccount, newest: Invoice | None
 ) -> Period:
-    """From where the last one ended; the first one is that of the first usage."""
+    """Return the period after the last one; the first period is that of the first usage."""
     terms = account.terms
     if newest is not None:
         end = calendar.next_boundary(newest.period_end, terms.billing_day, terms.timezone)
@@ -106,7 +101,7 @@ async def _open_draft(
     newest: Invoice | None,
     now: datetime,
 ) -> str:
-    """Its id; of one period there is one, whoever drafts it first."""
+    """Insert the draft of a period unless it exists, and return its id."""
     since = FIRST_NUMBER if newest is None else newest.cutoff
     draft_id = f"inv_{account.org_id}_{period.start:%Y%m%dT%H%M}"
     row = {
@@ -131,10 +126,7 @@ async def _open_draft(
 
 
 async def recount(db: AsyncEngine, *, org_id: str, invoice_id: str) -> Invoice:
-    """Return what a draft would charge as of now.
-
-    Raises: NoInvoice, InvoicingConflict.
-    """
+    """Add up a draft again, and return it. Raises: NoInvoice, InvoicingConflict."""
     counted = await _count(db, org_id, invoice_id)
     async with db.begin() as conn:
         draft = await _unchanged(conn, counted.invoice)
@@ -142,18 +134,23 @@ async def recount(db: AsyncEngine, *, org_id: str, invoice_id: str) -> Invoice:
 
 
 async def finalize(
-    db: AsyncEngine, *, org_id: str, invoice_id: str, now: datetime, told: Told = notify_nobody
+    db: AsyncEngine,
+    *,
+    org_id: str,
+    invoice_id: str,
+    now: datetime,
+    on_final: Note | None = None,
 ) -> Invoice:
-    """Count a draft for good, round its lines, post what that leaves, number it. What is final
-    already is success.
+    """Add up a draft for the last time, round its lines, post the rounding, and number it. A final
+    invoice is returned as it is.
 
-    Raises: NoInvoice; InvoicingConflict where its currency has no rate for its period, or somebody
-    else counts it at the same moment.
+    Raises: NoInvoice; InvoicingConflict when its currency has no rate for its period, or another
+    process adds it up at the same time.
     """
     async with db.connect() as conn:
-        standing = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
-    if standing.state != DRAFT:
-        return standing
+        found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
+    if found.state != DRAFT:
+        return found
     counted = await _count(db, org_id, invoice_id)
     async with db.begin() as conn:
         draft = await _unchanged(conn, counted.invoice)
@@ -169,7 +166,8 @@ async def finalize(
         final = await _number(conn, draft, counted.account, now)
         await take_from_balance(conn, final, now)
         settled = await settle(conn, final, now)
-        await told(conn, settled)
+        if on_final is not None:
+            await on_final(conn, settled)
         return settled
 
 
@@ -177,7 +175,7 @@ async def _count(db: AsyncEngine, org_id: str, invoice_id: str) -> DraftCount:
     async with db.begin() as conn:
         draft = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id, lock=True)
         if draft.state != DRAFT:
-            raise InvoicingConflict("invoice_id", "it is final")
+            raise InvoicingConflict("invoice_id", "is final")
         account = await account_of(conn, org_id, version=draft.account_version)
         assert account is not None, "a draft names its account"
         earlier = await _periods_before(conn, draft)
@@ -202,15 +200,16 @@ async def _periods_before(conn: AsyncConnection, draft: Invoice) -> tuple[Period
 
 
 async def _unchanged(conn: AsyncConnection, counted: Invoice) -> Invoice:
-    """Its lock. Raises: InvoicingConflict where somebody has counted or finalized it since."""
+    """Lock a draft and check its cutoff. Raises: InvoicingConflict when another process has added
+    it up since."""
     draft = await get_invoice(conn, org_id=counted.org_id, invoice_id=counted.id, lock=True)
     if draft.state != DRAFT or draft.cutoff != counted.cutoff:
-        raise InvoicingConflict("invoice_id", "somebody else is closing it at this moment")
+        raise InvoicingConflict("invoice_id", "is being closed by another request")
     return draft
 
 
 async def _write(conn: AsyncConnection, draft: Invoice, charges: Sequence[Charge]) -> Invoice:
-    """Its lines, rounded where there is a rate, instead of those that it had."""
+    """Replace a draft's lines; they are rounded if its currency has a rate."""
     rate = await rate_at(conn, draft.currency, draft.period_end)
     rows = [_row(draft, number, each, rate) for number, each in enumerate(charges, 1)]
     await conn.execute(sa.delete(invoice_lines).where(invoice_lines.c.invoice_id == draft.id))
@@ -229,29 +228,24 @@ async def _write(conn: AsyncConnection, draft: Invoice, charges: Sequence[Charge
 
 
 def line_id(invoice_id: str, position: int) -> str:
-    """In the order of their positions (`charges.MAX_LINES` has six digits)."""
+    """Return an id that sorts by position (`charges.MAX_LINES` has six digits)."""
     return f"{invoice_id}.{position:06}"
 
 
 def _row(draft: Invoice, number: int, charge: Charge, rate: Rate | None) -> dict[str, Any]:
-    subject = charge.subject
+    subject = msgspec.structs.asdict(charge.subject)
+    usage = subject.pop("usage")
     rounded: tuple[int | None, Pico | None] = (None, None)
     if rate is not None:
         rounded = round_half_up(charge.amount_pico, rate.coin_pico)
     return {
+        **subject,
         "id": line_id(draft.id, number),
         "org_id": draft.org_id,
         "invoice_id": draft.id,
         "position": number,
-        "kind": subject.kind,
-        "usage_start": subject.usage.start,
-        "usage_end": subject.usage.end,
-        "project": subject.project,
-        "model": subject.model,
-        "tier": subject.tier,
-        "component": subject.component,
-        "price_id": subject.price_id,
-        "pico_per_token": subject.pico_per_token,
+        "usage_start": usage.start,
+        "usage_end": usage.end,
         "quantity": charge.quantity,
         "num_requests": charge.num_requests,
         "exact_pico": charge.amount_pico,
@@ -261,7 +255,7 @@ def _row(draft: Invoice, number: int, charge: Charge, rate: Rate | None) -> dict
 
 
 def _adjusted(draft: Invoice, charges: Sequence[Charge]) -> list[Posting]:
-    """Return the postings of adjustments, for which the ledger has no event."""
+    """Return the postings of adjustments, which no event has posted."""
     return [
         Posting(id=line_id(draft.id, number), kind="adjustment", charged_pico=each.amount_pico)
         for number, each in enumerate(charges, 1)
@@ -270,7 +264,7 @@ def _adjusted(draft: Invoice, charges: Sequence[Charge]) -> list[Posting]:
 
 
 def _rounded_off(draft: Invoice) -> Posting:
-    """Takes the residual out of the receivable: what is left there is what the invoice says."""
+    """Return the posting that rounds the receivable to the total of the invoice."""
     assert draft.residual_pico is not None
     return Posting(id=f"{draft.id}.rounding", kind="rounding", charged_pico=-draft.residual_pico)
 

@@ -1,8 +1,8 @@
-"""Collection follows a final invoice: payments, credit notes, and dunning while nobody pays.
+"""Collection of final invoices: payments, credit notes and dunning.
 
-Each verb holds the invoice's lock, so that what is left to pay, or to take back, is what it has
-seen. Everything is added, nothing changed: a credit note has a number of its own series and names
-the lines that it takes back, none by more than is left of it.
+Each function locks the invoice, so that the amounts it has read stay true. Rows are added and never
+changed: a credit note has a number of its own series, and takes back at most what is left of each
+line that it names.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from billing.errors import BadInvoicing, InvoicingConflict
 from billing.invoices.balance import take_from_balance
 from billing.invoices.invoice import (
     Invoice,
+    Payment,
     amounts_of,
     enter,
     get_invoice,
     get_lines,
+    next_number,
     pay,
     settle,
     to_invoice,
 )
-from billing.invoices.numbers import next_number
 from billing.invoices.postings import Posting, post
 from billing.invoices.states import DRAFT, LASTS, InvoiceStatus, advance
 from billing.invoices.tables import (
@@ -36,6 +37,7 @@ from billing.invoices.tables import (
     invoice_payments,
     invoices,
 )
+from billing.tables import read_struct
 
 
 class CreditNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,25 +47,15 @@ class CreditNote(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     total_coins: int
     lines: dict[str, int]
-    """Coins taken back, by the id of the invoice's line."""
-    created_at: datetime
-
-
-class Payment(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    invoice_id: str
-    method: str
-    """`received`; `balance`: of what was paid in advance, negative where it is given back."""
-    reference: str
-    amount_coins: int
+    """The coins that are taken back, by the id of the invoice's line."""
     created_at: datetime
 
 
 async def _final(conn: AsyncConnection, org_id: str, invoice_id: str) -> Invoice:
-    """Its lock. Raises: NoInvoice, InvoicingConflict."""
+    """Lock a final invoice. Raises: NoInvoice, InvoicingConflict."""
     found = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id, lock=True)
     if found.state == DRAFT:
-        raise InvoicingConflict("invoice_id", "it is a draft")
+        raise InvoicingConflict("invoice_id", "is a draft")
     return found
 
 
@@ -77,29 +69,16 @@ async def record_payment(
     reference: str,
     now: datetime,
 ) -> Payment:
-    """In the caller's transaction.
+    """Record a payment that was received, in the caller's transaction.
 
     Raises: NoInvoice; InvoicingConflict of a draft; BadInvoicing of more than is due.
     """
     invoice = await _final(conn, org_id, invoice_id)
     due = (await amounts_of(conn, invoice)).due
     if not 0 < amount_coins <= due:
-        raise BadInvoicing("amount", "must be more than nothing, and no more than is due")
+        raise BadInvoicing("amount", "must be positive, and at most what is due")
     assert invoice.coin_pico is not None
-    await pay(
-        conn,
-        invoice,
-        payment_id=payment_id,
-        method="received",
-        amount_coins=amount_coins,
-        reference=reference,
-        now=now,
-    )
-    charged = -amount_coins * invoice.coin_pico
-    posting = Posting(id=payment_id, kind="payment", charged_pico=charged)
-    await post(conn, org_id=org_id, postings=[posting], now=now)
-    await settle(conn, invoice, now)
-    return Payment(
+    payment = Payment(
         id=payment_id,
         invoice_id=invoice_id,
         method="received",
@@ -107,6 +86,12 @@ async def record_payment(
         amount_coins=amount_coins,
         created_at=now,
     )
+    await pay(conn, org_id, payment)
+    charged = -amount_coins * invoice.coin_pico
+    posting = Posting(id=payment_id, kind="payment", charged_pico=charged)
+    await post(conn, org_id=org_id, postings=[posting], now=now)
+    await settle(conn, invoice, now)
+    return payment
 
 
 async def issue_credit_note(
@@ -119,10 +104,10 @@ async def issue_credit_note(
     lines: Mapping[str, int] | None,
     now: datetime,
 ) -> CreditNote:
-    """Take back `lines`, coins by line; None: all that is left of the invoice, which voids it. In
-    the caller's transaction. What was paid already is the org's for its next invoices.
+    """Take back `lines`, coins by line, in the caller's transaction. None: everything that is left
+    of the invoice, which voids it. Paid amounts go to the org's balance for later invoices.
 
-    Raises: NoInvoice; InvoicingConflict of a draft, or where nothing is left; BadInvoicing of more
+    Raises: NoInvoice; InvoicingConflict of a draft, or when nothing is left; BadInvoicing of more
     than is left.
     """
     invoice = await _final(conn, org_id, invoice_id)
@@ -132,7 +117,7 @@ async def issue_credit_note(
     most = amounts.total - amounts.credited
     taken = _all_of(left, most) if lines is None else dict(lines)
     if most <= 0 or (lines is None and not taken):
-        raise InvoicingConflict("invoice_id", "nothing of it is left to take back")
+        raise InvoicingConflict("invoice_id", "has nothing left to take back")
     for line_id, coins in taken.items():
         if line_id not in left:
             raise BadInvoicing("lines", "the invoice has no such line")
@@ -142,17 +127,21 @@ async def issue_credit_note(
     if not 0 < total <= most:
         raise BadInvoicing("lines", "no more can be taken back than is left of the invoice")
     sequence, number = await next_number(conn, invoice.issuer, "credit_note")
-    row = {
-        "id": note_id,
+    made = CreditNote(
+        id=note_id,
+        invoice_id=invoice_id,
+        number=number,
+        reason=reason,
+        total_coins=total,
+        lines=taken,
+        created_at=now,
+    )
+    row = msgspec.structs.asdict(made) | {
         "org_id": org_id,
-        "invoice_id": invoice_id,
         "issuer": invoice.issuer,
         "sequence": sequence,
-        "number": number,
-        "reason": reason,
-        "total_coins": total,
-        "created_at": now,
     }
+    del row["lines"]
     await conn.execute(sa.insert(credit_notes), row)
     parts: list[dict[str, Any]] = [
         {"credit_note_id": note_id, "line_id": line_id, "org_id": org_id, "amount_coins": coins}
@@ -164,20 +153,12 @@ async def issue_credit_note(
     if (await amounts_of(conn, invoice)).due < 0:
         await take_from_balance(conn, invoice, now)
     await settle(conn, invoice, now)
-    return CreditNote(
-        id=note_id,
-        invoice_id=invoice_id,
-        number=number,
-        reason=reason,
-        total_coins=total,
-        lines=taken,
-        created_at=now,
-    )
+    return made
 
 
 def _all_of(left: Mapping[str, int], most: int) -> dict[str, int]:
-    """Return what takes back all that is left, by line; of an invoice with lines below zero, no
-    more than it asked for in all."""
+    """Return the coins by line that take back everything that is left; with negative lines, no more
+    than `most` in all."""
     taken: dict[str, int] = {}
     for line_id, coins in left.items():
         part = min(coins, most - sum(taken.values()))
@@ -187,7 +168,7 @@ def _all_of(left: Mapping[str, int], most: int) -> dict[str, int]:
 
 
 async def left_of_lines(conn: AsyncConnection, invoice: Invoice) -> dict[str, int]:
-    """Coins that no credit note has taken back, by line, in order."""
+    """Return the coins by line, in order, that no credit note has taken back."""
     own = credit_note_lines.c
     query = (
         sa.select(own.line_id, sa.func.sum(own.amount_coins))
@@ -201,8 +182,8 @@ async def left_of_lines(conn: AsyncConnection, invoice: Invoice) -> dict[str, in
 
 
 async def dun(db: AsyncEngine, now: datetime) -> int:
-    """Move each invoice that nobody has paid by the stage that it has reached; returns how many
-    moved. One transaction for each; what another process moves at the same moment is left to it."""
+    """Move each unpaid invoice to the next stage of dunning if it is due, in a transaction of its
+    own. Return how many moved; invoices that another process has locked are skipped."""
     own = invoices.c
     moved = 0
     async with db.connect() as conn:
@@ -216,10 +197,10 @@ async def dun(db: AsyncEngine, now: datetime) -> int:
                 continue
             invoice = to_invoice(row)
             assert invoice.due_at is not None
-            standing = InvoiceStatus(
+            status = InvoiceStatus(
                 state=invoice.state, since=invoice.state_since, due_at=invoice.due_at
             )
-            stage = advance(standing, now)
+            stage = advance(status, now)
             if stage is not None:
                 await enter(conn, invoice, stage, now)
                 moved += 1
@@ -227,14 +208,14 @@ async def dun(db: AsyncEngine, now: datetime) -> int:
 
 
 def select_notes(org_id: str, invoice_id: str | None = None) -> sa.Select[Any]:
-    """Credit notes, for a page of them. None: of all invoices."""
+    """Select an org's credit notes for `read_notes`. None: of all invoices."""
     own = credit_notes.c
     found = sa.select(credit_notes).where(own.org_id == org_id)
     return found if invoice_id is None else found.where(own.invoice_id == invoice_id)
 
 
 async def read_notes(conn: AsyncConnection, selected: sa.Select[Any]) -> list[CreditNote]:
-    """With the lines that they take back."""
+    """Read credit notes with their lines."""
     rows = (await conn.execute(selected)).all()
     part = credit_note_lines.c
     parts = sa.select(part.credit_note_id, part.line_id, part.amount_coins)
@@ -242,18 +223,7 @@ async def read_notes(conn: AsyncConnection, selected: sa.Select[Any]) -> list[Cr
     lines: dict[str, dict[str, int]] = {row.id: {} for row in rows}
     for note_id, line_id, coins in await conn.execute(parts.order_by(part.line_id)):
         lines[note_id][line_id] = int(coins)
-    return [
-        CreditNote(
-            id=row.id,
-            invoice_id=row.invoice_id,
-            number=row.number,
-            reason=row.reason,
-            total_coins=int(row.total_coins),
-            lines=lines[row.id],
-            created_at=row.created_at,
-        )
-        for row in rows
-    ]
+    return [read_struct(CreditNote, row, lines=lines[row.id]) for row in rows]
 
 
 async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[CreditNote]:
@@ -262,21 +232,14 @@ async def notes_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> li
 
 
 def select_payments(org_id: str, invoice_id: str | None = None) -> sa.Select[Any]:
-    """For a page of them. None: of all invoices."""
+    """Select an org's payments for `to_payment`. None: of all invoices."""
     own = invoice_payments.c
     found = sa.select(invoice_payments).where(own.org_id == org_id)
     return found if invoice_id is None else found.where(own.invoice_id == invoice_id)
 
 
 def to_payment(row: sa.Row[Any]) -> Payment:
-    return Payment(
-        id=row.id,
-        invoice_id=row.invoice_id,
-        method=row.method,
-        reference=row.reference,
-        amount_coins=int(row.amount_coins),
-        created_at=row.created_at,
-    )
+    return read_struct(Payment, row)
 
 
 async def payments_of(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[Payment]:

@@ -1,17 +1,17 @@
-"""An invoice and its lines as they stand, and the one way into another state.
+"""Invoices, their lines, payments and numbers, and the one function that changes their state.
 
-Every change of state is a row of `invoice_transitions` in the same transaction, which is the outbox
-of the webhooks that tell of it.
+Every change of state is also a row of `invoice_transitions`, the outbox of their webhooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.calendar import Period
@@ -20,17 +20,23 @@ from billing.invoices.lines.charges import Kind
 from billing.invoices.states import DRAFT, Amounts, State, settled_state
 from billing.invoices.tables import (
     credit_notes,
+    invoice_counters,
     invoice_lines,
     invoice_payments,
     invoice_transitions,
     invoices,
 )
 from billing.money import Pico
+from billing.tables import read_struct
+
+Series = Literal["invoice", "credit_note"]
+MARKS: dict[Series, str] = {"invoice": "", "credit_note": "CN-"}
+MIN_DIGITS = 6
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`coin_pico`, `total_coins` and `residual_pico` are None of a draft whose currency has no rate
-    for its period yet; what is numbered and dated is None of every draft."""
+    """A draft or a final invoice. A draft has no number and dates yet, and no coins while its
+    currency has no rate for its period."""
 
     id: str
     org_id: str
@@ -60,14 +66,14 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """exact = amount x coin + residual."""
+    """A line of an invoice: exact = amount x coin + residual."""
 
     id: str
     position: int
     kind: Kind
     usage_start: datetime
     usage_end: datetime
-    """The period that the usage belongs to."""
+    """The end of the period that the usage belongs to."""
     project: str
     model: str
     tier: str
@@ -81,29 +87,25 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     residual_pico: Pico | None
 
 
-def _converted(row: sa.Row[Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """numeric to int, moments to UTC."""
-    found: dict[str, Any] = {}
-    for name in names:
-        value = getattr(row, name)
-        if isinstance(value, datetime):
-            value = value.astimezone(UTC)
-        elif value is not None and not isinstance(value, str):
-            value = int(value)
-        found[name] = value
-    return found
+class Payment(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    invoice_id: str
+    method: Literal["received", "balance"]
+    """`balance`: paid by credits; a negative amount is given back to them."""
+    reference: str
+    amount_coins: int
+    created_at: datetime
 
 
 def to_invoice(row: sa.Row[Any]) -> Invoice:
-    return Invoice(**_converted(row, Invoice.__struct_fields__))
+    return read_struct(Invoice, row)
 
 
 def to_line(row: sa.Row[Any]) -> InvoiceLine:
-    return InvoiceLine(**_converted(row, InvoiceLine.__struct_fields__))
+    return read_struct(InvoiceLine, row)
 
 
 def invoices_of(org_id: str) -> sa.Select[Any]:
-    """For a page of them."""
     return sa.select(invoices).where(invoices.c.org_id == org_id)
 
 
@@ -115,7 +117,7 @@ def lines_of(org_id: str, invoice_id: str) -> sa.Select[Any]:
 async def get_invoice(
     conn: AsyncConnection, *, org_id: str, invoice_id: str, lock: bool = False
 ) -> Invoice:
-    """Raises: NoInvoice."""
+    """Return an invoice. Raises: NoInvoice."""
     found = invoices_of(org_id).where(invoices.c.id == invoice_id)
     row = (await conn.execute(found.with_for_update() if lock else found)).one_or_none()
     if row is None:
@@ -124,13 +126,13 @@ async def get_invoice(
 
 
 async def get_lines(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> list[InvoiceLine]:
-    """All, in order."""
+    """Return all lines of an invoice, in order."""
     ordered = lines_of(org_id, invoice_id).order_by(invoice_lines.c.position)
     return [to_line(row) for row in await conn.execute(ordered)]
 
 
 async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> InvoiceLine:
-    """Raises: NoInvoice."""
+    """Return a line of an invoice. Raises: NoInvoice."""
     found = lines_of(invoice.org_id, invoice.id).where(invoice_lines.c.id == line_id)
     row = (await conn.execute(found)).one_or_none()
     if row is None:
@@ -141,7 +143,7 @@ async def get_line(conn: AsyncConnection, invoice: Invoice, line_id: str) -> Inv
 async def latest_invoice(
     conn: AsyncConnection, *, org_id: str, before: datetime | None = None
 ) -> Invoice | None:
-    """Return the invoice of the newest period, or of the newest that begins before a moment."""
+    """Return the invoice of the last period, or of the last one that begins before a moment."""
     found = invoices_of(org_id)
     if before is not None:
         found = found.where(invoices.c.period_start < before)
@@ -151,14 +153,14 @@ async def latest_invoice(
 
 
 async def final_invoices_of(conn: AsyncConnection, *, org_id: str) -> Sequence[str]:
-    """Their ids, by period."""
+    """Return the ids of an org's final invoices, by period."""
     own = invoices.c
     found = sa.select(own.id).where(own.org_id == org_id, own.state != DRAFT)
     return (await conn.execute(found.order_by(own.period_start))).scalars().all()
 
 
 async def amounts_of(conn: AsyncConnection, invoice: Invoice) -> Amounts:
-    """Return the amounts of an invoice that was finalized."""
+    """Return the amounts of a final invoice."""
     assert invoice.total_coins is not None
     totals = [
         sa.select(sa.func.coalesce(sa.func.sum(amount), 0))
@@ -173,30 +175,23 @@ async def amounts_of(conn: AsyncConnection, invoice: Invoice) -> Amounts:
     return Amounts(total=invoice.total_coins, credited=int(credited), settled=int(settled))
 
 
-async def pay(
-    conn: AsyncConnection,
-    invoice: Invoice,
-    *,
-    payment_id: str,
-    method: Literal["received", "balance"],
-    amount_coins: int,
-    reference: str,
-    now: datetime,
-) -> None:
-    row = {
-        "id": payment_id,
-        "org_id": invoice.org_id,
-        "invoice_id": invoice.id,
-        "method": method,
-        "reference": reference,
-        "amount_coins": amount_coins,
-        "created_at": now,
-    }
+async def pay(conn: AsyncConnection, org_id: str, payment: Payment) -> None:
+    row = {"org_id": org_id, **msgspec.structs.asdict(payment)}
     await conn.execute(sa.insert(invoice_payments), row)
 
 
+async def next_number(conn: AsyncConnection, issuer: str, series: Series) -> tuple[int, str]:
+    """Draw the next number of a series, without gaps: others wait until the transaction ends."""
+    first = insert(invoice_counters).values(issuer=issuer, series=series, last=1)
+    grown = first.on_conflict_do_update(
+        index_elements=["issuer", "series"], set_={"last": invoice_counters.c.last + 1}
+    )
+    sequence = (await conn.execute(grown.returning(invoice_counters.c.last))).scalar_one()
+    return sequence, f"{issuer}-{MARKS[series]}{sequence:0{MIN_DIGITS}}"
+
+
 async def enter(conn: AsyncConnection, invoice: Invoice, state: State, now: datetime) -> Invoice:
-    """Into `state`, if it is not in it. The caller holds its lock."""
+    """Change the state of an invoice, unless it is in it. The caller has locked it."""
     if state == invoice.state:
         return invoice
     own = invoices.c
@@ -218,6 +213,6 @@ async def note(conn: AsyncConnection, invoice: Invoice, state: State, now: datet
 
 
 async def settle(conn: AsyncConnection, invoice: Invoice, now: datetime) -> Invoice:
-    """Into the state that its amounts say. The caller holds its lock."""
+    """Change the state of an invoice to that of its amounts. The caller has locked it."""
     amounts = await amounts_of(conn, invoice)
     return await enter(conn, invoice, settled_state(invoice.state, amounts), now)

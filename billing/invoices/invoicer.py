@@ -1,7 +1,7 @@
-"""The invoicer: drafts what has ended, finalizes what has waited long enough, reminds who has not
-paid. One task in each gateway; what two do at once, one of them does.
+"""The invoicer drafts periods that have ended, finalizes drafts after their grace period, and duns
+unpaid invoices. Each gateway runs one; the work of two at once is done once.
 
-An org whose invoice cannot be made (its currency has no rate) is logged and holds up nobody else.
+An org whose invoice cannot be made, because its currency has no rate, is logged and skipped.
 """
 
 from __future__ import annotations
@@ -27,20 +27,16 @@ from foundation.periodic import Periodic
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 60.0
-"""An invoice is late by as much."""
+"""An invoice is late by at most so long."""
 MAX_PERIODS = 120
-"""Of an org, at one look: who gets an account after ten years of use is caught up with."""
-
-
-async def notify_nobody() -> None:
-    """Do nothing: nobody is to be told."""
+"""An org's periods that one run catches up with: ten years of months."""
 
 
 class Invoicer:
-    """Drafts, finalizes and duns what is due.
+    """Drafts, finalizes and duns invoices.
 
-    `db`: of a role that sees every org's rows. `wall_clock`: Unix seconds. `on_suspension`: is
-    called when somebody may be suspended, or no longer, and again for some minutes.
+    `db`: of a role that sees every org's rows. `wall_clock`: Unix seconds. `on_suspension`: called
+    when an org may have been suspended or reinstated, and again for some minutes.
     """
 
     def __init__(
@@ -49,7 +45,7 @@ class Invoicer:
         *,
         interval_s: float = INTERVAL_S,
         wall_clock: Callable[[], float] = time.time,
-        on_suspension: Callable[[], Awaitable[None]] = notify_nobody,
+        on_suspension: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._db, self._wall_clock, self._on_suspension = db, wall_clock, on_suspension
         self._looking = Periodic(
@@ -66,11 +62,11 @@ class Invoicer:
         self._looking.start()
 
     async def close(self) -> None:
-        """End the task. A draft that is half counted stays a draft, and is counted again."""
+        """End the task. A draft that it was adding up stays a draft."""
         await self._looking.close()
 
     async def look(self) -> None:
-        """Do all that is due by now. Raises: what SQLAlchemy raises where Postgres is away."""
+        """Do everything that is due. Raises: SQLAlchemyError when Postgres is away."""
         now = to_moment(self._wall_clock())
         async with self._db.connect() as conn:
             orgs = await orgs_with_account(conn)
@@ -81,10 +77,11 @@ class Invoicer:
                 log.warning("no invoice for %s yet: %s", org_id, error.message)
         while await dun(self._db, now):
             continue
-        async with self._db.connect() as conn:
-            tell = await has_changed(conn, now)
-        if tell:
-            await self._on_suspension()
+        if self._on_suspension is not None:
+            async with self._db.connect() as conn:
+                changed = await has_changed(conn, now)
+            if changed:
+                await self._on_suspension()
 
     async def _catch_up(self, org_id: str, now: datetime) -> None:
         for _ in range(MAX_PERIODS):

@@ -1,4 +1,4 @@
-"""The outbox of invoices: each state that one has entered, until its webhooks are written."""
+"""The outbox of invoices: changes of their states whose webhooks are not written yet."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoices.states import State
 from billing.invoices.tables import invoice_transitions, invoices
+from billing.tables import read_struct
 
 
 class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class StateEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def undispatched(conn: AsyncConnection, limit: int) -> list[StateEntry]:
-    """The oldest ones, and nobody else's until the transaction ends."""
+    """Return and lock the oldest changes that are not dispatched."""
     own, of = invoice_transitions.c, invoices.c
     waiting = (
         sa.select(invoice_transitions, of.number, of.currency, of.total_coins, of.due_at)
@@ -36,20 +37,7 @@ async def undispatched(conn: AsyncConnection, limit: int) -> list[StateEntry]:
         .limit(limit)
         .with_for_update(of=invoice_transitions, skip_locked=True)
     )
-    return [
-        StateEntry(
-            id=row.id,
-            org_id=row.org_id,
-            invoice_id=row.invoice_id,
-            state=row.state,
-            occurred_at=row.occurred_at,
-            number=row.number,
-            currency=row.currency,
-            total_coins=None if row.total_coins is None else int(row.total_coins),
-            due_at=row.due_at,
-        )
-        for row in await conn.execute(waiting)
-    ]
+    return [read_struct(StateEntry, row) for row in await conn.execute(waiting)]
 
 
 async def mark_dispatched(conn: AsyncConnection, ids: Sequence[str]) -> None:

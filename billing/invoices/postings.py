@@ -1,13 +1,12 @@
-"""Post to the ledger what invoicing itself moves: transfers of no event, between an org's
-receivable and an account of the house.
+"""Post the transfers of invoicing, between an org's receivable and an account of the house.
 
-    rounding      house:rounding        what the lines were rounded by, so that the receivable
-                                        holds whole coins of every invoice
-    adjustment    house:adjustments     what the terms of a whole period come to
-    credit_note   house:credit_notes    what was asked for and is not any more
-    payment       house:cash            what came in
+    rounding      house:rounding        the residuals of the lines, so that the receivable has
+                                        whole coins of every invoice
+    adjustment    house:adjustments     the terms of a whole period
+    credit_note   house:credit_notes    the amount that a note takes back
+    payment       house:cash            a payment that was received
 
-An id is posted once: its transfer is of one invoice, note or payment.
+The id of a transfer is that of its line, note or payment, and is posted once.
 """
 
 from __future__ import annotations
@@ -48,14 +47,16 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: Kind
     charged_pico: Pico
-    """What the org owes more for it; negative: less."""
+    """The change of the receivable; negative: the org owes less."""
 
 
 async def post(
     conn: AsyncConnection, *, org_id: str, postings: Sequence[Posting], now: datetime
 ) -> None:
-    """In the caller's transaction; of nothing, nothing. Raises: IntegrityError where one of the ids
-    was posted before."""
+    """Post the postings that are not zero, in the caller's transaction.
+
+    Raises: IntegrityError when one of the ids was posted before.
+    """
     legs: dict[str, list[object]] = {
         name: [] for name in ("id", "debit", "credit", "amount_pico", "kind")
     }

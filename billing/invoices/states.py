@@ -1,13 +1,12 @@
-"""Invoice states, and which comes next. Pure: no time of its own, no table.
+"""The states of an invoice and the transitions between them. Pure.
 
     draft -> finalized -> past_due -> reminder_1 -> reminder_2 -> reminder_3
                                                           -> suspended -> uncollectible
-    from finalized on, whatever was reached: paid, when nothing is left to pay;
-    voided, when credit notes took all of it back, be it after it was paid
+    finalized or later -> paid      nothing is left to pay
+                       -> voided    credit notes have taken all of it back, before or after payment
 
-Amounts are whole coins of the invoice's currency. Each stage of dunning is due so many days after
-the one before, as it was really reached: who was not reminded because we were down is not hurried
-for it.
+Amounts are whole coins of the invoice's currency. A stage of dunning is due so many days after the
+stage before was really entered, so a customer gets the same time if we were down.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ VOIDED: State = "voided"
 SUSPENDED: State = "suspended"
 UNCOLLECTIBLE: State = "uncollectible"
 SUSPENDING: tuple[State, ...] = (SUSPENDED, UNCOLLECTIBLE)
-"""Who has not paid such an invoice is served no longer (`suspension`)."""
+"""An org with an invoice in one of these states is suspended (`suspension`)."""
 DUNNING: tuple[tuple[State, int], ...] = (
     ("finalized", 0),
     ("past_due", 3),
@@ -45,21 +44,21 @@ DUNNING: tuple[tuple[State, int], ...] = (
     ("reminder_3", 10),
     ("suspended", 60),
 )
-"""How many days a stage lasts; of `finalized`, beyond the day it is due."""
+"""The days that each stage lasts; `finalized` lasts until the invoice is due."""
 STAGES: tuple[State, ...] = (*(state for state, _ in DUNNING), UNCOLLECTIBLE)
 LASTS = {state: timedelta(days=days) for state, days in DUNNING}
 OPEN = frozenset(STAGES)
-"""Something is left to pay."""
+"""The states in which something is left to pay."""
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The amounts of an invoice: what was asked for, and what became of it."""
+    """The amounts of an invoice in coins."""
 
     total: int
     credited: int = 0
-    """By credit notes: never more than the total."""
+    """The sum of its credit notes, at most the total."""
     settled: int = 0
-    """Paid, or taken from what was paid in advance; less what a credit note gave back."""
+    """The sum of its payments."""
 
     @property
     def due(self) -> int:
@@ -70,30 +69,30 @@ class InvoiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     since: datetime
     due_at: datetime
-    """Of a draft: unknown, and not asked for."""
+    """Not used for a draft."""
 
 
 def settled_state(state: State, amounts: Amounts) -> State:
-    """Return the state in which a change of its amounts leaves a finalized invoice."""
+    """Return the state of a final invoice after a change of its amounts."""
     assert state != DRAFT
     if amounts.total > 0 and amounts.credited == amounts.total:
         return VOIDED
     if amounts.due <= 0:
         return PAID
-    assert state in OPEN, "what was settled is not opened again"
+    assert state in OPEN, "a settled invoice stays settled"
     return state
 
 
-def next_stage(standing: InvoiceStatus) -> tuple[State, datetime] | None:
-    """The next stage of dunning, and from when on; None: there is none."""
-    if standing.state not in LASTS:
+def next_stage(status: InvoiceStatus) -> tuple[State, datetime] | None:
+    """Return the next stage of dunning and when it is due. None: there is none."""
+    if status.state not in LASTS:
         return None
-    begun = standing.due_at if standing.state == FINALIZED else standing.since
-    following = STAGES[STAGES.index(standing.state) + 1]
-    return following, begun + LASTS[standing.state]
+    begun = status.due_at if status.state == FINALIZED else status.since
+    following = STAGES[STAGES.index(status.state) + 1]
+    return following, begun + LASTS[status.state]
 
 
-def advance(standing: InvoiceStatus, now: datetime) -> State | None:
-    """The stage that is reached by now; one at a time."""
-    found = next_stage(standing)
+def advance(status: InvoiceStatus, now: datetime) -> State | None:
+    """Return the next stage of dunning if it is due."""
+    found = next_stage(status)
     return found[0] if found is not None and found[1] <= now else None

@@ -1,7 +1,7 @@
-"""Suspend an org for unpaid invoices: the state is derived from them, so that a payment or a credit
-note ends it by itself.
+"""Suspend an org for unpaid invoices. The suspension is derived from the states of its invoices, so
+a payment or a credit note ends it.
 
-An operator may lift it: then only what enters such a state later suspends again.
+An operator may lift it: then only an invoice that enters such a state later suspends again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from billing.invoices.states import SUSPENDED, SUSPENDING
 from billing.invoices.tables import invoice_transitions, invoices
 
 TOLD_FOR = timedelta(minutes=5)
-"""So long it is said again: who should have heard of it may not have been there."""
+"""A change is announced again for so long, for gateways that missed it."""
 
 
 def suspended_by(
     org_id: sa.ColumnElement[str], lifted_at: sa.ColumnElement[datetime]
 ) -> sa.ScalarSelect[str]:
-    """The number of the oldest invoice that does it; NULL: none."""
+    """Return SQL of the number of the oldest invoice that suspends an org, or NULL."""
     own = invoices.c
     since_lifted = sa.or_(lifted_at.is_(None), own.state_since > lifted_at)
     found = sa.select(own.number).where(own.org_id == org_id, own.state.in_(SUSPENDING))
@@ -30,14 +30,14 @@ def suspended_by(
 
 
 def suspended_since(org_id: str) -> sa.ScalarSelect[datetime]:
-    """When the newest one began to; NULL: none does."""
+    """Return SQL of the time since when the newest invoice suspends an org, or NULL."""
     own = invoices.c
     newest = sa.select(sa.func.max(own.state_since))
     return newest.where(own.org_id == org_id, own.state.in_(SUSPENDING)).scalar_subquery()
 
 
 async def has_changed(conn: AsyncConnection, now: datetime) -> bool:
-    """Whether an invoice has begun to suspend somebody, or ended it, of late."""
+    """Tell whether an invoice has suspended or reinstated an org in the last minutes."""
     own, entered = invoices.c, invoice_transitions.c
     found = sa.select(own.id).join(invoice_transitions, entered.invoice_id == own.id)
     found = found.where(entered.state == SUSPENDED, own.state_since > now - TOLD_FOR)

@@ -1,8 +1,8 @@
 """Tables of invoices, as migration 0026 makes them.
 
-An invoice that was finalized changes in its state alone, its lines not at all, which triggers
-enforce; accounts, rates, payments and credit notes are only added to. `*_pico` is exact, in
-pico-USD; `*_coins` counts the smallest coins of the invoice's currency.
+Triggers enforce that a final invoice changes only its state, and its lines never. Rows of accounts,
+rates, payments and credit notes are only added. `*_pico` is exact, in pico-USD; `*_coins` counts
+the smallest coins of the invoice's currency.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
 
     settings = load(flags)
 
-    async def told(conn: AsyncConnection, final: Invoice) -> None:
+    async def on_final(conn: AsyncConnection, final: Invoice) -> None:
         await record(
             conn,
             org_id=final.org_id,
@@ -121,7 +121,7 @@ def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
                 found = await find_org(conn, name=org)
             now = datetime.now(UTC)
             final = await closing.finalize(
-                db, org_id=found.id, invoice_id=invoice_id, now=now, told=told
+                db, org_id=found.id, invoice_id=invoice_id, now=now, on_final=on_final
             )
         click.echo(f"{final.id} is invoice {final.number}.")
 

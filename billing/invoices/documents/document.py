@@ -17,10 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.currency import format_coins
 from billing.errors import InvoicingConflict
-from billing.invoices.collection import CreditNote, Payment, notes_of, payments_of
+from billing.invoices.collection import CreditNote, notes_of, payments_of
 from billing.invoices.invoice import (
     Invoice,
     InvoiceLine,
+    Payment,
     amounts_of,
     get_invoice,
     get_lines,
@@ -97,7 +98,7 @@ async def read_bill(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> B
     """Raises: NoInvoice; InvoicingConflict of a draft."""
     invoice = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
     if invoice.state == DRAFT:
-        raise InvoicingConflict("invoice_id", "it is a draft")
+        raise InvoicingConflict("invoice_id", "is a draft")
     names = {row.id: row.name for row in await conn.execute(_NAMES, {"org_id": org_id})}
     return Bill(invoice=invoice, org_name=names.pop("", org_id), project_names=names)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from billing.currency import round_half_up
-from billing.invoices.collection import CreditNote, Payment
+from billing.invoices.collection import CreditNote
 from billing.invoices.documents.advances import Advance
 from billing.invoices.documents.document import Document
-from billing.invoices.invoice import Invoice, InvoiceLine
+from billing.invoices.invoice import Invoice, InvoiceLine, Payment
 from billing.invoices.states import Amounts
 from billing.tables import EPOCH
 from tests.billing.invoices.billed import NOVEMBER, OCTOBER, at

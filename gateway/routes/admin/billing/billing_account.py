@@ -140,10 +140,12 @@ async def rates(request: AdminRequest, query: RatesQuery) -> tuple[list[RateView
 
 @invoices.act("/finalize", "Make a draft final at once, as it counts by now", conditional=False)
 async def make_final(request: AdminRequest) -> InvoiceView:
-    async def told(conn: AsyncConnection, final: Invoice) -> None:
+    async def on_final(conn: AsyncConnection, final: Invoice) -> None:
         await noted(conn, request, "invoice.finalized", final.id, await viewed(conn, final))
 
-    final = await finalize(request.system_db, **request.where, now=datetime.now(UTC), told=told)
+    final = await finalize(
+        request.system_db, **request.where, now=datetime.now(UTC), on_final=on_final
+    )
     async with request.system_db.connect() as conn:
         return await viewed(conn, final)
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from billing.currency import USD, format_coins
-from billing.invoices.collection import CreditNote, Payment
+from billing.invoices.collection import CreditNote
 from billing.invoices.documents.document import Document
-from billing.invoices.invoice import Invoice, InvoiceLine
+from billing.invoices.invoice import Invoice, InvoiceLine, Payment
 from billing.invoices.states import Amounts
 from billing.money import format_usd
 from gateway.wire.shared.resource import view_of
