@@ -7,6 +7,7 @@ exactly the usage that was booked before the watermark. Knows no cap and no Redi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -16,8 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import INPUTS, OUTPUTS, TOKENS
 from billing.money import Pico
+from billing.spool.spool import Spool
 from billing.tables import read_struct, total_pico, usage_daily, usage_events, usage_hourly
 
+EVER_USED_TIMEOUT_S = 2.0
 BOOKING = 0x626F6F6B696E6701
 SHARED = sa.select(sa.func.pg_advisory_xact_lock_shared(BOOKING))
 ALONE = sa.select(sa.func.pg_advisory_xact_lock(BOOKING))
@@ -80,6 +83,18 @@ async def read_spend(db: AsyncEngine, org: str, accounts: Sequence[SpendAccount]
                 found = found.where(own.hour < account.end)
             amounts.append(int(await conn.scalar(found) or 0))
     return SpendTotals(watermark.timestamp(), amounts)
+
+
+async def ever_used(db: AsyncEngine, spool: Spool) -> bool:
+    """Tell whether any usage was ever recorded here, for a limiter whose Redis is empty. `db`: of a
+    role that sees every org's rows. The time is limited, since requests wait for it.
+
+    Raises: TimeoutError; SQLAlchemyError when Postgres is away. Callers then assume that some was.
+    """
+    if spool.backlog:
+        return True
+    async with asyncio.timeout(EVER_USED_TIMEOUT_S), db.connect() as conn:
+        return bool(await conn.scalar(sa.select(sa.exists().select_from(usage_events))))
 
 
 async def spent_by_org(conn: AsyncConnection, org: str) -> Pico:

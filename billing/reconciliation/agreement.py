@@ -1,10 +1,10 @@
-"""Do all say the same: engines, spools, ledger, rollups, invoices? And if not, since which request?
+"""Reconcile engines, spools, ledger, rollups and invoices, and find the first request that differs.
 
-    what engines generated = what was billed + the house's waste, in the books or on the way there
+    tokens that engines generated = billed tokens + the house's waste, in the books or a spool
 
-Knows no engine: it gets their counts. All of it may run meanwhile: engines are asked before and
-after, and what they count as acknowledged was on a gateway's disk by then. So what is in the books
-or a spool lies between the two, and is both of them while nothing runs.
+Everything may run meanwhile: engines are counted before and after, and what they count as
+acknowledged was on a gateway's disk by then. So the tokens in the books and spools lie between the
+two counts, and equal them while nothing runs. Knows no engine, only their counts.
 """
 
 from __future__ import annotations
@@ -40,40 +40,42 @@ class Tokens(NamedTuple):
 
 
 class EngineCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one engine, from one moment on."""
+    """The counts of one engine over a span of time."""
 
     name: str
     models: frozenset[str]
-    """Under which names it is sold."""
+    """The names under which it is sold."""
     since: float
     until: float | None
-    """Unix seconds; None: it still counts."""
+    """Unix seconds; None: it is still counting."""
     is_lost: bool
-    """It went with its kernel: there may have been more, or less was acknowledged than it says."""
+    """True if its machine failed, so that the count may be too high or too low."""
     acknowledged: Tokens
     open: dict[str, Tokens]
-    """By attempt: not acknowledged yet."""
+    """Attempts that are not acknowledged yet."""
     recent: dict[str, Tokens]
-    """By attempt: some of those that were acknowledged last."""
+    """Some of the attempts that were acknowledged last."""
 
 
 class Agreement(msgspec.Struct, kw_only=True):
+    """The result of a reconciliation."""
+
     problems: list[str] = []
-    """In each kind the first request, account or hour that differs comes first."""
+    """Each kind begins with the first request, account or hour that differs."""
     unknown: list[str] = []
-    """What nobody can know any more, such as an engine's count that a power cut took."""
+    """Differences that cannot be explained any more, such as a count lost in a power failure."""
     num_waiting: int = 0
-    """Events that stand in spools alone."""
+    """The number of events that are in spools alone."""
 
     @property
     def first(self) -> str | None:
-        """The problem to begin with: one that names a request, if any does."""
+        """The problem to look at first: one that names a request, if there is one."""
         named = (problem for problem in self.problems if "request " in problem)
         return next(named, self.problems[0] if self.problems else None)
 
 
 class SpooledEvent(NamedTuple):
-    """An event that stands in a spool alone."""
+    """An event that is in a spool alone."""
 
     model: str
     admitted_at: float
@@ -83,7 +85,10 @@ class SpooledEvent(NamedTuple):
 async def agree(
     db: AsyncEngine, spools: Path, engines: Callable[[], Sequence[EngineCount]]
 ) -> Agreement:
-    """`db`: of a role that sees every org's rows. Raises: what SQLAlchemy raises, OSError."""
+    """Compare all counts and run all checks. `db`: of a role that sees every org's rows.
+
+    Raises: SQLAlchemyError, OSError.
+    """
     found = Agreement()
     before = engines()
     waiting = await _compare_spools(db, spools, found.problems)
@@ -105,7 +110,7 @@ async def agree(
 async def _compare_spools(
     db: AsyncEngine, spools: Path, problems: list[str]
 ) -> dict[str, SpooledEvent]:
-    """Return the events that stand in spools alone, by id."""
+    """Compare closed events with the books; return those that are in spools alone, by id."""
     waiting: dict[str, SpooledEvent] = {}
     closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_events(lock.parent))
     for chunk in _chunks(closed):
@@ -148,7 +153,7 @@ async def _compare_requests(
     waiting: dict[str, SpooledEvent],
     problems: list[str],
 ) -> None:
-    """Name the first that differs, of those whose count the engine still knows."""
+    """Report the first request that differs, of those that the engine still counts by itself."""
     settled = (it for it in sorted(before.recent.items()) if after.recent.get(it[0]) == it[1])
     for chunk in _chunks(settled):
         parts = {attempt: _events_of(attempt) for attempt, _ in chunk}
@@ -171,7 +176,7 @@ async def _compare_requests(
 
 
 def _events_of(attempt: str) -> list[str]:
-    """Return the ids of the events in which an attempt's tokens may stand."""
+    """Return the ids of the events that may have an attempt's tokens."""
     try:
         behind_stop = [stop_waste_id(str(UUID(attempt)))]
     except ValueError:
@@ -179,7 +184,7 @@ def _events_of(attempt: str) -> list[str]:
     return [attempt, waste_id(attempt), house_waste_id(attempt), *behind_stop]
 
 
-# A waste that was reversed is another event's by now.
+# Waste that was reversed is booked with another event.
 _REVERSED = f"""
     EXISTS (SELECT FROM transfers t JOIN transfers r ON r.corrects = t.id
         WHERE {ledger.transfers_of("u.id")} AND r.kind = 'reversed')
@@ -203,7 +208,7 @@ _KNOWN = sa.text("SELECT id, digest FROM usage_events WHERE id = ANY(CAST(:ids A
 async def _booked(
     connection: AsyncConnection, count: EngineCount, waiting: Iterable[SpooledEvent]
 ) -> Tokens:
-    """Sum up what this engine did that is in the books or waits for them."""
+    """Add up an engine's tokens in the books and in spools."""
     until = None if count.until is None else to_moment(count.until)
     bounds = {"since": to_moment(count.since), "until": until, "models": sorted(count.models)}
     row = (await connection.execute(_SUMS, bounds)).one()
@@ -223,7 +228,7 @@ async def _tokens_of(
 
 
 async def _known(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, bytes]:
-    """Those that are in the books, and their digests."""
+    """Return the digests of the events that are in the books."""
     known: dict[str, bytes] = {}
     for chunk in _chunks(ids):
         rows = await connection.execute(_KNOWN, {"ids": chunk})

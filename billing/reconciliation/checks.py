@@ -1,8 +1,5 @@
-"""The checks of the books: named SQL queries that should find nothing, by the part that they check.
-
-A query returns the names of what its complaint is true of. The checks of the ledger itself stand
-beside its tables (`accounts.CHECKS`).
-"""
+"""The checks of the books: SQL queries that should find nothing, by complaint. A query returns the
+names of the rows that a complaint is about. The checks of the ledger are in `ledger.accounts`."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from billing.ledger import accounts
 
 ACCOUNT = "('receivable:' || i.org_id)"
 FINAL = "i.state <> 'draft'"
-# Of ledger and invoices, by the ledger's own entries: a second way to the same sums, over transfers
-# where `charges` reads events. They name org, invoice, line, note or payment.
+# Invoices against the ledger: `charges` adds up events, these checks add up transfers. They name
+# org, invoice, line, note or payment.
 INVOICES = {
     "its lines differ from its sums": f"""
         SELECT i.id FROM invoices i LEFT JOIN (
@@ -93,7 +90,7 @@ INVOICES = {
         GROUP BY issuer, series, last HAVING count(*) <> last OR max(sequence) <> last
     """,
 }
-# Of the ledger and what is leased, burned and owed of credits. They name grant or transfer.
+# Leases, burns and unpaid usage against the ledger. They name grant or transfer.
 CREDITS = {
     "what is leased differs from what is pending": """
         SELECT coalesce(l.transfer_id, p.id) FROM credit_leases l FULL JOIN (
@@ -121,14 +118,14 @@ CREDITS = {
                 SELECT transfer_id, sum(amount_pico) AS burned FROM credit_burns
                 GROUP BY transfer_id
             ) b USING (transfer_id)
-        -- Of what was rated anew a part may have been paid by an invoice.
+        -- An invoice may have paid a part of an event that was rated anew.
         WHERE CASE t.kind WHEN 'repriced' THEN t.amount_pico < u.amount_pico + coalesce(burned, 0)
             ELSE t.amount_pico IS DISTINCT FROM u.amount_pico + coalesce(burned, 0) END
     """,
 }
 _OF_EVENT = "concat('request ', request_id, ', event ', u.id)"
-# Of what was billed as written to the cache and the leases on it. They name request or lease. The
-# ledger's checks find that a refund is in the ledger as the event is rated by now.
+# Cache leases against billed cache writes and ratings. They name request or lease. The ledger's
+# own checks compare refunds with transfers.
 CACHE_LEASES = {
     "there are leases for more than was written": f"""
         SELECT {_OF_EVENT} FROM (
@@ -143,8 +140,7 @@ CACHE_LEASES = {
             AND NOT EXISTS (SELECT FROM event_ratings r WHERE r.event_id = l.event_id)
     """,
 }
-# Of what scopes with a cap are said to have spent and the hours and days of their usage. They name
-# scope and period.
+# The spending of scopes with a cap against the rollups. They name scope and period.
 SPEND = {
     "what it is said to have spent differs from its usage": f"""
         SELECT concat_ws('/', org_id, scope, scope_id, period,
@@ -155,8 +151,8 @@ SPEND = {
 
 
 async def find_problems(queries: Mapping[str, str], db: AsyncEngine) -> list[str]:
-    """Return a line for each name that a query finds, all of one moment. `queries`: by complaint.
-    `db`: of a role that sees every org's rows."""
+    """Run checks on one snapshot, and return a line for each name that they find. `db`: of a role
+    that sees every org's rows."""
     problems: list[str] = []
     async with db.connect() as conn:
         await conn.execution_options(isolation_level="REPEATABLE READ")
@@ -175,5 +171,5 @@ ALL_CHECKS = (check_ledger, check_invoices, check_credits, check_cache_leases, c
 
 
 async def check_all(db: AsyncEngine) -> list[str]:
-    """Return all problems of the books; each part is read at a moment of its own."""
+    """Return all problems of the books; each group of checks reads a snapshot of its own."""
     return [problem for check in ALL_CHECKS for problem in await check(db)]

@@ -1,8 +1,8 @@
-"""Once a day, on each host, whether all agree (`agreement`): kept as a row, and an error in the log
-that begins with the first request that differs.
+"""Reconcile once a day on each host (`agreement`), store the result as a row, and log an error with
+the first request that differs.
 
-Any gateway of a host may do it; the row of the day says that one does, and is taken over when its
-gateway did not live to end it. A day on which Postgres was away too long has no row.
+Any gateway of a host may do it: the row of the day is its claim, which another gateway takes over
+if it dies. A day on which Postgres was away for too long has no row.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from foundation.periodic import Periodic
 
 log = logging.getLogger(__name__)
 JITTER = random.Random()
-"""Of its own: nobody's seed is drawn from."""
+"""Its own generator, so that a seeded global one is not advanced."""
 
 LOOK_INTERVAL_S = 600.0
-"""Between looks at whether the day was done, and about so long after a start."""
+"""A gateway checks so often whether the day is done, and first so long after its start."""
 TAKE_OVER_AFTER_S = 2 * 3600
 MAX_KEPT_PROBLEMS = 100
 
@@ -53,7 +53,7 @@ class DailyAgreement:
         host: str,
     ) -> None:
         self._db, self._spools, self._engines, self._host = db, spools, engines, host
-        # Whatever fails: the row says that today nobody has ended it.
+        # After a failure the row of the day has no end, so another gateway takes over.
         self._looking = Periodic(
             "daily agreement",
             lambda: LOOK_INTERVAL_S * JITTER.uniform(0.5, 1.5),
@@ -70,7 +70,10 @@ class DailyAgreement:
         await self._looking.close()
 
     async def look(self) -> Agreement | None:
-        """Compare the books. None: somebody has done it today, or does. Raises: as `agree`."""
+        """Reconcile, and return the result. None: today's reconciliation is done or running.
+
+        Raises: as `agree`.
+        """
         async with self._db.begin() as connection:
             day = await connection.scalar(_CLAIM, {"host": self._host})
         if day is None:

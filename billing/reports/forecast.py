@@ -1,49 +1,88 @@
-"""Forecast what a month will have cost at its end, and how far such forecasts were off. Pure: no
-I/O.
+"""Forecast the cost of a month, with an interval from backtests.
 
-Days are UTC's. A day to come costs what the days of its name cost lately: the median of the last of
-them, so that one odd day does not count (seasonal naive, made robust). How far off that is, it is
-asked about its own past: from every day that has as much before it as it needs, the same number of
-days is forecast and compared with what they cost. The interval is what those errors span, the worst
-tenth on either side left out.
+The forecast is seasonal naive, made robust: a future day costs the median of the last WEEKS days of
+its weekday, in UTC. For the interval, the same number of days is forecast from every past day with
+enough history, and compared with their cost; the worst tenth of the ratios on either side is left
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from statistics import fmean
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.money import Pico, median
+from billing.tables import total_pico, usage_daily
 
 WEEK = 7
 WEEKS = 4
-"""Days of one name that count."""
 HISTORY_DAYS = 120
 MIN_BACKTESTS = 5
-"""With fewer errors there is no interval."""
+"""With fewer backtests there is no interval."""
 CONFIDENCE_PERCENT = 80
+DAY = timedelta(days=1)
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     point_pico: Pico
     low_pico: Pico | None
     high_pico: Pico | None
-    """None: the past is too short to say how far off it may be."""
+    """None: there are too few backtests."""
     mape: float | None
-    """Mean absolute percentage error of the backtests, as a fraction; None: none of their days cost
-    anything."""
+    """Mean absolute percentage error of the backtests, as a fraction; None: all their days were
+    free."""
     num_backtests: int
     horizon_days: int
+
+
+class MonthForecast(msgspec.Struct, frozen=True, kw_only=True):
+    start: datetime
+    end: datetime
+    spent_pico: Pico
+    """Booked spending so far, today included."""
+    found: Forecast
+
+
+async def forecast_month(
+    conn: AsyncConnection, org: str, now: datetime, project: str | None = None
+) -> MonthForecast:
+    """Forecast the month of `now`, in UTC."""
+    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    start = today.replace(day=1)
+    end = (start + 31 * DAY).replace(day=1)
+    by_day = await _spent_by_day(conn, org, today - HISTORY_DAYS * DAY, project)
+    first = min(by_day, default=today)
+    past = [by_day.get(first + n * DAY, 0) for n in range((today - first).days)]
+    spent = sum(amount for day, amount in by_day.items() if start <= day < today)
+    spent_today = by_day.get(today, 0)
+    found = forecast(past, spent_pico=spent, today_pico=spent_today, days_left=(end - today).days)
+    return MonthForecast(start=start, end=end, spent_pico=spent + spent_today, found=found)
+
+
+async def _spent_by_day(
+    conn: AsyncConnection, org: str, since: datetime, project: str | None
+) -> dict[datetime, Pico]:
+    own = usage_daily.c
+    found = sa.select(own.day, sa.func.sum(total_pico(own)))
+    found = found.where(own.org == org, own.day >= since)
+    if project is not None:
+        found = found.where(own.project == project)
+    rows = await conn.execute(found.group_by(own.day))
+    return {day.astimezone(UTC): int(amount) for day, amount in rows}
 
 
 def forecast(
     past: Sequence[Pico], *, spent_pico: Pico, today_pico: Pico, days_left: int
 ) -> Forecast:
-    """`past`: what each day before today cost, the oldest first, from the first that cost anything;
-    HISTORY_DAYS at most. `spent_pico`: of this month before today. `days_left`: from today on."""
+    """Forecast the cost of a month. `past`: the cost of each day before today, oldest first, from
+    the first with a cost; at most HISTORY_DAYS. `spent_pico`: the cost of this month before today.
+    `days_left`: the days from today to the end of the month."""
     assert days_left >= 1 and len(past) <= HISTORY_DAYS
     today, *later = expected(past, days_left)
     to_come = max(today, today_pico) + sum(later)
@@ -65,22 +104,23 @@ def forecast(
 
 
 def expected(past: Sequence[Pico], days: int) -> list[Pico]:
-    """Return the cost expected of each day that follows `past`."""
+    """Return the expected cost of each day after `past`."""
     if len(past) < WEEK:
         mean = sum(past) // len(past) if past else 0
         return [mean] * days
-    by_name = [median(past[-WEEK * WEEKS :][::-1][back::WEEK]) for back in range(WEEK)]
-    return [by_name[WEEK - 1 - ahead % WEEK] for ahead in range(days)]
+    by_weekday = [median(past[-WEEK * WEEKS :][::-1][back::WEEK]) for back in range(WEEK)]
+    return [by_weekday[WEEK - 1 - ahead % WEEK] for ahead in range(days)]
 
 
 def backtest(past: Sequence[Pico], days: int) -> tuple[list[Fraction], list[float]]:
-    """Return sorted ratios of what was to what had been forecast, and the errors as fractions of
-    what was."""
+    """Return the sorted ratios of actual to forecast cost, and the errors as fractions of the
+    actual cost."""
     ratios, errors = [], []
     for origin in range(WEEK, len(past) - days + 1):
-        said, was = sum(expected(past[:origin], days)), sum(past[origin : origin + days])
-        if said:
-            ratios.append(Fraction(was, said))
-        if was:
-            errors.append(abs(was - said) / was)
+        predicted = sum(expected(past[:origin], days))
+        actual = sum(past[origin : origin + days])
+        if predicted:
+            ratios.append(Fraction(actual, predicted))
+        if actual:
+            errors.append(abs(actual - predicted) / actual)
     return sorted(ratios), errors

@@ -1,21 +1,21 @@
-"""Read what the books have of one request: its attempts, at the prices that hold by now, and what
-was moved for them.
+"""Read one request from the books: its attempts, at their current prices, and their transfers.
 
-There is no index of request ids, which every event would pay for: an id says when it was made, and
-the events of a moment have one.
+There is no index of request ids, which would slow down every insert: the id has the time at which
+it was made, and events are indexed by time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
+from billing.events import Attempt, PriceSet, UsageEvent
 from billing.ledger.accounts import account_of
 from billing.money import Pico
 from billing.tables import (
@@ -23,15 +23,17 @@ from billing.tables import (
     event_ratings,
     event_tags,
     priced_events,
+    read_quantities,
+    read_struct,
     to_moment,
     transfers,
 )
 
 WINDOWS_S = ((-1.0, 60.0), (-3600.0, 7200.0))
-"""Around an id's moment, where its admission is looked for: nearly always at once; then so far off
-as a clock may have jumped and a prompt may have waited to be read. All attempts of a request are of
-one admission, but of a loop of tools, whose rounds and calls follow each other: where there are
-several it is looked so far off, too."""
+"""The time around an id's in which its events are searched. The first window nearly always has
+them; the second allows for a clock that jumped and a prompt that was slow to arrive. The attempts
+of a request have one admission, except those of a tool loop: with several, the second window is
+searched as well."""
 
 
 _last = event_ratings.alias()
@@ -43,7 +45,7 @@ _PRICES_BY_NOW = (
     .scalar_subquery()
     .label("prices_by_now")
 )
-"""Of an event that was rated anew, or out of suspense."""
+"""The prices of an event's last rating, or null."""
 _TAGS = (
     sa.select(event_tags.c.tags)
     .where(event_tags.c.event_id == priced_events.c.id)
@@ -53,8 +55,6 @@ _TAGS = (
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer."""
-
     id: str
     event_id: str
     debit: str
@@ -67,7 +67,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreditPayment(msgspec.Struct, frozen=True, kw_only=True):
-    """The amount that a credit has paid of an event by now."""
+    """The amount that a credit has paid of an event."""
 
     event_id: str
     credit_id: str
@@ -79,13 +79,14 @@ class RequestRecord(msgspec.Struct, frozen=True):
     transfers: list[TransferRecord]
     paid: list[CreditPayment]
     charged_pico: Pico
-    """To the org, by what was posted."""
+    """The sum of the transfers that charge the org."""
 
 
 async def find_record(
     conn: AsyncConnection, org: str, request_id: str, made_at: float
 ) -> RequestRecord | None:
-    """`made_at`: Unix seconds, as the id says. `conn` sees the ledger."""
+    """Find a request in the books. `made_at`: the Unix seconds in the id. `conn`: of a role that
+    sees the ledger."""
     own = priced_events.c
     for before_s, after_s in WINDOWS_S:
         found = sa.select(priced_events, _PRICES_BY_NOW, _TAGS).where(
@@ -111,9 +112,7 @@ async def _with_transfers(
     others = sa.and_(own.event_id.in_(ids), own.event_id != own.id)  # the only ones in that index
     found = sa.select(*columns).where(sa.or_(own.id.in_(ids), others))
     rows = await conn.execute(found.order_by(transfers.c.posted_at, transfers.c.id))
-    moved = [
-        TransferRecord(**{**row._mapping, "amount_pico": int(row.amount_pico)}) for row in rows
-    ]
+    moved = [read_struct(TransferRecord, row) for row in rows]
     account, charged = account_of(org), 0
     for each in moved:
         charged += each.amount_pico * ((each.debit == account) - (each.credit == account))
@@ -124,31 +123,24 @@ async def _paid(conn: AsyncConnection, events: Sequence[UsageEvent]) -> list[Cre
     own = credit_burns.c
     total = sa.func.sum(own.amount_pico)
     query = (
-        sa.select(own.event_id, own.grant_id, total.label("amount"))
+        sa.select(own.event_id, own.grant_id.label("credit_id"), total.label("amount_pico"))
         .where(own.event_id.in_([each.id for each in events]))
         .group_by(own.event_id, own.grant_id)
         .having(total != 0)
         .order_by(own.event_id, own.grant_id)
     )
-    return [
-        CreditPayment(event_id=row.event_id, credit_id=row.grant_id, amount_pico=int(row.amount))
-        for row in await conn.execute(query)
-    ]
+    return [read_struct(CreditPayment, row) for row in await conn.execute(query)]
 
 
-def _to_event(row: sa.Row[tuple[object, ...]]) -> UsageEvent:
-    same = ("id", "request_id", "org", "project", "key", "model", "lane", "tier")
-    values = row._mapping
-    return UsageEvent(
-        attempt=Attempt(
-            **{name: values[name] for name in same},
-            prices=msgspec.convert(values["prices_by_now"] or values["prices"], PriceSet),
-            admitted_at=values["admitted_at"].timestamp(),
-            tags=values["tags"] or UNSET,
-        ),
-        quantities=Quantities(**{name: values[name] for name in COMPONENTS}),
-        occurred_at=values["occurred_at"].timestamp(),
-        kind=values["kind"],
-        estimated=values["estimated"],
-        finish=values["finish"],
+def _to_event(row: sa.Row[Any]) -> UsageEvent:
+    attempt = read_struct(
+        Attempt,
+        row,
+        prices=msgspec.convert(row.prices_by_now or row.prices, PriceSet),
+        admitted_at=row.admitted_at.timestamp(),
+        tags=row.tags or UNSET,
+    )
+    occurred_at, quantities = row.occurred_at.timestamp(), read_quantities(row)
+    return read_struct(
+        UsageEvent, row, attempt=attempt, quantities=quantities, occurred_at=occurred_at
     )

@@ -1,8 +1,7 @@
-"""Search the spools of this machine for one request: they are read beside their owners, without a
-lock.
+"""Search the spools of this machine for one request, without locking them. Every call blocks.
 
-Every call blocks. An owner may append and drop segments meanwhile: what is gone then has shipped,
-and what is half written has no good checksum yet.
+A spool may be appended to meanwhile: a segment that is deleted has shipped, and a record that is
+half written has no valid checksum yet.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from billing.spool.format import (
 )
 
 MAX_SEARCH_BYTES = 128 * 1024 * 1024
-"""Of segments; of more, the oldest are not looked at: their events are the next to ship."""
+"""Beyond this the oldest segments are skipped, since their events are the next to ship."""
 SEGMENTS = "*/" + "[0-9]" * 8 + ".log"
 
 
@@ -33,7 +32,7 @@ class UnshippedUsage(msgspec.Struct, frozen=True):
 
 
 def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) -> UnshippedUsage:
-    """In every spool below `spools`. Raises: OSError."""
+    """Find a request's events in every spool below `spools`. Raises: OSError."""
     closed: dict[str, UsageEvent] = {}
     running: dict[str, OpenAttempt] = {}
     for data in _segments(spools, max_bytes):
@@ -56,7 +55,7 @@ def search(spools: Path, request_id: str, *, max_bytes: int = MAX_SEARCH_BYTES) 
 
 
 def _segments(spools: Path, left: int) -> Iterator[bytes]:
-    """Yield the segments of each spool in their order."""
+    """Yield the newest segments of each spool, in their order."""
     paths = sorted(spools.glob(SEGMENTS))
     kept: list[Path] = []
     for path in reversed(paths):

@@ -1,15 +1,15 @@
-"""Report what an org used and what it costs, in UTC buckets: the numbers behind OpenAI's
+"""Report an org's usage and costs in UTC buckets: the numbers behind OpenAI's
 `/v1/organization/usage/completions` and `/costs` and Anthropic's
 `/v1/organizations/usage_report/messages` and `/cost_report`.
 
-An empty bucket has no rows. Days come from the daily rollup, hours from the hourly one, minutes
-from the events. Waste is nobody's usage.
+Days come from the daily rollup, hours from the hourly one, minutes from the events. An empty bucket
+has no rows. Waste is not reported.
 
-To the wire (OpenAI): input_tokens = quantities.prompt_total, input_cached_tokens = cache_read,
+OpenAI's fields: input_tokens = quantities.prompt_total, input_cached_tokens = cache_read,
 input_cache_write_tokens = cache_write_5m + cache_write_1h, input_uncached_tokens = uncached_input,
-output_tokens = output_total; amount.value = money.to_decimal(amount_pico), currency "usd". What was
-read for embeddings is a report of its own. A user's usage is that of the keys that are theirs. No
-usage has an api_source: grouping by it is accepted and says nothing.
+output_tokens = output_total; amount.value = money.to_decimal(amount_pico), currency "usd".
+Embeddings have a report of their own. A user's usage is that of the user's keys. Grouping by
+api_source is accepted; its value is always null.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from billing.tables import (
 )
 
 OpenRows = Callable[[str], AbstractAsyncContextManager[AsyncConnection]]
-"""From an org to a transaction that may see its rows; opened once the query has been checked."""
+"""Opens a transaction that sees an org's rows."""
 USAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
-"""Buckets a page: default and most."""
+"""The default and the largest number of buckets on a page."""
 COST_LIMITS = (7, 180)
 
 OWNERS = {"user_id": "user_id", "service_account_id": "service_account_id"}
-"""Groups that are columns of the key that was used."""
+"""Groups that are columns of the API key."""
 COLUMN_OF_GROUP = {
     "project_id": "project",
     "api_key_id": "key",
@@ -60,10 +60,10 @@ COLUMN_OF_GROUP = {
 BATCH = "batch"
 TAG = "tag"
 BY_TAG = "tag:"
-"""Before its key: a group by the values of a tag. Days alone have them (`ledger.tags`)."""
+"""The prefix of a group by the values of a tag, which only days have (`ledger.tags`)."""
 COST_GROUPS = (*COLUMN_OF_GROUP, "line_item", "component")
 NUM_OF = {False: "num_others", True: "num_embeddings"}
-"""What counts requests: of which embeddings were made, and all others."""
+"""The column that counts the requests with embedding input, and the one of all others."""
 SUM_OF_COSTS = (*COMPONENTS, *AMOUNTS)
 
 _keys = sa.table("api_keys", sa.column("id"), *(sa.column(each) for each in OWNERS.values()))
@@ -73,11 +73,9 @@ def line_item(model: str | None, component: Component) -> str:
     return f"{model}, {COMPONENT_KINDS[component].line_item}"
 
 
-class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of one bucket; a name is None unless grouped by it."""
+class ReportGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The names of a group; a name is None unless the report is grouped by it."""
 
-    num_model_requests: int
-    quantities: Quantities
     project_id: str | None = None
     user_id: str | None = None
     service_account_id: str | None = None
@@ -87,27 +85,25 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     served_as: str | None = None
     tag: str | None = None
-    """The value; None, too, of what has no such tag."""
+    """The tag's value; also None for usage without the tag."""
 
 
-class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of one bucket. `quantity` counts one kind of tokens, or calls, and is given with a
-    line item or a component."""
+class UsageRow(ReportGroup, frozen=True, kw_only=True):
+    """The usage of one group in one bucket."""
+
+    num_model_requests: int
+    quantities: Quantities
+
+
+class CostRow(ReportGroup, frozen=True, kw_only=True):
+    """The cost of one group in one bucket. `quantity` is given with a line item or a component,
+    whose tokens or calls it counts."""
 
     amount_pico: Pico
     quantity: int | None = None
     unit: str | None = None
     line_item: str | None = None
     component: Component | None = None
-    project_id: str | None = None
-    user_id: str | None = None
-    service_account_id: str | None = None
-    api_key_id: str | None = None
-    model: str | None = None
-    batch: bool | None = None
-    service_tier: str | None = None
-    served_as: str | None = None
-    tag: str | None = None
 
 
 Row = TypeVar("Row", UsageRow, CostRow)
@@ -122,7 +118,7 @@ class ReportBucket(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
 
 
 class ReportPage(msgspec.Struct, Generic[Row], frozen=True, kw_only=True):
-    """`next_page`, given back as `page`, goes on where this page ends; None: there is no more."""
+    """A page of a report. `next_page` is the `page` of the next query; None: this is the last."""
 
     buckets: list[ReportBucket[Row]]
     next_page: str | None
@@ -147,9 +143,9 @@ async def usage_completions(
     page: str | None = None,
     embeddings: bool = False,
 ) -> ReportPage[UsageRow]:
-    """Tokens and requests; times are Unix seconds, an empty filter does not filter, no `end_time`
-    means now. `served_as`: BATCH of what is batch in the default tier, else the tier.
-    `embeddings`: of what was read for some; else of all else. A request is counted in one of them.
+    """Report tokens and requests. Times are Unix seconds; an empty filter does not filter; without
+    `end_time` the report ends now. `served_as`: the tier, or BATCH for a batch in the default tier.
+    `embeddings`: report requests with embedding input, or all others.
 
     Raises: ReportQueryError, naming the parameter.
     """
@@ -172,7 +168,7 @@ async def usage_completions(
     for row in await _aggregate(open_rows, org, source, window, where, group_by, sums):
         *counts, num_requests = row.sums
         if not any(row.sums):
-            continue  # of a tag, that all there is has
+            continue  # all usage of this group has the tag
         found[row.bucket].append(
             UsageRow(
                 num_model_requests=num_requests,
@@ -191,7 +187,10 @@ async def nothing_used(
     limit: int | None = None,
     page: str | None = None,
 ) -> ReportPage[UsageRow]:
-    """Return empty buckets, for what nobody here sells. Raises: ReportQueryError."""
+    """Return empty buckets, for a kind of usage that does not exist here.
+
+    Raises: ReportQueryError.
+    """
     limits = USAGE_LIMITS[bucket_width]
     window = window_of(start_time, end_time, WIDTH_S[bucket_width], limit, limits, page)
     return _page(window, defaultdict[int, list[UsageRow]](list))
@@ -211,7 +210,7 @@ async def costs(
     limit: int | None = None,
     page: str | None = None,
 ) -> ReportPage[CostRow]:
-    """Money by day; arguments and errors as in `usage_completions`."""
+    """Report costs by day; arguments and errors as in `usage_completions`."""
     if bucket_width != "1d":
         raise ReportQueryError("only 1d", param="bucket_width")
     source, group_by = _source("1d", group_by, COST_GROUPS)
@@ -228,12 +227,12 @@ async def costs(
 class _Aggregate(msgspec.Struct, frozen=True, kw_only=True):
     bucket: int
     names: dict[str, Any]
-    """By group that has one."""
+    """The name in each group."""
     sums: tuple[int, ...]
 
 
 class _Totals:
-    """Money by bucket and group, where a group may be of one component alone."""
+    """Adds up costs by bucket and group, which may be a single component."""
 
     def __init__(self, group_by: Collection[str], line_items: Collection[str]) -> None:
         self._group_by, self._line_items = group_by, line_items
@@ -269,7 +268,7 @@ class _Totals:
 
 
 def _in_order(item: tuple[tuple[tuple[str, Any], ...], Any]) -> list[tuple[bool, str]]:
-    """None, which does not compare, comes last."""
+    """Return a sort key with None last."""
     return [(value is None, str(value)) for _, value in item[0]]
 
 
@@ -281,18 +280,14 @@ def _page(window: ReportWindow, found: dict[int, list[Row]]) -> ReportPage[Row]:
     return ReportPage(buckets=buckets, next_page=window.next_page)
 
 
-def _known(group_by: Sequence[str], allowed: Iterable[str]) -> None:
-    if unknown := [name for name in group_by if name not in allowed]:
-        raise ReportQueryError(f"{unknown[0]} is not one of {', '.join(allowed)}", param="group_by")
-
-
 def _source(
     width: BucketWidth, group_by: Sequence[str], allowed: Iterable[str]
 ) -> tuple[sa.Subquery, list[str]]:
-    """And the groups, in which a tag is TAG. Raises: ReportQueryError."""
+    """Return the rows to add up, and the groups, with TAG for a tag. Raises: ReportQueryError."""
     keys = [name.removeprefix(BY_TAG) for name in group_by if name.startswith(BY_TAG)]
     others = [name for name in group_by if not name.startswith(BY_TAG)]
-    _known(others, allowed)
+    if unknown := [name for name in others if name not in allowed]:
+        raise ReportQueryError(f"{unknown[0]} is not one of {', '.join(allowed)}", param="group_by")
     if not keys:
         return _SOURCES[width], others
     if len(keys) > 1:
@@ -303,7 +298,7 @@ def _source(
 
 
 def _by_tag(key: str) -> sa.Subquery:
-    """Days by the values of a tag. What has none is all that there is less what has one."""
+    """Return days by the values of a tag. Usage without it is all usage less that with it."""
     own, of_tag = usage_daily.c, usage_tags_daily.c
     names = ("org", "day", *GROUPED, "batch")
     counted = (*SUM_OF_COSTS, "num_requests", "num_embeddings")
@@ -335,7 +330,7 @@ def _num_others(rows: sa.FromClause) -> sa.ColumnElement[int]:
 
 
 def _minutes() -> sa.Subquery:
-    """Events in the shape of a rollup, one row each."""
+    """Return events as rows of a rollup."""
     events = usage_events.c
     batch, total = events.lane == BATCH, sum((events[name] for name in COMPONENTS), sa.literal(0))
     made = sa.case((events.embedding_input > 0, 1), else_=0)
@@ -372,7 +367,7 @@ def _where(
 
 
 def _no_calls_alone(source: sa.Subquery) -> sa.ColumnElement[bool]:
-    """Calls of MCP servers are money alone: nothing was generated for them."""
+    """Leave out calls of MCP servers alone, for which no tokens were generated."""
     others = [source.c[name] for name in COMPONENTS if name != "tool_call"]
     return sa.or_(source.c.tool_call == 0, sum(others, sa.literal(0)) != 0)
 
@@ -395,7 +390,7 @@ async def _aggregate(
     group_by: Sequence[str],
     sums: Sequence[str],
 ) -> list[_Aggregate]:
-    """In the order of buckets and groups."""
+    """Add up rows by buckets and groups, in their order."""
     width = sa.literal(timedelta(seconds=window.width))
     bucket = sa.func.date_bin(width, source.c.moment, sa.literal(EPOCH)).label("bucket")
     columns = {**COLUMN_OF_GROUP, TAG: TAG}
@@ -419,6 +414,6 @@ async def _aggregate(
 
 
 def _sum(source: sa.Subquery, name: str) -> sa.ColumnElement[Any]:
-    """A count stays an integer on the wire: a decimal takes a client ten times as long."""
+    """Add up a column. Counts are cast to bigint: decoding a decimal takes ten times as long."""
     total = sa.func.sum(source.c[name])
     return total if name in AMOUNTS else sa.cast(total, sa.BigInteger)

@@ -1,7 +1,7 @@
-"""The buckets of one page of a report: whole, UTC, of one width. Pure.
+"""The buckets of one page of a report, of one width, in UTC. Pure.
 
-The first bucket begins at or before `start_time`, the last ends at or after `end_time`; `page` says
-where a page begins, so that a walk by pages has no gap.
+The first bucket begins at or before `start_time`, the last ends at or after `end_time`. `page` is
+the start of a page, so that pages follow each other without gaps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE_PREFIX = "page_"
 
 
 class ReportWindow(msgspec.Struct, frozen=True):
-    """`starts`: where its buckets begin, Unix seconds."""
+    """The window of a page. `starts`: the Unix seconds at which its buckets begin."""
 
     starts: range
     width: int
@@ -42,7 +42,10 @@ def window_of(
     limits: tuple[int, int],
     page: str | None,
 ) -> ReportWindow:
-    """`limits`: buckets a page, by default and at most. Raises: ReportQueryError."""
+    """Return the window of a query. `limits`: the default and the largest number of buckets.
+
+    Raises: ReportQueryError.
+    """
     default, most = limits
     limit = default if limit is None else limit
     if not 1 <= limit <= most:

@@ -27,8 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ingestion.shipper import OnBooked, Shipper
 from billing.invoices.invoicer import Invoicer
+from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
-from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet

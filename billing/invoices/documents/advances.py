@@ -1,12 +1,9 @@
-"""Read what an org has paid in advance, and what became of it without an invoice: of each credit
-that it was given, that it expired, or was taken back.
-
-What a credit pays stands with the invoices that it settles.
-"""
+"""Read an org's advance payments, and the parts of them that expired or were revoked. The amounts
+that credits pay are with the invoices that they settle."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -15,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.transfers import GRANT_PREFIX
 from billing.money import Pico
+from billing.tables import read_struct
 
 
 class Advance(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +36,6 @@ _ADVANCES = sa.text(f"""
 
 
 async def read_advances(conn: AsyncConnection, *, org_id: str) -> list[Advance]:
-    """In order."""
-    return [
-        Advance(
-            id=row.id,
-            org_id=org_id,
-            kind=row.kind,
-            amount_pico=int(row.amount_pico),
-            posted_at=row.posted_at.astimezone(UTC),
-        )
-        for row in await conn.execute(_ADVANCES, {"org_id": org_id})
-    ]
+    """Return all advances in the order of their posting."""
+    rows = await conn.execute(_ADVANCES, {"org_id": org_id})
+    return [read_struct(Advance, row, org_id=org_id) for row in rows]

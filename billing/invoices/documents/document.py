@@ -1,8 +1,7 @@
-"""A final invoice with all that belongs to it: what documents are made of.
+"""Read a final invoice for its documents.
 
-A `Document` is all of it at once, for what is read as a whole; tables take its `Bill` and page by
-page its lines, which no longer change, so that nobody holds a connection or a long invoice
-meanwhile.
+A `Document` has all of it at once. Tables take a `Bill` and read the lines, which no longer change,
+page by page, so that a long invoice needs neither much memory nor one long transaction.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PAGE_LINES = 1000
 
 
 class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Without its lines."""
+    """A final invoice without its lines."""
 
     invoice: Invoice
     org_name: str
@@ -59,7 +58,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
         return self.invoice.finalized_at
 
     def money(self, coins: int | None) -> str:
-        """In the invoice's currency."""
+        """Format coins in the invoice's currency."""
         assert coins is not None
         return format_coins(coins, self.invoice.currency)
 
@@ -75,7 +74,7 @@ class LineReversal(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a line that a credit note takes back."""
 
     note: str
-    """Its number."""
+    """The number of the credit note."""
     reason: str
     line: InvoiceLine
     amount_coins: int
@@ -84,7 +83,7 @@ class LineReversal(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     lines: Sequence[InvoiceLine] = ()
     list_pico: Mapping[str, int] = {}
-    """What everybody pays for a token, by the id of the price that the org pays; of discounts."""
+    """The list price per token, by the id of the discounted price that the org pays."""
     taken_back: Sequence[LineReversal] = ()
 
 
@@ -95,7 +94,7 @@ _NAMES = sa.text("""
 
 
 async def read_bill(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> Bill:
-    """Raises: NoInvoice; InvoicingConflict of a draft."""
+    """Read a bill. Raises: NoInvoice; InvoicingConflict of a draft."""
     invoice = await get_invoice(conn, org_id=org_id, invoice_id=invoice_id)
     if invoice.state == DRAFT:
         raise InvoicingConflict("invoice_id", "is a draft")
@@ -104,12 +103,10 @@ async def read_bill(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> B
 
 
 async def read_document(conn: AsyncConnection, *, org_id: str, invoice_id: str) -> Document:
-    """Raises: as `read_bill`."""
+    """Read a document. Raises: as `read_bill`."""
     bill = await read_bill(conn, org_id=org_id, invoice_id=invoice_id)
     return Document(
-        invoice=bill.invoice,
-        org_name=bill.org_name,
-        project_names=bill.project_names,
+        **msgspec.structs.asdict(bill),
         lines=await get_lines(conn, org_id=org_id, invoice_id=invoice_id),
         amounts=await amounts_of(conn, bill.invoice),
         notes=await notes_of(conn, org_id=org_id, invoice_id=invoice_id),
@@ -118,7 +115,7 @@ async def read_document(conn: AsyncConnection, *, org_id: str, invoice_id: str) 
 
 
 async def read_pages(db: AsyncEngine, bill: Bill) -> AsyncIterator[Page]:
-    """All lines, in order, and behind them what was taken back of them by now."""
+    """Yield all lines in order, and behind them the parts that credit notes have taken back."""
     own, after = invoice_lines.c.position, 0
     following = lines_of(bill.invoice.org_id, bill.invoice.id).order_by(own).limit(PAGE_LINES)
     while True:
@@ -136,28 +133,26 @@ async def read_pages(db: AsyncEngine, bill: Bill) -> AsyncIterator[Page]:
             rows = (await conn.execute(_taken_back(bill.invoice, behind))).all()
         if not rows:
             return
-        yield Page(taken_back=[_to_taken_back(row) for row in rows])
+        parts = [
+            LineReversal(note=it.number, reason=it.reason, line=to_line(it), amount_coins=it.taken)
+            for it in rows
+        ]
+        yield Page(taken_back=parts)
         behind = (rows[-1].sequence, rows[-1].position)
 
 
 def _taken_back(invoice: Invoice, behind: tuple[int, int]) -> sa.Select[Any]:
-    """In the order of the notes; what comes meanwhile comes last, a whole note at once."""
+    """Return the query of the next reversals in the order of the notes; a note that is issued
+    meanwhile comes last, as a whole."""
     own, note, part = invoice_lines.c, credit_notes.c, credit_note_lines.c
-    found = sa.select(
-        invoice_lines, note.number, note.sequence, note.reason, part.amount_coins.label("taken")
-    )
+    taken = sa.cast(part.amount_coins, sa.BigInteger).label("taken")
+    found = sa.select(invoice_lines, note.number, note.sequence, note.reason, taken)
     found = found.join(credit_note_lines, part.line_id == own.id)
     found = found.join(credit_notes, note.id == part.credit_note_id)
     found = found.where(own.org_id == invoice.org_id, note.invoice_id == invoice.id)
     place = sa.tuple_(note.sequence, own.position)
     ordered = found.where(place > behind).order_by(note.sequence, own.position)
     return ordered.limit(PAGE_LINES)
-
-
-def _to_taken_back(row: sa.Row[Any]) -> LineReversal:
-    return LineReversal(
-        note=row.number, reason=row.reason, line=to_line(row), amount_coins=int(row.taken)
-    )
 
 
 async def _list_prices(conn: AsyncConnection, lines: Sequence[InvoiceLine]) -> dict[str, int]:
@@ -172,5 +167,5 @@ async def _list_prices(conn: AsyncConnection, lines: Sequence[InvoiceLine]) -> d
 
 
 def moment(at: datetime) -> str:
-    """ISO 8601, UTC."""
+    """Format a moment as ISO 8601 in UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,9 +1,8 @@
-"""Drill down from a line to its hours, its requests, and what they were tagged with, as booked.
+"""Drill down from a line of an invoice to its hours, its requests and their tags, as booked.
 
-The line says what it is about, its invoice up to where it counts, so these are the very postings
-that were added up. All are selections for a page by `id`: of an hour its beginning, of a request
-its event, whose ids are in the order of time, of a set of tags its digest. Of a single hour
-requests are found by the index.
+The line's subject and the invoice's cutoff select exactly the postings that were added up. All
+queries have an `id` to page by: the beginning of an hour, the id of a request's event, which sorts
+by time, and the digest of a set of tags. The requests of one hour are found by an index.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from billing.events import COMPONENTS
 from billing.invoices.invoice import Invoice, InvoiceLine
 from billing.invoices.lines.prices import parts, price_id
 from billing.invoices.lines.rerated_usage import PARTS
-from billing.tables import AMOUNTS, MONEY, amount_column
+from billing.tables import MONEY, amount_column, columns_of, rated_amounts
 
 HOUR = timedelta(hours=1)
 HOUR_ID = """to_char(date_trunc('hour', admitted_at, 'UTC') AT TIME ZONE 'UTC',
     'YYYY-MM-DD"T"HH24"Z"')"""
 _ITSELF = ("id", "request_id", "key", "admitted_at")
 _RATED = f"""
-    SELECT {", ".join(f"u.{name}" for name in (*_ITSELF, *COMPONENTS))},
-        {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)},
+    SELECT {columns_of("u", (*_ITSELF, *COMPONENTS))}, {rated_amounts("r", "u")},
         coalesce(r.prices, p.prices) AS prices
     FROM usage_events u JOIN price_sets p ON p.id = u.price_set LEFT JOIN (
         SELECT DISTINCT ON (event_id) * FROM event_ratings
@@ -40,7 +38,7 @@ _RATED = f"""
 
 
 def _usage(component: str) -> str:
-    """Events as they are rated by the cutoff."""
+    """Return SQL of the events by their last rating before the cutoff."""
     rated = f"({_RATED} AND u.{component} > 0) rated"
     return f"""
         SELECT {", ".join(_ITSELF)}, {component} AS quantity,
@@ -51,7 +49,7 @@ def _usage(component: str) -> str:
 
 
 def _corrections(component: str) -> str:
-    """Less than nothing where a price was taken back."""
+    """Return SQL of the corrected events; a cost that was taken back is negative."""
     quantity, amount = (f"sum(sign * {name})" for name in (component, amount_column(component)))
     return f"""
         WITH {PARTS}
@@ -94,8 +92,8 @@ def _selected(query: str, named: dict[str, Any], *columns: sa.Column[Any]) -> sa
 def requests_of(
     invoice: Invoice, line: InvoiceLine, hour: datetime | None = None
 ) -> sa.Select[Any]:
-    """id, request_id, key, admitted_at, quantity, amount_pico. `hour`: of this one alone. Of an
-    adjustment, which no event has made, there is none (`has_requests`)."""
+    """Select id, request_id, key, admitted_at, quantity, amount_pico of a line's requests, in all
+    hours or in one. The line must have requests (`has_requests`)."""
     query, named = _postings(invoice, line, hour)
     return _selected(
         query,
@@ -110,22 +108,17 @@ def requests_of(
 
 
 def hours_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
-    """id (such as 2026-11-01T00Z), quantity, amount_pico, num_requests."""
+    """Select id (such as 2026-11-01T00Z), quantity, amount_pico, num_requests of a line's hours."""
     query, named = _postings(invoice, line, None)
     grouped = f"""
         SELECT {HOUR_ID} AS id, sum(quantity) AS quantity, sum(amount_pico) AS amount_pico,
             count(*) AS num_requests
         FROM ({query}) p GROUP BY 1
     """
-    return _selected(
-        grouped,
-        named,
-        sa.Column("id", sa.Text),
-        *_summed_up(),
-    )
+    return _selected(grouped, named, sa.Column("id", sa.Text), *_sums())
 
 
-def _summed_up() -> tuple[sa.Column[Any], ...]:
+def _sums() -> tuple[sa.Column[Any], ...]:
     return (
         sa.Column("quantity", MONEY),
         sa.Column("amount_pico", MONEY),
@@ -134,8 +127,9 @@ def _summed_up() -> tuple[sa.Column[Any], ...]:
 
 
 def tags_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
-    """id, tags, quantity, amount_pico, num_requests: by all that a request was tagged with, or {}.
-    A request is in one of these, however many tags it has, so they come to the line."""
+    """Select id, tags, quantity, amount_pico, num_requests of a line by the set of tags of its
+    requests, or {}. A request is in one set, however many tags it has, so they add up to the
+    line."""
     query, named = _postings(invoice, line, None)
     grouped = f"""
         SELECT encode(sha256(convert_to(CAST(tags AS text), 'UTF8')), 'hex') AS id, tags,
@@ -145,15 +139,10 @@ def tags_of(invoice: Invoice, line: InvoiceLine) -> sa.Select[Any]:
             FROM ({query}) p LEFT JOIN event_tags t ON t.event_id = p.id
         ) g GROUP BY tags
     """
-    return _selected(
-        grouped,
-        named,
-        sa.Column("id", sa.Text),
-        sa.Column("tags", JSONB),
-        *_summed_up(),
-    )
+    columns = (sa.Column("id", sa.Text), sa.Column("tags", JSONB))
+    return _selected(grouped, named, *columns, *_sums())
 
 
 def has_requests(line: InvoiceLine) -> bool:
-    """True if requests stand behind a line."""
+    """True if a line is about requests; an adjustment is not."""
     return line.component in COMPONENTS

@@ -1,14 +1,13 @@
 """Cost rows of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one for each line, and one for
 each part of a line that a credit note takes back.
 
-All 57 columns of version 1.2, in the order of their names; what this house does not have, such as
-regions, is null. `BilledCost` is what was rounded, so its sum is the invoice less its credit notes;
-list, contracted and effective cost are exact, in USD to the pico, in other currencies to 18 places.
-Prices are in USD (`PricingCurrency`); the list's are those that everybody pays, the contracted ones
-those that were booked. What came late for a period that was invoiced, or is priced anew in one, is
-a correction there; what the terms of a whole period come to, is an adjustment. Who issues the
-invoice is who provides: a row of another provider would say that it is to be paid elsewhere, and
-cost nothing.
+The rows have all 57 columns of version 1.2, in alphabetical order; what does not exist here, such
+as regions, is null. `BilledCost` is rounded, so its sum is the invoice less its credit notes; list,
+contracted and effective cost are exact, in USD to the pico, in other currencies to 18 places.
+Prices are in USD (`PricingCurrency`): list prices are those of the default list, contracted ones
+those that were booked. Late and rerated usage of an invoiced period is a correction; the terms of a
+whole period are adjustments. The issuer of the invoice is the provider: with another one, FOCUS
+would have the row paid elsewhere.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ COLUMNS = (
 )
 NUMBERS = frozenset(it for it in COLUMNS if it.endswith(("Cost", "UnitPrice", "Quantity")))
 MOMENTS = frozenset(it for it in COLUMNS if it.endswith(("PeriodStart", "PeriodEnd")))
-"""The others are texts."""
+"""Columns with moments; all others have text."""
 MADE_UP = ("Sku", "SubAccount", "Resource", "ChargeDescription", "BillingAccount")
-"""Columns that begin so hold what tenants name."""
+"""Columns with these prefixes have names that tenants choose."""
 NUM_PLACES = 18
 PLACES = Decimal(1).scaleb(-NUM_PLACES)
 EXACT = Context(prec=80, rounding=ROUND_HALF_EVEN)
@@ -57,7 +56,7 @@ Value = str | Decimal | datetime | None
 
 
 def focus_rows(bill: Bill, page: Page) -> Iterator[dict[str, Value]]:
-    """Every column of COLUMNS; None: null."""
+    """Yield rows with every column of COLUMNS."""
     for line in page.lines:
         yield _charged(bill, line, page.list_pico.get(line.price_id))
     for part in page.taken_back:
@@ -65,7 +64,7 @@ def focus_rows(bill: Bill, page: Page) -> Iterator[dict[str, Value]]:
 
 
 def write_focus(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
-    """As CSV."""
+    """Write the rows as CSV."""
     rows = (row for page in pages for row in focus_rows(bill, page))
     write_csv(COLUMNS, map(_cells, rows), file)
 
@@ -88,7 +87,7 @@ def to_text(value: Value) -> str | None:
 
 
 def _row(bill: Bill, line: InvoiceLine) -> dict[str, Value]:
-    """Return the columns that are the same whatever of the line is charged or taken back."""
+    """Return the columns that charges and reversals of a line have in common."""
     row: dict[str, Value] = dict.fromkeys(COLUMNS)
     invoice = bill.invoice
     return row | {
@@ -139,7 +138,7 @@ def _charged(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str,
 
 
 def _taken_back(bill: Bill, part: LineReversal) -> dict[str, Value]:
-    """Money alone: a credit note says of no token that it was not used."""
+    """Return a row of money alone: a credit note does not change the usage."""
     cost = -Decimal(bill.money(part.amount_coins))
     return _row(bill, part.line) | {
         **dict.fromkeys(("BilledCost", "ListCost", "ContractedCost", "EffectiveCost"), cost),
@@ -152,7 +151,7 @@ def _taken_back(bill: Bill, part: LineReversal) -> dict[str, Value]:
 
 
 def _corrects(line: InvoiceLine) -> bool:
-    """True if the line corrects an earlier invoice; of the time before the first there is none."""
+    """True if the line corrects an earlier invoice; usage before the first one does not."""
     return line.kind == "correction" or (line.kind == "late" and line.usage_start > EPOCH)
 
 
@@ -160,7 +159,7 @@ def _metered(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str,
     unit, quantity = "Calls" if line.component in CALLS else "Tokens", Decimal(line.quantity)
     sku = f"{line.model}/{line.tier}/{line.component}"
     details = {"Model": line.model, "ServiceTier": line.tier, "Meter": line.component}
-    paid = line.pico_per_token or 0  # what had no price, cost nothing
+    paid = line.pico_per_token or 0  # usage without a price costs nothing
     listed = paid if list_pico is None else list_pico
     return {
         "ConsumedQuantity": quantity,
@@ -180,14 +179,15 @@ def _metered(bill: Bill, line: InvoiceLine, list_pico: Pico | None) -> dict[str,
 
 
 def _cost(bill: Bill, line: InvoiceLine, pico_per_token: Pico | None) -> Decimal:
-    """Return the price times the quantity as both are written, where there is a price."""
+    """Return the price times the quantity, both as they are written, or the exact amount of a line
+    without a price."""
     if pico_per_token is None:
         return _billed(bill, line.exact_pico)
     return EXACT.multiply(_billed(bill, pico_per_token), line.quantity)
 
 
 def _billed(bill: Bill, amount: Pico) -> Decimal:
-    """In the invoice's currency, not rounded to its coins."""
+    """Convert an amount to the invoice's currency, without rounding it to coins."""
     currency = bill.invoice.currency
     if currency == USD:
         return to_decimal(amount)

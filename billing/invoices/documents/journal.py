@@ -1,13 +1,11 @@
-"""Invoices as a journal: what was asked for, taken back and paid, in double entry, for two plain
-text accounting tools.
+"""Write invoices, credit notes and payments as a journal for two plain-text accounting tools.
 
     beancount     2026-10-02 * "TG-000001" "inv_..."        Assets:Receivable:Org-x6fa  12.34 USD
     hledger       2026-10-02 * (TG-000001) inv_...          assets:receivable:org_a     USD 12.34
 
-Amounts are exact USD, whatever the currency of the invoice, as in the ledger: charges by model
-against what the customer owes, the residual of rounding on an account of its own, so that each
-entry is nothing in sum. What credits pay, and what an invoice gives back to them, is of what the
-customer paid in advance.
+Amounts are exact USD in any currency of the invoice, as in the ledger: charges by model against the
+receivable, and the residual of rounding on its own account, so that each entry balances. Payments
+by credits, and what an invoice gives back to them, use the account of advance payments.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_./@+-]")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of an account's name are as they are called; each tool has its own way to write
-    them."""
+    """An entry of the journal. Each tool formats the parts of an account's name in its own way."""
 
     on: date
     number: str
@@ -42,7 +39,7 @@ ADVANCED: dict[str, tuple[tuple[str, ...], int]] = {
     "expired": (("Income", "Breakage"), -1),
     "revoked": (("Assets", "Cash"), -1),
 }
-"""Where it comes from, or goes."""
+"""The other account of an advance, and the sign of its amount there."""
 
 
 def of_advance(advance: Advance) -> Entry:
@@ -61,7 +58,7 @@ def in_advance(org_id: str) -> tuple[str, ...]:
 
 
 def of_document(document: Document) -> Iterator[Entry]:
-    """Each balanced."""
+    """Yield the entries of an invoice, its notes and its payments, each balanced."""
     invoice, coin = document.invoice, document.coin_pico
     owed = ("Assets", "Receivable", invoice.org_id)
     charged: dict[tuple[str, ...], Pico] = defaultdict(int)
@@ -122,8 +119,9 @@ def _by_day(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _beancount(name: tuple[str, ...]) -> str:
-    """A part begins with a capital and has letters, digits and dashes alone; so that no two names
-    become one, all else, and what would be taken for it, is written as its code."""
+    """Write an account for beancount, whose parts begin with a capital and have only letters,
+    digits and dashes: all other characters are written as their codes, so that names stay
+    different."""
     kinds, own = name[:2], name[2:]
     return ":".join([*kinds, *("N-" + "".join(map(_coded, part)) for part in own)])
 
@@ -133,7 +131,7 @@ def _coded(character: str) -> str:
 
 
 def _hledger(name: tuple[str, ...]) -> str:
-    """A colon begins a part and two spaces an amount: neither is in a name."""
+    """Write an account for hledger, in which a colon separates parts and two spaces end a name."""
     kinds, own = name[:2], name[2:]
     return ":".join([*(kind.lower() for kind in kinds), *map(_escaped, own)])
 
@@ -143,5 +141,5 @@ def _escaped(part: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return a name of our own, or an id that an admin gave, as it may be written."""
+    """Replace the characters of an id that neither tool accepts."""
     return re.sub(r"[^A-Za-z0-9_. -]", "?", text)

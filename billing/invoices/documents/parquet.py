@@ -1,8 +1,7 @@
-"""Cost rows of FOCUS as Parquet: decimals exact, moments in UTC.
+"""Write the cost rows of FOCUS as Parquet, with exact decimals and moments in UTC.
 
-Of what writes Parquet it takes a fifth of the room and a third of the memory that pyarrow does, and
-the gateway loads it with the first export. Pages become columns one at a time; what is kept of them
-is a row group, compressed.
+arro3 takes a fifth of the disk and a third of the memory of pyarrow; the gateway loads it with the
+first export. Pages are converted one at a time, and at most one row group is in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from billing.invoices.documents.focus import (
 )
 
 PRECISION = 38
-"""Digits of a decimal128; so many are left for whole units that no invoice needs more."""
+"""The digits of a decimal128; without NUM_PLACES enough are left for any invoice."""
 ROW_GROUP_LINES = 10_000
 TEXT = DataType.string()
 
@@ -52,7 +51,7 @@ def write_parquet(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
 
 
 def _batch(bill: Bill, page: Page) -> RecordBatch:
-    """Numbers and moments are read from their texts, digit by digit."""
+    """Convert a page. Numbers and moments are cast from text, which is exact."""
     rows = list(focus_rows(bill, page))
     columns = []
     for name, kind in TYPES.items():

@@ -1,8 +1,8 @@
-"""Print an invoice as PDF: A4 in a typewriter's letters, its lines in columns. The same invoice
-makes the same bytes: nothing in it says when it was printed.
+"""Print an invoice as PDF: A4, in a monospaced font, with its lines in columns. The same invoice
+makes the same bytes, since the PDF has no date of its own.
 
-The fonts are those that every reader has, so a character that is not in Windows-1252 is written as
-its code.
+The fonts are the built-in ones of PDF, so a character that is not in Windows-1252 is written as its
+code.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from billing.invoices.invoice import InvoiceLine
 from billing.money import format_usd
 
 WIDTH, HEIGHT = 595, 842
-"""A4 in points."""
+"""The size of A4 in points."""
 MARGIN, FONT_SIZE, LEADING = 36, 8, 11
 LINES_PER_PAGE = (HEIGHT - 2 * MARGIN) // LEADING - 2
 COLUMNS = (10, 16, 24, 18, 15, 15, 10)
-"""Characters of each; 108 of them are as wide as the page, at 0.6 of the font's size."""
+"""The characters of each column: 108, each 0.6 of the font's size, fill the page."""
 HEAD = ("kind", "project", "model, tier", "component", "quantity", "exact USD", "amount")
 NUM_TEXTS = 4
-"""Columns that begin at the left."""
+"""So many columns have text, aligned to the left."""
 
 
 def to_pdf(document: Document) -> bytes:
@@ -86,14 +86,15 @@ def to_windows_1252(text: str) -> bytes:
 
 
 def _texts(document: Document) -> Iterator[tuple[str, str]]:
-    """Font and text of each line of the paper."""
+    """Yield the font and text of each printed line."""
     invoice, amounts = document.invoice, document.amounts
     assert invoice.due_at is not None
     yield "F2", f"Invoice {document.number}"
     yield "F1", f"Issued by {invoice.issuer} to {invoice.org_id}"
     yield "F1", f"Issued {moment(document.finalized_at)}, due {moment(invoice.due_at)}"
     yield "F1", f"Period {moment(invoice.period_start)} to {moment(invoice.period_end)}"
-    yield "F1", f"Amounts in {invoice.currency}; its smallest coin at {_coin(document)} USD"
+    coin = format_usd(document.coin_pico)
+    yield "F1", f"Amounts in {invoice.currency}; its smallest coin at {coin} USD"
     yield "F1", ""
     yield "F2", _columns(HEAD)
     for line in document.lines:
@@ -105,10 +106,6 @@ def _texts(document: Document) -> Iterator[tuple[str, str]]:
     for payment in document.payments:
         yield "F1", f"Settled ({payment.method}): -{document.money(payment.amount_coins)}"
     yield "F2", f"Left to pay: {document.money(amounts.due)} {invoice.currency}"
-
-
-def _coin(document: Document) -> str:
-    return format_usd(document.coin_pico)
 
 
 def _cells(document: Document, line: InvoiceLine) -> tuple[str, ...]:
@@ -124,7 +121,7 @@ def _cells(document: Document, line: InvoiceLine) -> tuple[str, ...]:
 
 
 def _columns(cells: Sequence[str]) -> str:
-    """A text that is too long ends in a tilde; a number is never cut."""
+    """Align cells in columns; a long text is cut and ends with a tilde, a number is never cut."""
     parts = []
     for position, (cell, width) in enumerate(zip(cells, COLUMNS, strict=True)):
         if position < NUM_TEXTS:

@@ -1,7 +1,7 @@
-"""The lines of an invoice as CSV (RFC 4180): every column that a line has, exact and rounded.
+"""Write the lines of an invoice as CSV (RFC 4180), page by page, with exact and rounded amounts.
 
-Written to a file page by page, however long. Texts that a spreadsheet would run as a formula are
-led by an apostrophe: names of models and projects are their makers' own.
+Names of models and projects are chosen by tenants: one that a spreadsheet would run as a formula
+gets an apostrophe in front.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from billing.invoices.invoice import InvoiceLine
 from billing.money import format_usd
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-HEAD = (
+LINE_HEAD = (
     *("invoice", "line", "kind", "usage_start", "usage_end", "project", "model", "tier"),
-    *("component", "price_id", "unit_usd", "quantity", "num_requests", "exact_usd", "currency"),
-    *("amount", "residual_usd"),
+    *("component", "price_id"),
+)
+"""The columns that identify a line."""
+HEAD = (
+    *(*LINE_HEAD, "unit_usd", "quantity", "num_requests", "exact_usd", "currency", "amount"),
+    "residual_usd",
 )
 
 
@@ -31,10 +35,11 @@ def write_lines(bill: Bill, pages: Iterable[Page], file: IO[bytes]) -> None:
 def write_csv(head: Sequence[str], rows: Iterable[Sequence[str]], file: IO[bytes]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     csv.writer(text).writerows(chain([head], rows))
-    text.detach()  # the file is the caller's
+    text.detach()  # the caller closes the file
 
 
-def _row(bill: Bill, line: InvoiceLine) -> list[str]:
+def line_cells(bill: Bill, line: InvoiceLine) -> list[str]:
+    """Return the values of LINE_HEAD."""
     return [
         bill.number,
         str(line.position),
@@ -42,6 +47,12 @@ def _row(bill: Bill, line: InvoiceLine) -> list[str]:
         moment(line.usage_start),
         moment(line.usage_end),
         *map(inert, (line.project, line.model, line.tier, line.component, line.price_id)),
+    ]
+
+
+def _row(bill: Bill, line: InvoiceLine) -> list[str]:
+    return [
+        *line_cells(bill, line),
         "" if line.pico_per_token is None else format_usd(line.pico_per_token),
         str(line.quantity),
         str(line.num_requests),

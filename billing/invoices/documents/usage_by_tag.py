@@ -1,9 +1,8 @@
-"""The lines of an invoice by what their requests were tagged with, as CSV: each set of tags a row,
-and a row for what had none, so that a line's rows come to it and nothing counts twice.
+"""Write the lines of an invoice by the sets of tags of their requests, as CSV. A line has one row
+for each set, and one without tags, which add up to the line.
 
-Exact, and not rounded: what is asked for is rounded once, at the line, and a part of a line is in
-no coins. That is why cost rows (`focus`) carry no tags. A sum by one tag is that of the sets which
-it is in.
+Amounts are exact: only a whole line is rounded to coins, which is why cost rows (`focus`) have no
+tags. The sum of a tag is that of the sets with it.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ from typing import IO
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.invoices.documents.document import Bill, moment, read_pages
+from billing.invoices.documents.document import Bill, read_pages
 from billing.invoices.documents.drilldown import has_requests, tags_of
-from billing.invoices.documents.tables import inert, write_csv
+from billing.invoices.documents.tables import LINE_HEAD, line_cells, write_csv
 from billing.invoices.invoice import InvoiceLine
 from billing.money import Pico, format_usd
 
 PAGE_SETS = 1000
-HEAD = (
-    *("invoice", "line", "kind", "usage_start", "usage_end", "project", "model", "tier"),
-    *("component", "price_id", "tags", "quantity", "num_requests", "exact_usd"),
-)
+HEAD = (*LINE_HEAD, "tags", "quantity", "num_requests", "exact_usd")
 
 
 class TagTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +32,7 @@ class TagTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_tagged(db: AsyncEngine, bill: Bill) -> AsyncIterator[Sequence[TagTotal]]:
-    """Line by line, in order."""
+    """Yield the rows of each line in order."""
     async for page in read_pages(db, bill):
         for line in page.lines:
             if has_requests(line):
@@ -77,14 +73,8 @@ def write_tagged(bill: Bill, pages: Iterable[Sequence[TagTotal]], file: IO[bytes
 
 
 def _row(bill: Bill, part: TagTotal) -> list[str]:
-    line = part.line
     return [
-        bill.number,
-        str(line.position),
-        line.kind,
-        moment(line.usage_start),
-        moment(line.usage_end),
-        *map(inert, (line.project, line.model, line.tier, line.component, line.price_id)),
+        *line_cells(bill, part.line),
         msgspec.json.encode(part.tags, order="sorted").decode(),
         str(part.quantity),
         str(part.num_requests),

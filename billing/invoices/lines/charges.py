@@ -1,20 +1,18 @@
-"""Charges sum up the ledger's postings in an invoice's window, exact, by project, model, tier,
-component and price.
-
-Nothing is priced here: the amounts are those that were booked with each event.
+"""Charges: the booked amounts in an invoice's window, added up by project, model, tier, component
+and price. Nothing is priced here.
 
     window of invoice n:   admitted in its period, posted before its cutoff
                         +  admitted before its period, posted since the cutoff of invoice n - 1
 
-So every posting is in exactly one invoice, and which one it is never changes: what comes late, for
-a period that was finalized, joins the next, marked with the period that it belongs to. A cutoff is
-a number of `posting_seq` that was drawn while nobody booked (`take_cutoff`): what was booked before
-has a lower number, what comes later a higher one, whatever clocks do.
+So every posting is in exactly one invoice, for good: a late one, for a period whose invoice is
+final, is in the next invoice, with the period that it belongs to. A cutoff is a number of
+`posting_seq` that is drawn under an exclusive lock of the books (`take_cutoff`): earlier postings
+have lower numbers, later ones higher, whatever the clocks say.
 
-A period is read from the sums that were written with its events (`usage_charges`), a day at a time,
-so ten million events are thirty short statements, and no lock is held meanwhile. Nothing is added
-to an hour once a draft covers it: what comes then is marked (`usage_events.late`, decided behind
-the lock that a cutoff is drawn under), and read by itself, up to the cutoff.
+A period is read from the sums that are written with its events (`usage_charges`), a day at a time,
+so ten million events take thirty short statements, without a lock. Once a draft covers an hour,
+nothing is added to its sums: later events are marked (`usage_events.late`, decided under the lock
+of the cutoff) and read one by one, up to the cutoff.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.calendar import Period
 from billing.errors import InvoicingConflict
-from billing.events import COMPONENTS, Band, PriceSet
+from billing.events import COMPONENTS, PriceSet
 from billing.invoices.lines.rerated_usage import PARTS
 from billing.ledger.accounts import USES
 from billing.ledger.spend_totals import hold_books
 from billing.money import Pico
 from billing.pricing.rating import price_of
-from billing.tables import AMOUNTS, EPOCH, REQUESTS
+from billing.tables import AMOUNTS, EPOCH, REQUESTS, sums_of
 
 Kind = Literal["usage", "late", "correction", "adjustment"]
 HOUR, SLICE = timedelta(hours=1), timedelta(days=1)
 MAX_LINES = 100_000
-"""Of one invoice: beyond it somebody made up names of models or projects."""
+"""An invoice has at most so many lines; more would come from invented names of models."""
 CHARGES = """
     (t.debit = {account} AND t.credit LIKE 'revenue:%'
         OR t.credit = {account} AND t.debit LIKE 'revenue:%')
 """
-"""SQL: that a transfer is about what was used, not about how it is paid."""
+"""SQL: true if a transfer `t` charges usage, false if it is about payment."""
 CHARGED = "sum(CASE WHEN t.debit = {account} THEN t.amount_pico ELSE -t.amount_pico END)"
 
 
@@ -56,10 +54,10 @@ class InvoiceWindow(msgspec.Struct, frozen=True, kw_only=True):
     org: str
     period: Period
     since: int
-    """The cutoff of the invoice before."""
+    """The cutoff of the previous invoice."""
     cutoff: int
     earlier: tuple[Period, ...] = ()
-    """The periods that were invoiced before."""
+    """The periods of earlier invoices."""
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -72,7 +70,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True, order=True):
     tier: str
     component: str
     price_id: str
-    """Empty: it had none."""
+    """Empty without a price."""
     pico_per_token: int | None
 
 
@@ -84,14 +82,13 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Sums = dict[Subject, list[int]]
-"""Quantity, requests, pico-USD."""
-NO_PRICE = Band(0, "", 0)
+"""Quantity, number of requests and pico-USD of each subject."""
 _prices = msgspec.json.Decoder(PriceSet)
 
 
 async def take_cutoff(conn: AsyncConnection) -> int:
-    """Behind all that was booked, before all that will be; the caller commits at once, for until
-    then nobody books."""
+    """Draw a cutoff behind all booked postings. The caller commits at once, since the books are
+    locked until then."""
     await hold_books(conn)
     found = await conn.scalar(sa.text("SELECT nextval('posting_seq')"))
     assert isinstance(found, int)
@@ -108,12 +105,11 @@ _ITS_PERIOD = """
 
 
 def _summed(usage: str, source: str, where: str, requests: str) -> Any:
-    """By the prices that events were admitted by: what was rated alike is added up before anybody
-    looks into its prices."""
-    sums = ", ".join(f"sum({name}) AS {name}" for name in (*COMPONENTS, *AMOUNTS))
+    """Return a query that adds up usage by the prices at which it was admitted."""
     return sa.text(f"""
         SELECT e.*, CAST(s.prices AS text) AS prices FROM (
-            SELECT {usage}, project, model, tier, price_set, band, {sums}, {requests}
+            SELECT {usage}, project, model, tier, price_set, band,
+                {sums_of((*COMPONENTS, *AMOUNTS))}, {requests}
             FROM {source} WHERE u.org = :org AND {where}
             GROUP BY 1, 2, project, model, tier, price_set, band
         ) e JOIN price_sets s ON s.id = e.price_set
@@ -129,7 +125,7 @@ _HOURS = _summed(
     _ITS_PERIOD,
     "usage_charges u",
     "u.hour >= :from AND u.hour < :to",
-    ", ".join(f"sum({name}) AS {name}" for name in REQUESTS),
+    sums_of(REQUESTS),
 )
 _PART_OF_AN_HOUR = _of_events(
     _ITS_PERIOD,
@@ -152,7 +148,7 @@ _BAND = """
         WHERE CAST(b ->> 'min_total_input' AS bigint) <= total_input), 0)
     ELSE 0 END
 """
-"""SQL: the least input of the largest size band that an event reaches, of any component."""
+"""SQL: the largest size band of any component that an event reaches."""
 _RERATED = sa.text(f"""
     WITH {PARTS}
     SELECT usage_start, usage_end, line_kind, project, model, tier, CAST(prices AS text) AS prices,
@@ -169,17 +165,16 @@ _RERATED = sa.text(f"""
 
 
 def bounds(window: InvoiceWindow) -> dict[str, list[datetime]]:
-    """All periods that a posting of the window can belong to; what was admitted before the first of
-    them is shown as of the time before it."""
+    """Return the periods that a posting of the window can belong to, and the time before the first
+    of them."""
     periods = [*window.earlier, window.period]
-    first = min(periods)
-    found = [Period(EPOCH, first.start), *periods]
+    found = [Period(EPOCH, min(periods).start), *periods]
     return {"starts": [each.start for each in found], "ends": [each.end for each in found]}
 
 
 def slices(period: Period) -> tuple[list[Period], list[Period]]:
-    """Whole hours, a SLICE at a time, and the parts of an hour before and behind them: midnight may
-    be at a quarter past."""
+    """Split a period into slices of whole hours, and the parts of an hour before and behind them:
+    in some timezones midnight is at a quarter past."""
     first = period.start + (EPOCH - period.start) % HOUR
     last = period.end - (period.end - EPOCH) % HOUR
     if first >= last:
@@ -193,9 +188,9 @@ def slices(period: Period) -> tuple[list[Period], list[Period]]:
 
 
 async def charges_of(db: AsyncEngine, window: InvoiceWindow) -> list[Charge]:
-    """In the order of their subjects.
+    """Return the charges of a window in the order of their subjects.
 
-    Raises: InvoicingConflict where there are more than MAX_LINES.
+    Raises: InvoicingConflict when there are more than MAX_LINES.
     """
     found: Sums = defaultdict(lambda: [0, 0, 0])
     named: dict[str, Any] = {
@@ -222,7 +217,7 @@ async def charges_of(db: AsyncEngine, window: InvoiceWindow) -> list[Charge]:
         for row in await read_briefly(conn, _RERATED, named):
             _add_usage(found, row.line_kind, row)
     if len(found) > MAX_LINES:
-        raise InvoicingConflict("lines", f"an invoice has {MAX_LINES} lines at most")
+        raise InvoicingConflict("lines", f"an invoice has at most {MAX_LINES} lines")
     return [
         Charge(subject=subject, quantity=quantity, num_requests=requests, amount_pico=amount)
         for subject, (quantity, requests, amount) in sorted(found.items(), key=_order)
@@ -238,39 +233,32 @@ def _order(item: tuple[Subject, list[int]]) -> tuple[Any, ...]:
 async def read_briefly(
     conn: AsyncConnection, query: Any, named: dict[str, Any]
 ) -> Sequence[sa.Row[Any]]:
-    """`named`: what the query takes, and perhaps more."""
+    """Run a query in a transaction of its own. `named` may have more parameters than it takes."""
     used = {name: named[name] for name in query.compile().params}
     rows = (await conn.execute(query, used)).all()
-    await conn.rollback()  # a statement is a transaction: nothing is held through a long period
+    await conn.rollback()  # a long period holds no transaction open
     return rows
 
 
 def _add_usage(found: Sums, kind: Kind, row: sa.Row[Any]) -> None:
-    """A line for each component that was used."""
+    """Add a row to the subjects of the components that it used."""
     prices, columns = _prices.decode(row.prices), row._mapping
     for component, column in zip(COMPONENTS, AMOUNTS, strict=True):
         quantity, amount = int(columns[component]), int(columns[column])
         if quantity or amount:
             price = price_of(component, prices)
-            chosen = NO_PRICE if price is None else price.of(row.band)
-            subject = _subject(row, kind, component, chosen)
-            _add(found, subject, quantity, columns[f"{component}_requests"], amount)
-
-
-def _subject(row: sa.Row[Any], kind: Kind, component: str, price: Band) -> Subject:
-    return Subject(
-        kind=kind,
-        usage=Period(row.usage_start.astimezone(UTC), row.usage_end.astimezone(UTC)),
-        project=row.project,
-        model=row.model,
-        tier=row.tier,
-        component=component,
-        price_id=price.price_id,
-        pico_per_token=price.pico_per_token if price.price_id else None,
-    )
-
-
-def _add(found: Sums, subject: Subject, *counts: Any) -> None:
-    sums = found[subject]
-    for position, value in enumerate(counts):
-        sums[position] += int(value)
+            band = None if price is None else price.of(row.band)
+            subject = Subject(
+                kind=kind,
+                usage=Period(row.usage_start.astimezone(UTC), row.usage_end.astimezone(UTC)),
+                project=row.project,
+                model=row.model,
+                tier=row.tier,
+                component=component,
+                price_id="" if band is None else band.price_id,
+                pico_per_token=None if band is None else band.pico_per_token,
+            )
+            sums = found[subject]
+            sums[0] += quantity
+            sums[1] += int(columns[f"{component}_requests"])
+            sums[2] += amount

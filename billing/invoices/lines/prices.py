@@ -1,10 +1,10 @@
-"""By which prices an event was rated, as SQL: each component by one, but for what was written to be
-kept in the cache and was not, which costs what it would have uncached.
+"""SQL that splits rated events into parts, each of which costs its price times its quantity.
 
-How much was not kept stands in the amount: so much less than price and quantity say, and uncached
-input's price is among those of every event that wrote. So an event is `parts`: what was kept with
-all else, and what was not, under the price of uncached input. Each of them costs its price times
-its quantity, and so does any sum of such parts that have their prices in common.
+Every component of an event has one price, except cache writes: tokens that were not kept cost the
+price of uncached input. Their number follows from the amount, which is so much less than price
+times quantity. So an event has two parts: the kept tokens with everything else, and the unkept
+tokens at the price of uncached input. Sums of parts with the same prices cost price times quantity
+as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from billing.pricing.rating import PRICED_AS
 from billing.tables import AMOUNTS, amount_column
 
 WRITTEN = tuple(WRITES.values())
+_PRICED_AS: dict[str, str] = dict(PRICED_AS.items())
 
 
 def _chosen(component: str, field: str) -> str:
-    """SQL: of a row with `prices` and `total_input`, as `rating.price_of` and `Price.of` choose."""
-    also = PRICED_AS.get(component, component)  # type: ignore[call-overload]
+    """Return SQL of a field of a component's price, for a row with `prices` and `total_input`: the
+    price that `rating.price_of` and `Price.of` choose."""
+    also = _PRICED_AS.get(component, component)
     price = f"coalesce(prices -> '{component}', prices -> '{also}')"
     band = "CAST(b ->> 'min_total_input' AS bigint)"
     return f"""coalesce((
@@ -29,13 +31,14 @@ def _chosen(component: str, field: str) -> str:
 
 
 def price_id(component: str) -> str:
-    """SQL: of a row of `parts`; empty where there is none."""
+    """Return SQL of the id of a component's price in a row of `parts`, or an empty text."""
     return f"coalesce({_chosen(component, 'price_id')}, '')"
 
 
 def parts(rows: str, *names: str) -> str:
-    """SQL: `rows`, which have `names`, `prices` and all quantities and amounts, by what they cost;
-    `total_input` is the whole request's. What a written component cost otherwise has no price."""
+    """Return SQL that splits `rows`, which have the columns `names`, `prices` and all quantities
+    and amounts. `total_input` is the whole request's. A cache write whose amount does not follow
+    from its price has none."""
     quoted = ", ".join(f"{_pico(name)} AS {name}_each" for name in ("uncached_input", *WRITTEN))
     unkept = ", ".join(f"{_unkept(name)} AS {name}_unkept" for name in WRITTEN)
     counted = ", ".join(map(_part, (*COMPONENTS, *AMOUNTS)))
@@ -52,13 +55,13 @@ def parts(rows: str, *names: str) -> str:
 
 
 def _pico(component: str) -> str:
-    """SQL: the price of a component, of an event that wrote to the cache; else null."""
+    """Return SQL of a component's price in an event with cache writes, else null."""
     pico = f"CAST({_chosen(component, 'pico_per_token')} AS numeric)"
     return f"CASE WHEN {' + '.join(WRITTEN)} > 0 THEN {pico} END"
 
 
 def _unkept(component: str) -> str:
-    """As many tokens as the premium is missing of (`rating.rate_unkept`)."""
+    """Return SQL of the tokens whose premium is missing in the amount (`rating.rate_unkept`)."""
     missing = f"{component}_each * {component} - {amount_column(component)}"
     premium = f"nullif(greatest({component}_each - uncached_input_each, 0), 0)"
     found = f"coalesce(div({missing}, {premium}), 0)"
@@ -78,7 +81,7 @@ def _part(column: str) -> str:
 
 
 def _without(component: str) -> str:
-    """SQL: take away the price of a component whose kept tokens cost something else."""
+    """Return SQL that removes a component's price if its kept tokens cost something else."""
     quantity, amount = (_PARTS[name][0] for name in (component, amount_column(component)))
     is_other = f"{component}_each * ({quantity}) <> {amount}"
     return f" - CASE WHEN {is_other} THEN '{component}' ELSE '' END"

@@ -1,25 +1,22 @@
-"""Count rated-anew usage for an invoice: what an event cost by the rating before is taken back, and
-what it costs by this one is charged.
+"""SQL of usage that was rated anew: the cost by the previous rating is taken back (`before`), and
+the cost by the new one is charged (`after`).
 
-    usage, late    of events that this invoice has: only what they cost by its cutoff is left
-    correction     of events that an earlier one has: taken back at the one price, charged at the
-                   other, which is what the invoice shows
+    usage, late    events of this invoice, which end up at their cost as of its cutoff
+    correction     events of an earlier invoice, taken back at one price and charged at the other
 
-It is blind to credit notes, which are of an invoice's lines and not of events. So a correction of
-usage whose line was taken back, in part or in whole, changes the next invoice all the same, be it a
-refund of some cents (then the customer has more back than was charged) or a charge. Nobody can say
-which events of a line a note has meant, and the ledger has both: who wants it otherwise writes a
-credit note over the correction, or takes less back of the line.
+Credit notes are not considered, since they name lines and not events. So a correction of usage
+whose line was taken back still changes the next invoice, and the customer may get back more than
+was charged. An admin can issue a credit note for the correction, or take back less of the line.
 
-A rating is of one invoice, as every posting is: it stands in the window that its number (`seq`) and
-its event's admission fall into.
+A rating belongs to one invoice, as every posting: the one in whose window its `seq` and its event's
+admission are.
 """
 
 from __future__ import annotations
 
 from billing.events import COMPONENTS
 from billing.invoices.lines.prices import parts
-from billing.tables import AMOUNTS
+from billing.tables import AMOUNTS, columns_of
 
 _NAMES = ("id", "request_id", "key", "project", "model", "tier", "admitted_at", "line_kind")
 
@@ -38,7 +35,7 @@ SIDES = f"""
         SELECT u.id, u.request_id, u.key, u.project, u.model, u.tier, u.admitted_at,
             CASE WHEN u.admitted_at >= :start THEN 'usage' WHEN u.seq >= :since THEN 'late'
                 ELSE 'correction' END AS line_kind,
-            {", ".join(f"u.{name}" for name in COMPONENTS)},
+            {columns_of("u", COMPONENTS)},
             coalesce(b.prices, p.prices) AS prices_before, r.prices AS prices_after,
             {", ".join(f"coalesce(b.{name}, u.{name}) AS {name}_before" for name in AMOUNTS)},
             {", ".join(f"r.{name} AS {name}_after" for name in AMOUNTS)}
@@ -50,6 +47,6 @@ SIDES = f"""
     ),
     sides AS ({_side(-1, "before")} UNION ALL {_side(1, "after")})
 """
-"""SQL: CTEs of what is taken back (`sign` -1) and charged (1) in the window of an invoice."""
+"""SQL: CTEs of the usage that is taken back (`sign` -1) and charged (1) in an invoice's window."""
 PARTS = f"{SIDES}, parts AS ({parts('sides', 'sign', *_NAMES)})"
-"""SQL: and the same by what they cost."""
+"""SQL: the same CTEs, and the parts of that usage (`prices.parts`)."""

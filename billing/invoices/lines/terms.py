@@ -1,9 +1,7 @@
-"""Charge what an org has agreed upon for a whole period: `adjustments` over the charges that its
-usage has come to.
+"""Charge the terms of a whole period: `adjustments` of its usage.
 
-The terms are those of the price list that the org's plan names when the period is counted, as they
-were in force when it began. They are about usage of the period itself: what comes late for another
-one, and corrections, are charged as they were booked.
+The terms are those of the price list of the org's plan, as they were in force when the period
+began. They apply to usage of the period itself; late usage and corrections are charged as booked.
 """
 
 from __future__ import annotations
@@ -33,10 +31,13 @@ _RULES = sa.text("""
 async def with_terms(
     db: AsyncEngine, window: InvoiceWindow, charges: Sequence[Charge]
 ) -> list[Charge]:
-    """`charges`, and behind them what the org's terms add or give back. Raises: PriceBookError."""
+    """Return `charges` and, behind them, the adjustments of the org's terms.
+
+    Raises: PriceBookError.
+    """
     async with db.connect() as conn:
         terms = await _terms_of(conn, window.org, window.period)
-    # Only what is free depends on the order in which it was used.
+    # Only free allowances depend on the order of usage.
     ordered = await lines_in_order(db, window, terms) if terms.allowances else _lines(charges)
     adjusted = adjustments(terms, ordered)
     return [*charges, *(_charge(each, window.period) for each in adjusted)]
@@ -63,23 +64,19 @@ def _lines(charges: Sequence[Charge]) -> list[UsageLine]:
 
 
 def _charge(adjustment: Adjustment, period: Period) -> Charge:
-    return Charge(
-        subject=_subject(adjustment, period),
-        quantity=adjustment.quantity,
-        num_requests=0,
-        amount_pico=adjustment.amount_pico,
-    )
-
-
-def _subject(adjustment: Adjustment, period: Period) -> Subject:
-    scope = adjustment.scope
-    return Subject(
+    subject = Subject(
         usage=period,
         kind="adjustment",
         project="",
-        model=scope.model or "",
-        tier=scope.tier or "",
+        model=adjustment.scope.model or "",
+        tier=adjustment.scope.tier or "",
         component=adjustment.kind,
         price_id=adjustment.rule_id,
         pico_per_token=None,
+    )
+    return Charge(
+        subject=subject,
+        quantity=adjustment.quantity,
+        num_requests=0,
+        amount_pico=adjustment.amount_pico,
     )

@@ -1,10 +1,8 @@
-"""Read the usage of a period in the order of time, as fine as its terms need it.
+"""Read the usage of a period in the order of time, as finely as its free allowances need it.
 
-Which units are the first ones matters in the moment at which a free allowance ends, and nowhere
-else. So a period is read by hours, of which the sums are there already; the hour in which an
-allowance ends by seconds; and of those the one in which it ends by requests, in the order of
-`admitted_at` and, of one microsecond, of their ids. Within a request the components are in their
-order (`COMPONENTS`).
+The order matters only at the moment at which an allowance ends. So a period is read by hours, whose
+sums exist already; the hour in which an allowance ends by seconds; and that second by requests, in
+the order of `admitted_at` and id. Within a request the order is that of `COMPONENTS`.
 """
 
 from __future__ import annotations
@@ -21,25 +19,24 @@ from billing.events import COMPONENTS
 from billing.invoices.lines.charges import InvoiceWindow, read_briefly, slices
 from billing.invoices.lines.rerated_usage import SIDES
 from billing.pricing.adjustments import LineGroup, PeriodTerms, UsageLine, divided
-from billing.tables import AMOUNTS
+from billing.tables import AMOUNTS, rated_amounts, sums_of
 
 Grain = Literal["hour", "second", "request"]
 LENGTH: dict[Grain, timedelta] = {"hour": timedelta(hours=1), "second": timedelta(seconds=1)}
 FINER: dict[Grain, Grain] = {"hour": "second", "second": "request"}
-_SUMS = ", ".join(f"sum({name}) AS {name}" for name in (*COMPONENTS, *AMOUNTS))
 _PLACE = "moment, id, model, tier"
 _HOUR = "date_trunc('hour', admitted_at, 'UTC')"
 
 
 class TimedSpan(LineGroup, frozen=True, kw_only=True):
     moment: datetime
-    """With which it begins."""
+    """The beginning of the span."""
     grain: Grain
 
 
 def _summed(moment: str, request: str, source: str) -> sa.TextClause:
     return sa.text(f"""
-        SELECT {_PLACE}, {_SUMS}
+        SELECT {_PLACE}, {sums_of((*COMPONENTS, *AMOUNTS))}
         FROM (SELECT *, {moment} AS moment, {request} AS id FROM ({source}) s) e
         GROUP BY {_PLACE} ORDER BY {_PLACE}
     """)
@@ -53,7 +50,7 @@ _BOOKED = f"""
 """
 _RATED = f"""
     SELECT u.id AS request, u.admitted_at, u.model, u.tier, {", ".join(COMPONENTS)},
-        {", ".join(f"coalesce(r.{name}, u.{name}) AS {name}" for name in AMOUNTS)}
+        {rated_amounts("r", "u")}
     FROM usage_events u LEFT JOIN LATERAL (
         SELECT * FROM event_ratings WHERE event_id = u.id AND seq < :cutoff
         ORDER BY number DESC LIMIT 1
@@ -84,7 +81,7 @@ _FINER: dict[Grain, sa.TextClause] = {
 async def lines_in_order(
     db: AsyncEngine, window: InvoiceWindow, terms: PeriodTerms
 ) -> list[UsageLine]:
-    """Return the usage of the period itself, which `charges_of` counts as its usage."""
+    """Return the lines of kind `usage` of `charges_of`, in the order of time."""
     async with db.connect() as conn:
         spans = await _by_hour(conn, window)
         while (position := divided(terms, spans)) is not None:

@@ -21,9 +21,9 @@ from billing.ingestion import shipper as worker
 from billing.ingestion.ingest import ingest
 from billing.ingestion.settle_late import settle_orphan
 from billing.ingestion.shipper import Alarms, Shipper, adopt, ship_batch
+from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
-from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.ingestion.ingest import ingest
-from billing.reports.forecast import HISTORY_DAYS, MIN_BACKTESTS, expected, forecast
-from billing.reports.spend_history import forecast_month
+from billing.reports.forecast import HISTORY_DAYS, MIN_BACKTESTS, expected, forecast, forecast_month
 from tests.billing.samples import NOON, an_attempt, an_event
 
 WEEKLY = [70, 80, 90, 100, 60, 10, 5]

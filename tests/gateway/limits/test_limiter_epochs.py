@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Quantities, UsageEvent
 from billing.ingestion.ingest import ingest
+from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
-from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from foundation.tasks import TaskSet
 from gateway.inference.settlement import CrashSettlement as AfterTheFact

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.events import Attempt, Quantities, UsageEvent
 from billing.ingestion.shipper import Shipper
+from billing.ledger.spend_totals import ever_used
 from billing.pricing.rating import rate
 from billing.reconciliation.checks import check_ledger
-from billing.reports.first_use import ever_used
 from billing.spool.spool import Spool
 from billing.tables import AMOUNTS, usage_events
 from gateway.bookkeeping.spend_reader import PostgresBooks

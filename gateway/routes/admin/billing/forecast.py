@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from billing.money import format_usd
-from billing.reports.forecast import CONFIDENCE_PERCENT
-from billing.reports.spend_history import MonthForecast, forecast_month
+from billing.reports.forecast import CONFIDENCE_PERCENT, MonthForecast, forecast_month
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.wire.shared.page_query import OrgId
 from gateway.wire.shared.resource import view_of
