@@ -220,7 +220,7 @@ async def show_password(stage: Stage) -> object:
     stage.login._passwords = Believing()  # type: ignore[assignment]
     try:
         return await stage.login.by_old_password(
-            org_id=stage.org, user_id=id_of("users"), password="any", where=HERE
+            org_id=stage.org, user_id=id_of("users"), password="any", origin=HERE
         )
     except WrongCredentials:
         return None
