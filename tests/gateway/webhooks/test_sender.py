@@ -257,16 +257,16 @@ async def test_after_a_day_it_is_given_up_and_can_be_asked_for_again(
     make_sender: MakeSender,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    receiver.script = [says("500 Oh"), OK]
+    receiver.script = [says("500 Oh"), says("500 Oh"), OK]
     outcomes: list[str] = []
-    sender = make_sender(on_outcome=outcomes.append)
+    sender = make_sender(on_outcome=outcomes.append, draw=lambda low, high: 100.0)
     await reach(db, org_id)
-    await sender.poll()
+    await turn(sender)
     async with db.begin() as conn:
-        soon = "UPDATE webhook_deliveries SET expires_at = now() + interval '4 seconds'"
-        await conn.execute(sa.text(soon))
-    await sender.drain()
-    assert await states(db) == [("dead", 1, 500)] and outcomes == ["dead"]
+        last = "UPDATE webhook_deliveries SET due_at = now(), expires_at = now() + '1 minute'"
+        await conn.execute(sa.text(last))
+    await turn(sender)
+    assert await states(db) == [("dead", 2, 500)] and outcomes[-1] == "dead"
     assert "given up" in caplog.text
     [delivery] = await rows(db, "SELECT id FROM webhook_deliveries")
     async with tenant(db, org_id) as conn:
