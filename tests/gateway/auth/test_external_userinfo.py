@@ -40,11 +40,11 @@ async def test_an_address_is_asked_for_where_the_id_token_has_none(desk: Desk) -
 @pytest.mark.parametrize(
     ("told", "more", "match"),
     [
-        ({"sub": "another", "email": EMAIL, "email_verified": True}, {}, "somebody else"),
-        ({"email": EMAIL, "email_verified": True}, {}, "somebody else"),
-        ({"sub": "someone", "email": EMAIL, "email_verified": False}, {}, "no verified"),
+        ({"sub": "another", "email": EMAIL, "email_verified": True}, {}, "another subject"),
+        ({"email": EMAIL, "email_verified": True}, {}, "another subject"),
+        ({"sub": "someone", "email": EMAIL, "email_verified": False}, {}, "without a verified"),
         # That some address is verified says nothing about this one.
-        ({"sub": "someone", "email": EMAIL}, {"email_verified": True}, "no verified"),
+        ({"sub": "someone", "email": EMAIL}, {"email_verified": True}, "without a verified"),
         ([], {}, "userinfo"),
     ],
 )
@@ -69,4 +69,4 @@ async def test_an_issuer_that_does_not_say_who_it_is_signs_nobody_in(desk: Desk)
     desk.world.far_end.says(
         f"{ISSUER}/token", bad.json_object() | {"access_token": "x\r\nhost: evil"}
     )
-    await desk.refused(asked, "no verified")
+    await desk.refused(asked, "without a verified")
