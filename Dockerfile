@@ -17,7 +17,7 @@ WORKDIR /opt/tollgate
 COPY requirements requirements
 RUN pip install --no-cache-dir -r requirements/uv.txt \
  && uv pip install --system --no-cache --torch-backend cpu --no-deps -r requirements/torch.txt \
- && pip install --no-cache-dir --require-hashes -r requirements/runtime.lock
+ && pip install --no-cache-dir --require-hashes --no-deps -r requirements/runtime.lock
 
 COPY pyproject.toml README.md ./
 COPY foundation foundation

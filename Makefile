@@ -121,13 +121,15 @@ $(VENV)/.torch: requirements/torch.txt $(BIN)/python
 	fi
 	@touch $@
 
+# The locks name every package: asked to resolve them, pip fails on the day a newer coverage appears, which pytest-cov wants
+# as coverage[toml] (its hash check reads the newest before the pin).
 $(VENV)/.runtime: requirements/runtime.lock pyproject.toml $(VENV)/.torch
-	$(PIP) install -q --require-hashes -r requirements/runtime.lock
+	$(PIP) install -q --require-hashes --no-deps -r requirements/runtime.lock
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runtime
-	$(PIP) install -q --require-hashes -r requirements/dev.lock
+	$(PIP) install -q --require-hashes --no-deps -r requirements/dev.lock
 	$(PIP) install -q --require-hashes --no-deps -r requirements/without_deps.txt
 	@touch $@
 
