@@ -49,11 +49,9 @@ from gateway.routes.oauth import password as oauth_password
 from gateway.routes.oauth import register as oauth_register
 from gateway.routes.openai import (
     batches,
-    chat,
-    completions,
     conversations,
-    embeddings,
     files,
+    inference,
     models,
     responses,
     tokenize,
@@ -65,13 +63,11 @@ from gateway.routes.usage import cache_report, health, own_view
 MODULES = (
     health,
     models,
-    chat,
+    inference,
     responses,
     conversations,
     messages,
     message_batches,
-    completions,
-    embeddings,
     tokenize,
     upstream_consent,
     files,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from litestar import Response, delete, get, post
+from litestar import Response
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 from litestar.response import Stream
@@ -27,14 +27,12 @@ from gateway.batches.tables import batches as table
 from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
 from gateway.files.uploads import Upload
-from gateway.principal import SCOPE_INFERENCE
-from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
+from gateway.routes.anthropic.messages import messages, names_version
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
-from gateway.routes.shared.operations import describes
 from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.wire.anthropic.batched_requests import FIELD, MAX_BODY_BYTES, MAX_REQUESTS, BodyReader
@@ -54,26 +52,19 @@ BATCHES = "/v1/messages/batches"
 BATCH = BATCHES + "/{message_batch_id:str}"
 RESULTS = "/results"
 JSON_LINES = "application/x-jsonl"
-TAGS = ["Messages"]
-USE = needs(SCOPE_INFERENCE)
 READ_AT_ONCE_BYTES = 16 * 1024
 """Of a body of small requests it keeps the event loop for some milliseconds."""
 KEPT_FOR = timedelta(seconds=DEFAULT_EXPIRY_S)
 
 
-@post(
+@messages.post(
     BATCHES,
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Create a batch of messages",
-    request_max_body_size=None,  # as large as a batch may be, which is counted as it comes
-    operation_class=describes(
-        body=NewMessageBatch,
-        answer=MessageBatchObject,
-        headers=(VERSION_NAMED, TAGS_HEADER),
-        idempotent=True,
-    ),
+    "Create a batch of messages",
+    body=NewMessageBatch,
+    answer=MessageBatchObject,
+    headers=(TAGS_HEADER,),
+    idempotent=True,
+    options={"request_max_body_size": None},  # as large as a batch may be, counted as it comes
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     names_version(request)
@@ -160,14 +151,11 @@ async def take(
     return digest.digest()
 
 
-@get(
+@messages.get(
     BATCHES,
-    opt=USE,
-    tags=TAGS,
-    summary="List the batches of messages of the project, the newest first",
-    operation_class=describes(
-        query=MessageBatchesQuery, answer=MessageBatchPage, headers=(VERSION_NAMED,)
-    ),
+    "List the batches of messages of the project, the newest first",
+    query=MessageBatchesQuery,
+    answer=MessageBatchPage,
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     names_version(request)
@@ -194,13 +182,7 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     return answer(request, page)
 
 
-@get(
-    BATCH,
-    opt=USE,
-    tags=TAGS,
-    summary="One batch of messages",
-    operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
-)
+@messages.get(BATCH, "One batch of messages", answer=MessageBatchObject)
 async def retrieve(
     request: AuthenticatedRequest, message_batch_id: FromPath[str]
 ) -> Response[bytes]:
@@ -208,13 +190,10 @@ async def retrieve(
     return to_response(request, await find(request, message_batch_id))
 
 
-@post(
+@messages.post(
     BATCH + "/cancel",
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Cancel a batch of messages: what runs ends, nothing more begins",
-    operation_class=describes(answer=MessageBatchObject, headers=(VERSION_NAMED,)),
+    "Cancel a batch of messages: what runs ends, nothing more begins",
+    answer=MessageBatchObject,
 )
 async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
@@ -226,13 +205,8 @@ async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str])
     return to_response(request, made)
 
 
-@delete(
-    BATCH,
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Delete a batch of messages that has ended, with its results",
-    operation_class=describes(answer=DeletedMessageBatch, headers=(VERSION_NAMED,)),
+@messages.delete(
+    BATCH, "Delete a batch of messages that has ended, with its results", answer=DeletedMessageBatch
 )
 async def remove(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
@@ -243,12 +217,10 @@ async def remove(request: AuthenticatedRequest, message_batch_id: FromPath[str])
     return answer(request, DeletedMessageBatch(id=message_batch_id))
 
 
-@get(
+@messages.get(
     BATCH + RESULTS,
-    opt=USE,
-    tags=TAGS,
-    summary="What has become of each request of a batch that has ended, in lines of JSON",
-    operation_class=describes(said={200: {JSON_LINES: str}}, headers=(VERSION_NAMED,)),
+    "What has become of each request of a batch that has ended, in lines of JSON",
+    said={200: {JSON_LINES: str}},
 )
 async def results(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Stream:
     names_version(request)

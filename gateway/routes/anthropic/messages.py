@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from litestar import post
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
@@ -16,7 +15,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, 
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, start_generation
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.problem import VERSION_HEADER
 from gateway.routes.shared.request_state import MODEL
 from gateway.wire.anthropic.answer import AnthropicMessage
@@ -38,46 +37,33 @@ VERSION_NAMED = Parameter(
     required=False,
     schema=Schema(type=OpenAPIType.STRING, pattern=VERSION_PATTERN),
 )
+messages = RouteGroup(tag="Messages", opt=needs(SCOPE_INFERENCE), headers=(VERSION_NAMED,))
 
 
 def refusals(*those: int) -> dict[int, dict[str, Any]]:
     return {to_status(status, None): {JSON: AnthropicError} for status in those}
 
 
-@HotRoute(
+@messages.post(
     "/v1/messages",
-    http_method="POST",
-    opt=needs(SCOPE_INFERENCE),
-    status_code=200,
-    tags=["Messages"],
-    summary="Create a message, streamed or whole",
-    operation_class=describes(
-        body=MessagesRequest,
-        answer=AnthropicMessage,
-        headers=(VERSION_NAMED, *HEADERS),
-        said={
-            200: {JSON: AnthropicMessage, EVENT_STREAM: str},
-            **refusals(*REFUSALS),
-        },
-    ),
+    "Create a message, streamed or whole",
+    body=MessagesRequest,
+    answer=AnthropicMessage,
+    handler=HotRoute,
+    headers=HEADERS,
+    said={200: {JSON: AnthropicMessage, EVENT_STREAM: str}, **refusals(*REFUSALS)},
 )
 async def create_message(request: AuthenticatedRequest) -> ASGIApp:
     names_version(request)
     return await start_generation(request, MESSAGES)
 
 
-@post(
+@messages.post(
     "/v1/messages/count_tokens",
-    opt=needs(SCOPE_INFERENCE),
-    status_code=200,
-    tags=["Messages"],
-    summary="Count the tokens of a prompt: those of a model of ours as they would be billed",
-    operation_class=describes(
-        body=CountTokensRequest,
-        answer=MessageTokensCount,
-        headers=(VERSION_NAMED,),
-        said=refusals(402, 404, 503),
-    ),
+    "Count the tokens of a prompt: those of a model of ours as they would be billed",
+    body=CountTokensRequest,
+    answer=MessageTokensCount,
+    said=refusals(402, 404, 503),
 )
 async def count_tokens(request: AuthenticatedRequest) -> MessageTokensCount:
     names_version(request)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import Response, get
+from litestar import Response
 
 from billing.errors import ReportQueryError
 from billing.reports import usage as usage_report
@@ -20,7 +20,7 @@ from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.anthropic.reports import (
     DESCRIPTION,
     GROUPS,
@@ -39,14 +39,14 @@ from gateway.wire.anthropic.reports import (
 from gateway.wire.organization.usage import parse_query
 
 Row = TypeVar("Row", UsageRow, CostRow)
+reports = RouteGroup(tag="Usage", opt=needs(SCOPE_USAGE_READ))
 
 
-@get(
+@reports.get(
     "/v1/organizations/usage_report/messages",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Tokens, in buckets; Anthropic's shape",
-    operation_class=describes(query=MessagesQuery, answer=Report[MessagesUsage]),
+    "Tokens, in buckets; Anthropic's shape",
+    query=MessagesQuery,
+    answer=Report[MessagesUsage],
 )
 async def usage_messages(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, MessagesQuery)
@@ -71,12 +71,11 @@ async def usage_messages(request: AuthenticatedRequest) -> Response[bytes]:
     return report(found, to_messages_usage)
 
 
-@get(
+@reports.get(
     "/v1/organizations/cost_report",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Money by day, in cents; Anthropic's shape",
-    operation_class=describes(query=CostReportQuery, answer=Report[Cost]),
+    "Money by day, in cents; Anthropic's shape",
+    query=CostReportQuery,
+    answer=Report[Cost],
 )
 async def cost_report(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, CostReportQuery)

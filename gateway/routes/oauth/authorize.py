@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Request, Response
 
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.login.sessions import Session
@@ -40,13 +40,14 @@ from gateway.routes.shared.browser import (
     stale_form,
 )
 from gateway.routes.shared.media_types import HTML
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.admin.oauth import AuthorizationQuery, ConsentForm
 
 log = logging.getLogger(__name__)
 
 AUTHORIZE, LOGIN = "/oauth/authorize", "/oauth/login"
 PAGE = {HTML: str}
+oauth = RouteGroup(tag="OAuth", opt=PUBLIC)
 ALLOW, DENY = "allow", "deny"
 MEANINGS: Mapping[str, str] = {
     "inference": "use the models, at your organization's cost",
@@ -101,14 +102,11 @@ def refuse(desk: Authorization, refused: AuthorizationRefused) -> Response[bytes
     return redirect(location)
 
 
-@get(
+@oauth.get(
     AUTHORIZE,
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="Ask a person for access: sent on to the client, to the login, or shown a page",
-    operation_class=describes(
-        query=AuthorizationQuery, said={200: PAGE, 303: {}, 400: PAGE, 503: PAGE}
-    ),
+    "Ask a person for access: sent on to the client, to the login, or shown a page",
+    query=AuthorizationQuery,
+    said={200: PAGE, 303: {}, 400: PAGE, 503: PAGE},
 )
 async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
@@ -129,14 +127,13 @@ async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refuse(desk, refused)
 
 
-@post(
+@oauth.post(
     AUTHORIZE,
-    opt=PUBLIC,
-    status_code=303,
-    tags=["OAuth"],
-    summary="What a person decided on the consent page",
-    operation_class=describes(form=ConsentForm, status=303, said={400: PAGE, 403: PAGE, 503: PAGE}),
-    request_max_body_size=MAX_FORM_BYTES,
+    "What a person decided on the consent page",
+    form=ConsentForm,
+    status=303,
+    said={400: PAGE, 403: PAGE, 503: PAGE},
+    options={"request_max_body_size": MAX_FORM_BYTES},
 )
 async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)

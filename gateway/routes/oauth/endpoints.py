@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get, post, route
+from litestar import Request, Response
 from litestar.connection import ASGIConnection
 
 from gateway.audit.log import Actor
@@ -51,7 +51,7 @@ from gateway.routes.shared.access import (
     services,
 )
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.wire.admin.oauth import (
     HeldToken,
@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 
 UNCACHED = {"cache-control": "no-store", "pragma": "no-cache"}
 CACHED = {"cache-control": f"public, max-age={JWKS_MAX_AGE_S}"}
+oauth = RouteGroup(tag="OAuth", opt=PUBLIC)
+signed_in = RouteGroup(tag="OAuth", opt={**needs("openid"), AUDIENCE: ANY_AUDIENCE})
 BASIC = 'Basic realm="tollgate", charset="UTF-8"'
 
 REFUSALS = {status: {JSON: OAuthErrorBody} for status in (400, 401, 429, 503)}
@@ -76,14 +78,7 @@ REFUSALS = {status: {JSON: OAuthErrorBody} for status in (400, 401, 429, 503)}
 Exchange = tuple[Authority, Form, Client, Actor]
 
 
-@post(
-    TOKEN_PATH,
-    opt=PUBLIC,
-    status_code=200,
-    tags=["OAuth"],
-    summary="Tokens for a grant",
-    operation_class=describes(form=TokenForm, answer=TokenAnswer, said=REFUSALS),
-)
+@oauth.post(TOKEN_PATH, "Tokens for a grant", form=TokenForm, answer=TokenAnswer, said=REFUSALS)
 async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         authority, form, client, actor = await authenticated(request)
@@ -97,14 +92,7 @@ async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@post(
-    REVOCATION_PATH,
-    opt=PUBLIC,
-    status_code=200,
-    tags=["OAuth"],
-    summary="Revoke a token",
-    operation_class=describes(form=HeldToken, said=REFUSALS),
-)
+@oauth.post(REVOCATION_PATH, "Revoke a token", form=HeldToken, said=REFUSALS)
 async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         await rfc7009_revoke.revoke(*await authenticated(request))
@@ -113,13 +101,8 @@ async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@post(
-    INTROSPECTION_PATH,
-    opt=PUBLIC,
-    status_code=200,
-    tags=["OAuth"],
-    summary="Introspect a token",
-    operation_class=describes(form=HeldToken, answer=Introspection, said=REFUSALS),
+@oauth.post(
+    INTROSPECTION_PATH, "Introspect a token", form=HeldToken, answer=Introspection, said=REFUSALS
 )
 async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
@@ -129,15 +112,7 @@ async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@route(
-    USERINFO_PATH,
-    http_method=["GET", "POST"],
-    opt={**needs("openid"), AUDIENCE: ANY_AUDIENCE},
-    status_code=200,
-    tags=["OAuth"],
-    summary="Who is logged in",
-    operation_class=describes(answer=UserInfo),
-)
+@signed_in.route(["GET", "POST"], USERINFO_PATH, "Who is logged in", answer=UserInfo)
 async def userinfo(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user
     if principal.user_id is None:
@@ -149,24 +124,12 @@ async def userinfo(request: AuthenticatedRequest) -> Response[bytes]:
     return json(said, UNCACHED)
 
 
-@get(
-    list(METADATA_PATHS),
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="What the authorization server can do",
-    operation_class=describes(answer=ServerMetadata),
-)
+@oauth.get(list(METADATA_PATHS), "What the authorization server can do", answer=ServerMetadata)
 async def metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json(rfc8414_metadata.metadata(services(request).authority.issuer), CACHED)
 
 
-@get(
-    JWKS_PATH,
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="The public keys of our tokens",
-    operation_class=describes(answer=PublicKeys),
-)
+@oauth.get(JWKS_PATH, "The public keys of our tokens", answer=PublicKeys)
 async def jwks(request: Request[Any, Any, Any]) -> Response[bytes]:
     return json(services(request).authority.keys.ring.jwks(), CACHED)
 

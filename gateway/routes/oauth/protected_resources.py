@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
@@ -25,12 +25,13 @@ from gateway.auth.oauth.rfc9728_protected_resource import (
 from gateway.auth.resources import API_PATH
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.orgs import get_org
 
 MCP_ROOT = "/mcp/"
 HEADERS = {"cache-control": "public, max-age=3600"}
+oauth = RouteGroup(tag="OAuth", opt=PUBLIC)
 
 
 def public_url(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
@@ -71,23 +72,19 @@ def answer(path: str, request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(msgspec.json.encode(found), media_type=JSON, headers=HEADERS)
 
 
-@get(
+@oauth.get(
     [WELL_KNOWN, WELL_KNOWN + API_PATH],
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="What the API is as a protected resource",
-    operation_class=describes(answer=ProtectedResource),
+    "What the API is as a protected resource",
+    answer=ProtectedResource,
 )
 async def api_metadata(request: Request[Any, Any, Any]) -> Response[bytes]:
     return answer(request.scope["path"].removeprefix(WELL_KNOWN).removesuffix("/"), request)
 
 
-@get(
+@oauth.get(
     WELL_KNOWN + "/mcp/{org_id:str}",
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="What an org's MCP endpoint is as a protected resource",
-    operation_class=describes(answer=ProtectedResource),
+    "What an org's MCP endpoint is as a protected resource",
+    answer=ProtectedResource,
 )
 async def mcp_metadata(request: Request[Any, Any, Any], org_id: FromPath[str]) -> Response[bytes]:
     """Answer as long as there is such an org: for an archived one nothing is left to ask for."""

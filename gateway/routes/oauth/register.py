@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response
 from litestar.params import FromPath
 from redis.exceptions import RedisError
 
@@ -32,7 +32,7 @@ from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import desk_of, where_of
 from gateway.routes.shared.guards import read_bearer
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.admin.oauth import OAuthErrorBody, RegisteredClient, RegistrationRefused
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 NO_STORE = {"cache-control": "no-store", "pragma": "no-cache"}
 REGISTERED = PATH + "/{client_id:str}"
 MAX_TOKEN_LENGTH = 256
+oauth = RouteGroup(tag="OAuth", opt=PUBLIC)
 
 
 def reply(
@@ -60,21 +61,17 @@ def refusal(
     return reply(content, status, headers)
 
 
-@post(
+@oauth.post(
     PATH,
-    opt=PUBLIC,
-    request_max_body_size=MAX_BODY_BYTES,
-    tags=["OAuth"],
-    summary="Register a client",
-    operation_class=describes(
-        body=ClientMetadata,
-        answer=RegisteredClient,
-        status=201,
-        said={
-            400: {JSON: RegistrationRefused},
-            **{status: {JSON: OAuthErrorBody} for status in (429, 503)},
-        },
-    ),
+    "Register a client",
+    body=ClientMetadata,
+    answer=RegisteredClient,
+    status=201,
+    said={
+        400: {JSON: RegistrationRefused},
+        **{status: {JSON: OAuthErrorBody} for status in (429, 503)},
+    },
+    options={"request_max_body_size": MAX_BODY_BYTES},
 )
 async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
     desk = desk_of(request)
@@ -112,12 +109,11 @@ def nobody() -> Response[bytes]:
     return refusal("invalid_token", 401, {"www-authenticate": 'Bearer error="invalid_token"'})
 
 
-@get(
+@oauth.get(
     REGISTERED,
-    opt=PUBLIC,
-    tags=["OAuth"],
-    summary="What is registered of a client",
-    operation_class=describes(answer=RegisteredClient, said={401: {JSON: OAuthErrorBody}}),
+    "What is registered of a client",
+    answer=RegisteredClient,
+    said={401: {JSON: OAuthErrorBody}},
 )
 async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str]) -> Response[bytes]:
     client = await find_itself(request, client_id)
@@ -126,13 +122,12 @@ async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str])
     return reply(to_information(client, desk_of(request).issuer), 200)
 
 
-@delete(
+@oauth.delete(
     REGISTERED,
-    opt=PUBLIC,
-    status_code=200,
-    tags=["OAuth"],
-    summary="End a registration",
-    operation_class=describes(status=204, said={401: {JSON: OAuthErrorBody}}),
+    "End a registration",
+    status=204,
+    said={401: {JSON: OAuthErrorBody}},
+    options={"status_code": 200},
 )
 async def delete_client(
     request: Request[Any, Any, Any], client_id: FromPath[str]

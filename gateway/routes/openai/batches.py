@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Response, get, post
+from litestar import Response
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -30,7 +30,7 @@ from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.pages import Listing, keyset, to_listing
 from gateway.routes.shared.resource import check_id
 from gateway.tenancy.errors import NotAllowed
@@ -43,8 +43,7 @@ from gateway.wire.usage.tags import read_tags
 
 BATCHES = "/v1/batches"
 BATCH = BATCHES + "/{batch_id:str}"
-TAGS = ["Batches"]
-USE = needs(SCOPE_INFERENCE)
+batches = RouteGroup(tag="Batches", opt=needs(SCOPE_INFERENCE))
 ENDPOINTS = (*SURFACES, RESPONSES)
 _decoder = msgspec.json.Decoder(NewBatch)
 
@@ -53,19 +52,14 @@ def to_response(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
     return answer(request, to_batch_object(batch))
 
 
-@post(
+@batches.post(
     BATCHES,
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Create a batch",
-    operation_class=describes(
-        body=NewBatch,
-        answer=BatchObject,
-        headers=(TAGS_HEADER,),
-        idempotent=True,
-        said={404: {JSON: ErrorEnvelope}},
-    ),
+    "Create a batch",
+    body=NewBatch,
+    answer=BatchObject,
+    headers=(TAGS_HEADER,),
+    idempotent=True,
+    said={404: {JSON: ErrorEnvelope}},
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user
@@ -100,12 +94,11 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     return made.response
 
 
-@get(
+@batches.get(
     BATCHES,
-    opt=USE,
-    tags=TAGS,
-    summary="List the batches of the project, the newest first",
-    operation_class=describes(query=BatchesQuery, answer=Listing[BatchObject]),
+    "List the batches of the project, the newest first",
+    query=BatchesQuery,
+    answer=Listing[BatchObject],
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, principal = parse_query(request.url.query, BatchesQuery), request.user
@@ -116,26 +109,18 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     return answer(request, to_listing(found, query))
 
 
-@get(
-    BATCH,
-    opt=USE,
-    tags=TAGS,
-    summary="One batch",
-    operation_class=describes(answer=BatchObject),
-)
+@batches.get(BATCH, "One batch", answer=BatchObject)
 async def retrieve(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:
         found = await get_batch(conn, **_where(request, batch_id))
     return to_response(request, found)
 
 
-@post(
+@batches.post(
     BATCH + "/cancel",
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Cancel a batch: what runs ends, nothing more begins",
-    operation_class=describes(answer=BatchObject, said={409: {JSON: ErrorEnvelope}}),
+    "Cancel a batch: what runs ends, nothing more begins",
+    answer=BatchObject,
+    said={409: {JSON: ErrorEnvelope}},
 )
 async def cancel(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
     async with tenant(services(request).db, request.user.org_id) as conn:

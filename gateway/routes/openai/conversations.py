@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Response, delete, get, post
+from litestar import Response
 from litestar.params import FromPath
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,7 +17,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.idempotent_creation import create_once
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.openai_responses.conversations import (
     ConversationObject,
     ConversationUpdate,
@@ -35,8 +35,7 @@ CONVERSATIONS = "/v1/conversations"
 CONVERSATION = CONVERSATIONS + "/{conversation_id:str}"
 ITEMS = CONVERSATION + "/items"
 ITEM = ITEMS + "/{item_id:str}"
-NEEDED = needs(SCOPE_INFERENCE)
-TAGS = ["Conversations"]
+conversations = RouteGroup(tag="Conversations", opt=needs(SCOPE_INFERENCE))
 
 
 def store_of(request: AuthenticatedRequest) -> tuple[ConversationStore, ResponseOwner]:
@@ -47,13 +46,12 @@ def show(answer: Any) -> Response[bytes]:
     return Response(to_json(answer), media_type=JSON)
 
 
-@post(
+@conversations.post(
     CONVERSATIONS,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Create a conversation",
-    operation_class=describes(body=NewConversation, answer=ConversationObject, idempotent=True),
+    "Create a conversation",
+    body=NewConversation,
+    answer=ConversationObject,
+    idempotent=True,
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     if request.user.keeps_nothing:
@@ -69,13 +67,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     return (await create_once(request, body, make)).response
 
 
-@get(
-    CONVERSATION,
-    opt=NEEDED,
-    tags=TAGS,
-    summary="One conversation, without its items",
-    operation_class=describes(answer=ConversationObject),
-)
+@conversations.get(CONVERSATION, "One conversation, without its items", answer=ConversationObject)
 async def retrieve(
     request: AuthenticatedRequest, conversation_id: FromPath[str]
 ) -> Response[bytes]:
@@ -83,13 +75,11 @@ async def retrieve(
     return show(await store.find(owner, conversation_id))
 
 
-@post(
+@conversations.post(
     CONVERSATION,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Replace the metadata of a conversation",
-    operation_class=describes(body=ConversationUpdate, answer=ConversationObject),
+    "Replace the metadata of a conversation",
+    body=ConversationUpdate,
+    answer=ConversationObject,
 )
 async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     wanted = read_body(await plain_body(request), ConversationUpdate)
@@ -97,13 +87,10 @@ async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) 
     return show(await store.update(owner, conversation_id, wanted.metadata or {}))
 
 
-@delete(
+@conversations.delete(
     CONVERSATION,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Forget a conversation and its items; responses that are kept stay",
-    operation_class=describes(answer=DeletedConversation),
+    "Forget a conversation and its items; responses that are kept stay",
+    answer=DeletedConversation,
 )
 async def forget(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
     store, owner = store_of(request)
@@ -111,13 +98,8 @@ async def forget(request: AuthenticatedRequest, conversation_id: FromPath[str]) 
     return show(DeletedConversation(id=conversation_id))
 
 
-@post(
-    ITEMS,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Add items to a conversation",
-    operation_class=describes(query=IncludeQuery, body=NewItems, answer=ItemList),
+@conversations.post(
+    ITEMS, "Add items to a conversation", query=IncludeQuery, body=NewItems, answer=ItemList
 )
 async def add_items(
     request: AuthenticatedRequest, conversation_id: FromPath[str]
@@ -130,13 +112,7 @@ async def add_items(
     return show(to_list(list(items), more=False))
 
 
-@get(
-    ITEMS,
-    opt=NEEDED,
-    tags=TAGS,
-    summary="The items of a conversation",
-    operation_class=describes(query=ItemsQuery, answer=ItemList),
-)
+@conversations.get(ITEMS, "The items of a conversation", query=ItemsQuery, answer=ItemList)
 async def list_items(
     request: AuthenticatedRequest, conversation_id: FromPath[str]
 ) -> Response[bytes]:
@@ -148,13 +124,7 @@ async def list_items(
     return show(to_list(data, more=more))
 
 
-@get(
-    ITEM,
-    opt=NEEDED,
-    tags=TAGS,
-    summary="One item of a conversation",
-    operation_class=describes(query=IncludeQuery, answer=Item),
-)
+@conversations.get(ITEM, "One item of a conversation", query=IncludeQuery, answer=Item)
 async def retrieve_item(
     request: AuthenticatedRequest, conversation_id: FromPath[str], item_id: FromPath[str]
 ) -> Response[bytes]:
@@ -163,14 +133,7 @@ async def retrieve_item(
     return show(await store.item(owner, conversation_id, item_id))
 
 
-@delete(
-    ITEM,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Forget one item of a conversation",
-    operation_class=describes(answer=ConversationObject),
-)
+@conversations.delete(ITEM, "Forget one item of a conversation", answer=ConversationObject)
 async def forget_item(
     request: AuthenticatedRequest, conversation_id: FromPath[str], item_id: FromPath[str]
 ) -> Response[bytes]:

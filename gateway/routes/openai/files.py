@@ -10,7 +10,7 @@ import hashlib
 from urllib.parse import quote
 
 import msgspec
-from litestar import Response, delete, get, post
+from litestar import Response
 from litestar.params import FromPath
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,7 +26,7 @@ from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once, digest_of_parts
 from gateway.routes.shared.media_types import MULTIPART
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.routes.shared.pages import Listing, keyset, to_listing
 from gateway.routes.shared.resource import check_id
 from gateway.wire.openai.files import (
@@ -43,20 +43,17 @@ from gateway.wire.shared.multipart_form import MAX_OVERHEAD_BYTES, boundary_of, 
 FILES = "/v1/files"
 FILE = FILES + "/{file_id:str}"
 OCTETS = "application/octet-stream"
-TAGS = ["Files"]
-USE = needs(SCOPE_INFERENCE)
+files = RouteGroup(tag="Files", opt=needs(SCOPE_INFERENCE))
 
 
-@post(
+@files.post(
     FILES,
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Upload a file",
-    request_max_body_size=None,  # as large as a file may be, which is counted as it comes
-    operation_class=describes(
-        form=FileUpload, form_type=MULTIPART, answer=FileObject, idempotent=True
-    ),
+    "Upload a file",
+    form=FileUpload,
+    form_type=MULTIPART,
+    answer=FileObject,
+    idempotent=True,
+    options={"request_max_body_size": None},  # as large as a file may be, counted as it comes
 )
 async def create(request: AuthenticatedRequest) -> Response[bytes]:
     check_may_stay(request.user, "file")
@@ -108,13 +105,7 @@ def most_bytes(request: AuthenticatedRequest, files: FileStore) -> int | None:
     return min(length, files.max_file_bytes)
 
 
-@get(
-    FILES,
-    opt=USE,
-    tags=TAGS,
-    summary="List the files of the project",
-    operation_class=describes(query=FilesQuery, answer=Listing[FileObject]),
-)
+@files.get(FILES, "List the files of the project", query=FilesQuery, answer=Listing[FileObject])
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     query, principal = parse_query(request.url.query, FilesQuery), request.user
     listed = select_files(principal.org_id, principal.project_id, purpose=query.purpose)
@@ -124,24 +115,12 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     return answer(request, to_listing(found, query))
 
 
-@get(
-    FILE,
-    opt=USE,
-    tags=TAGS,
-    summary="One file",
-    operation_class=describes(answer=FileObject),
-)
+@files.get(FILE, "One file", answer=FileObject)
 async def retrieve(request: AuthenticatedRequest, file_id: FromPath[str]) -> Response[bytes]:
     return answer(request, to_file_object(await _find(request, file_id)))
 
 
-@get(
-    FILE + "/content",
-    opt=USE,
-    tags=TAGS,
-    summary="What is in a file",
-    operation_class=describes(said={200: {OCTETS: str}}),
-)
+@files.get(FILE + "/content", "What is in a file", said={200: {OCTETS: str}})
 async def content(request: AuthenticatedRequest, file_id: FromPath[str]) -> Stream:
     found = await _find(request, file_id)
     pieces = await services(request).files.open(found)
@@ -153,14 +132,7 @@ async def content(request: AuthenticatedRequest, file_id: FromPath[str]) -> Stre
     return Stream(pieces, media_type=OCTETS, headers=headers)
 
 
-@delete(
-    FILE,
-    opt=USE,
-    status_code=200,
-    tags=TAGS,
-    summary="Delete a file",
-    operation_class=describes(answer=FileDeleted),
-)
+@files.delete(FILE, "Delete a file", answer=FileDeleted)
 async def remove(request: AuthenticatedRequest, file_id: FromPath[str]) -> Response[bytes]:
     principal = request.user
     async with tenant(services(request).db, principal.org_id) as conn:

@@ -3,13 +3,12 @@ and in Anthropic's to who names the version of that."""
 
 from __future__ import annotations
 
-from litestar import get
 from litestar.params import FromPath
 
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.anthropic.models import (
     AnthropicModel,
     AnthropicModelPage,
@@ -21,16 +20,11 @@ from gateway.wire.openai.chat import Model, ModelList
 from gateway.wire.organization.usage import parse_query
 
 OWNER = "tollgate"
+models = RouteGroup(tag="Models", opt=needs(SCOPE_INFERENCE), headers=(VERSION_NAMED,))
 
 
-@get(
-    "/v1/models",
-    opt=needs(SCOPE_INFERENCE),
-    tags=["Models"],
-    summary="List the models",
-    operation_class=describes(
-        query=ModelsQuery, answer=(ModelList, AnthropicModelPage), headers=(VERSION_NAMED,)
-    ),
+@models.get(
+    "/v1/models", "List the models", query=ModelsQuery, answer=(ModelList, AnthropicModelPage)
 )
 async def list_models(request: AuthenticatedRequest) -> ModelList | AnthropicModelPage:
     found = services(request)
@@ -43,13 +37,7 @@ async def list_models(request: AuthenticatedRequest) -> ModelList | AnthropicMod
     return ModelList(data=data)
 
 
-@get(
-    "/v1/models/{model:path}",
-    opt=needs(SCOPE_INFERENCE),
-    tags=["Models"],
-    summary="One model",
-    operation_class=describes(answer=(Model, AnthropicModel), headers=(VERSION_NAMED,)),
-)
+@models.get("/v1/models/{model:path}", "One model", answer=(Model, AnthropicModel))
 async def retrieve_model(
     request: AuthenticatedRequest, model: FromPath[str]
 ) -> Model | AnthropicModel:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import msgspec
-from litestar import Response, delete, get, post
+from litestar import Response
 from litestar.params import FromPath
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
@@ -28,7 +28,7 @@ from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request
 from gateway.routes.shared.idempotency import REPLAYED
 from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
-from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL
 from gateway.tenancy.idempotency_keys import Answer
@@ -43,8 +43,7 @@ from gateway.wire.shared.refusals import unsupported
 from gateway.wire.surfaces import RESPONSES
 
 RESPONSE = RESPONSES + "/{response_id:str}"
-NEEDED = needs(SCOPE_INFERENCE)
-TAGS = ["Responses"]
+responses = RouteGroup(tag="Responses", opt=needs(SCOPE_INFERENCE))
 ANSWERS = {JSON: responses_answer.ResponseObject, EVENT_STREAM: str}
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 
@@ -72,19 +71,14 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
     deleted: Literal[True] = True
 
 
-@HotRoute(
+@responses.post(
     RESPONSES,
-    http_method="POST",
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Create a response, streamed or whole",
-    operation_class=describes(
-        body=ResponseRequest,
-        answer=responses_answer.ResponseObject,
-        headers=HEADERS,
-        said={200: ANSWERS, **SAID},
-    ),
+    "Create a response, streamed or whole",
+    body=ResponseRequest,
+    answer=responses_answer.ResponseObject,
+    headers=HEADERS,
+    said={200: ANSWERS, **SAID},
+    handler=HotRoute,
 )
 async def create_response(request: AuthenticatedRequest) -> ASGIApp:
     found = services(request)
@@ -176,16 +170,12 @@ def fail(encoder: ResponseEncoder, http_error: HttpError) -> bytes:
     return encoder.fail(status=http_error.status, message=http_error.body.message)
 
 
-@get(
+@responses.get(
     RESPONSE,
-    opt=NEEDED,
-    tags=TAGS,
-    summary="A response that is kept, as it was answered, or its events from one on",
-    operation_class=describes(
-        query=RetrieveQuery,
-        answer=responses_answer.ResponseObject,
-        said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
-    ),
+    "A response that is kept, as it was answered, or its events from one on",
+    query=RetrieveQuery,
+    answer=responses_answer.ResponseObject,
+    said={200: ANSWERS, 429: {JSON: ErrorEnvelope}},
 )
 async def retrieve(
     request: AuthenticatedRequest, response_id: FromPath[str]
@@ -205,25 +195,21 @@ async def retrieve(
     return Response(kept.answer, media_type=JSON)
 
 
-@delete(
+@responses.delete(
     RESPONSE,
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Forget a response; those that continue it cannot be continued any more",
-    operation_class=describes(answer=DeletedResponse),
+    "Forget a response; those that continue it cannot be continued any more",
+    answer=DeletedResponse,
 )
 async def forget(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     await services(request).responses.store.delete(ResponseOwner.of(request.user), response_id)
     return Response(to_json(DeletedResponse(id=response_id)), media_type=JSON)
 
 
-@get(
+@responses.get(
     RESPONSE + "/input_items",
-    opt=NEEDED,
-    tags=TAGS,
-    summary="What a response was given, without what it continues",
-    operation_class=describes(query=ItemsQuery, answer=ItemList),
+    "What a response was given, without what it continues",
+    query=ItemsQuery,
+    answer=ItemList,
 )
 async def input_items(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     query = parse_query(request.url.query, ItemsQuery)
@@ -254,13 +240,10 @@ def to_list(data: list[Item], *, more: bool) -> ItemList:
     )
 
 
-@post(
+@responses.post(
     RESPONSE + "/cancel",
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="End a response that runs in the background; what was generated is billed",
-    operation_class=describes(answer=responses_answer.ResponseObject),
+    "End a response that runs in the background; what was generated is billed",
+    answer=responses_answer.ResponseObject,
 )
 async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> Response[bytes]:
     background = services(request).responses.background
@@ -268,13 +251,12 @@ async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> R
     return Response(answer, media_type=JSON)
 
 
-@post(
+@responses.post(
     RESPONSES + "/input_tokens",
-    opt=NEEDED,
-    status_code=200,
-    tags=TAGS,
-    summary="Count the tokens of what a response would be asked",
-    operation_class=describes(body=ResponseRequest, answer=InputTokens, said=SAID),
+    "Count the tokens of what a response would be asked",
+    body=ResponseRequest,
+    answer=InputTokens,
+    said=SAID,
 )
 async def input_tokens(request: AuthenticatedRequest) -> Response[bytes]:
     found, body = services(request), await plain_body(request)

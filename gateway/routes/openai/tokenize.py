@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
-from litestar import Response, post
+from litestar import Response
 
 from gateway.fleet.replica import TokenizingReplica
 from gateway.generate_request import GenerateRequest
@@ -21,7 +21,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import REFUSALS
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai.plain_prompts import not_of_an_upstream
@@ -34,18 +34,17 @@ from gateway.wire.openai.tokenizing import (
     from_tokenize,
 )
 
-TAG = "Tokens"
+tokens = RouteGroup(tag="Tokens", opt=needs(SCOPE_INFERENCE))
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
 NOTHING = Units()
 
 
-@post(
+@tokens.post(
     "/v1/tokenize",
-    opt=needs(SCOPE_INFERENCE),
-    status_code=200,
-    tags=[TAG],
-    summary="What a text or a conversation is in tokens",
-    operation_class=describes(body=TokenizeRequest, answer=TokenizeAnswer, said=SAID),
+    "What a text or a conversation is in tokens",
+    body=TokenizeRequest,
+    answer=TokenizeAnswer,
+    said=SAID,
 )
 async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)
@@ -61,13 +60,12 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     )
 
 
-@post(
+@tokens.post(
     "/v1/detokenize",
-    opt=needs(SCOPE_INFERENCE),
-    status_code=200,
-    tags=[TAG],
-    summary="The text of tokens",
-    operation_class=describes(body=DetokenizeRequest, answer=DetokenizeAnswer, said=SAID),
+    "The text of tokens",
+    body=DetokenizeRequest,
+    answer=DetokenizeAnswer,
+    said=SAID,
 )
 async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body = await plain_body(request)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from litestar import Response, get
+from litestar import Response
 
 from gateway.audit.errors import UnknownAuditEntry
 from gateway.db import tenant
 from gateway.request_errors import BadField
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.conditional import answer
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.tenancy.audit_pages import list_entries
 from gateway.wire.organization.audit import AuditLogsQuery, EventList, to_list
 from gateway.wire.organization.usage import parse_query
 
+audit = RouteGroup(tag="Audit", opt=needs("admin:audit"))
 
-@get(
+
+@audit.get(
     "/v1/organization/audit_logs",
-    opt=needs("admin:audit"),
-    tags=["Audit"],
-    summary="Who changed what, the newest first",
-    operation_class=describes(query=AuditLogsQuery, answer=EventList),
+    "Who changed what, the newest first",
+    query=AuditLogsQuery,
+    answer=EventList,
 )
 async def list_audit_logs(request: AuthenticatedRequest) -> Response[bytes]:
     query = parse_query(request.url.query, AuditLogsQuery)

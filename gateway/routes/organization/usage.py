@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from litestar import Response, get
+from litestar import Response
 from litestar.handlers import HTTPRouteHandler
 
 from billing.reports import usage as usage_report
@@ -21,7 +21,7 @@ from gateway.db import tenant
 from gateway.principal import SCOPE_USAGE_READ
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.organization.usage import (
     NOT_SOLD,
     Bucket,
@@ -42,38 +42,31 @@ USAGE = "/v1/organization/usage/"
 WINDOW = ("start_time", "end_time", "bucket_width", "limit", "page")
 
 Row = TypeVar("Row", UsageRow, CostRow)
+reports = RouteGroup(tag="Usage", opt=needs(SCOPE_USAGE_READ))
 
 
-@get(
+@reports.get(
     USAGE + "completions",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Tokens and requests, in buckets",
-    operation_class=describes(query=UsageQuery, answer=Page[UsageResult]),
+    "Tokens and requests, in buckets",
+    query=UsageQuery,
+    answer=Page[UsageResult],
 )
 async def usage_completions(request: AuthenticatedRequest) -> Response[bytes]:
     return page(await report_to(request, UsageQuery, usage_report.usage_completions), to_usage)
 
 
-@get(
+@reports.get(
     USAGE + "embeddings",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Tokens and requests of which embeddings were made, in buckets",
-    operation_class=describes(query=EmbeddingsUsageQuery, answer=Page[EmbeddingsUsageResult]),
+    "Tokens and requests of which embeddings were made, in buckets",
+    query=EmbeddingsUsageQuery,
+    answer=Page[EmbeddingsUsageResult],
 )
 async def usage_embeddings(request: AuthenticatedRequest) -> Response[bytes]:
     embeddings = partial(usage_report.usage_completions, embeddings=True)
     return page(await report_to(request, EmbeddingsUsageQuery, embeddings), to_embeddings)
 
 
-@get(
-    "/v1/organization/costs",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Money by day",
-    operation_class=describes(query=CostsQuery, answer=Page[CostsResult]),
-)
+@reports.get("/v1/organization/costs", "Money by day", query=CostsQuery, answer=Page[CostsResult])
 async def costs(request: AuthenticatedRequest) -> Response[bytes]:
     return page(await report_to(request, CostsQuery, usage_report.costs), to_costs)
 
@@ -150,14 +143,12 @@ def page(
 
 
 def of_nothing(kind: str, query_type: type[ReportQuery]) -> HTTPRouteHandler:
-    @get(
+    @reports.get(
         USAGE + kind,
-        opt=needs(SCOPE_USAGE_READ),
-        tags=["Usage"],
-        summary=f"Usage of {kind.replace('_', ' ')}: none",
-        name=f"usage {kind}",
-        operation_id=f"usage_{kind}",
-        operation_class=describes(query=query_type, answer=Page[UsageResult]),
+        f"Usage of {kind.replace('_', ' ')}: none",
+        query=query_type,
+        answer=Page[UsageResult],
+        options={"name": f"usage {kind}", "operation_id": f"usage_{kind}"},
     )
     async def usage(request: AuthenticatedRequest) -> Response[bytes]:
         query = parse_query(request.url.query, query_type)

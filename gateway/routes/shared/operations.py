@@ -1,7 +1,10 @@
-"""Describes a route of administration in the OpenAPI document: its query, its body, its answer and
-its errors, as the structs that read and write them.
+"""Declares routes, and describes them in the OpenAPI document: their query, their body, their
+answer and their errors, as the structs that read and write them.
 
-    @post(..., operation_class=describes(body=NewPlan, answer=PlanView, status=201))
+    batches = RouteGroup("Batches", needs(SCOPE_INFERENCE))
+
+    @batches.get("/v1/batches/{batch_id:str}", "One batch", answer=BatchObject)
+    async def retrieve(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Response[bytes]:
 
 Litestar sees bytes, because our own decoders read bodies and queries (they name the field that is
 to blame); here it is told what the bytes are.
@@ -12,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import (
     OpenAPIHeader,
     OpenAPIMediaType,
@@ -166,3 +170,46 @@ def to_response(by_type: Mapping[str, Any], *, tagged: bool) -> OpenAPIResponse:
     return OpenAPIResponse(
         description="Done.", content=found or None, headers={"ETag": ETAG} if tagged else None
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteGroup:
+    """A group of routes that share a tag, a scope and the headers that they read. Its methods make
+    handlers; they take what `describes` takes."""
+
+    tag: str
+    opt: Mapping[str, Any]
+    headers: tuple[Parameter, ...] = ()
+
+    def get(self, path: str | list[str], summary: str, **described: Any) -> HTTPRouteHandler:
+        return self.route("GET", path, summary, **described)
+
+    def post(self, path: str, summary: str, **described: Any) -> HTTPRouteHandler:
+        return self.route("POST", path, summary, **described)
+
+    def delete(self, path: str, summary: str, **described: Any) -> HTTPRouteHandler:
+        return self.route("DELETE", path, summary, **described)
+
+    def route(
+        self,
+        method: Literal["GET", "POST", "DELETE"] | list[Literal["GET", "POST"]],
+        path: str | list[str],
+        summary: str,
+        *,
+        headers: Sequence[Parameter] = (),
+        status: int = 200,
+        handler: type[HTTPRouteHandler] = HTTPRouteHandler,
+        options: Mapping[str, Any] | None = None,
+        **described: Any,
+    ) -> HTTPRouteHandler:
+        """Make a handler. `options`: what Litestar is told besides, such as a bound on the body."""
+        operation = describes(status=status, headers=(*self.headers, *headers), **described)
+        return handler(
+            path,
+            http_method=method,
+            opt=self.opt,
+            tags=[self.tag],
+            summary=summary,
+            operation_class=operation,
+            **{"status_code": status, **(options or {})},
+        )

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from litestar import Response, get
+from litestar import Response
 
 from gateway.cache_report.reading import CachePage, read_cache_report
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.wire.organization.usage import Bucket, Page, encode_page, parse_query
 from gateway.wire.usage.cache_report import (
     CacheReportQuery,
@@ -30,26 +30,26 @@ from gateway.wire.usage.cache_report import (
 OWN_SINCE_S = 23 * 3600
 """Before the hour that runs: a page of hours, with that one as its last."""
 OWN_GROUPS = ("model", "prefix")
+organization = RouteGroup(tag="Usage", opt=needs(SCOPE_USAGE_READ))
+own_view = RouteGroup(tag="Own view", opt=needs(SCOPE_INFERENCE))
 
 
-@get(
+@organization.get(
     "/v1/organization/cache_report",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=["Usage"],
-    summary="Cached tokens and broken prefixes, in buckets",
-    operation_class=describes(query=CacheReportQuery, answer=Page[CacheResult]),
+    "Cached tokens and broken prefixes, in buckets",
+    query=CacheReportQuery,
+    answer=Page[CacheResult],
 )
 async def organization_cache_report(request: AuthenticatedRequest) -> Response[bytes]:
     asked = parse_query(request.url.query, CacheReportQuery)
     return await report(request, msgspec.structs.asdict(asked))
 
 
-@get(
+@own_view.get(
     "/api/v1/cache",
-    opt=needs(SCOPE_INFERENCE),
-    tags=["Own view"],
-    summary="Cached tokens and broken prefixes of this key, in buckets",
-    operation_class=describes(query=OwnCacheQuery, answer=Page[CacheResult]),
+    "Cached tokens and broken prefixes of this key, in buckets",
+    query=OwnCacheQuery,
+    answer=Page[CacheResult],
 )
 async def own_cache_report(request: AuthenticatedRequest) -> Response[bytes]:
     asked = msgspec.structs.asdict(parse_query(request.url.query, OwnCacheQuery))

@@ -12,14 +12,15 @@ import asyncio
 from typing import Any, Literal
 
 import msgspec
-from litestar import Request, Response, get
+from litestar import Request, Response
 
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import describes
+from gateway.routes.shared.operations import RouteGroup
 from gateway.telemetry import CONTENT_TYPE
 
 CHECK_TIMEOUT_S = 2.0
+health = RouteGroup(tag="Health", opt=PUBLIC)
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,24 +32,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
 
 
-@get(
-    "/health/live",
-    opt=PUBLIC,
-    tags=["Health"],
-    summary="Report whether the process is alive",
-    operation_class=describes(answer=Liveness),
-)
+@health.get("/health/live", "Report whether the process is alive", answer=Liveness)
 async def live() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@get(
-    "/health/ready",
-    opt=PUBLIC,
-    tags=["Health"],
-    summary="Should it be sent work?",
-    operation_class=describes(answer=Ready, said={503: {JSON: Ready}}),
-)
+@health.get("/health/ready", "Should it be sent work?", answer=Ready, said={503: {JSON: Ready}})
 async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -59,13 +48,11 @@ async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
     return Response(body, status_code=503 if missing else 200)
 
 
-@get(
+@health.get(
     "/metrics",
-    opt=PUBLIC,
-    tags=["Health"],
-    summary="Prometheus metrics",
-    media_type=CONTENT_TYPE,
-    operation_class=describes(said={200: {"text/plain": str}}),
+    "Prometheus metrics",
+    said={200: {"text/plain": str}},
+    options={"media_type": CONTENT_TYPE},
 )
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     found = services(request)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from litestar import Response, get
+from litestar import Response
 from litestar.params import FromPath
 
 from billing.ledger.spend_totals import SpentByKey, spent_by_key
@@ -25,7 +25,7 @@ from gateway.limits.spending import PICO_PER_NANO
 from gateway.principal import SCOPE_INFERENCE, SCOPE_USAGE_READ, Principal, SpendCap
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
 from gateway.routes.shared.media_types import JSON
-from gateway.routes.shared.operations import ErrorEnvelope, describes
+from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.tenancy.errors import NotFound
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.usage.own_view import (
@@ -41,18 +41,17 @@ from gateway.wire.usage.own_view import (
     to_generation,
 )
 
-TAGS = ["Own view"]
+own_view = RouteGroup(tag="Own view", opt=needs(SCOPE_INFERENCE))
+organization = RouteGroup(tag="Own view", opt=needs(SCOPE_USAGE_READ))
 RESETS: dict[str, Literal["daily", "monthly"]] = {"day": "daily", "month": "monthly"}
 
 
-@get(
+@own_view.get(
     "/api/v1/generation",
-    opt=needs(SCOPE_INFERENCE),
-    tags=TAGS,
-    summary="One request of this key: tokens, prices, cache hits, when, and its transfers",
-    operation_class=describes(
-        query=GenerationQuery, answer=GenerationView, said={404: {JSON: ErrorEnvelope}}
-    ),
+    "One request of this key: tokens, prices, cache hits, when, and its transfers",
+    query=GenerationQuery,
+    answer=GenerationView,
+    said={404: {JSON: ErrorEnvelope}},
 )
 async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     asked = parse_query(request.url.query, GenerationQuery).id
@@ -62,12 +61,11 @@ async def generation(request: AuthenticatedRequest) -> Response[bytes]:
     return Response(encode(to_generation(known)), media_type=JSON)
 
 
-@get(
+@organization.get(
     "/api/v1/requests/{request_id:str}",
-    opt=needs(SCOPE_USAGE_READ),
-    tags=TAGS,
-    summary="One request of the organization: what a dispute about it is answered from",
-    operation_class=describes(answer=GenerationView, said={404: {JSON: ErrorEnvelope}}),
+    "One request of the organization: what a dispute about it is answered from",
+    answer=GenerationView,
+    said={404: {JSON: ErrorEnvelope}},
 )
 async def any_request(request: AuthenticatedRequest, request_id: FromPath[str]) -> Response[bytes]:
     known = await look_up(request, request_id)
@@ -113,12 +111,10 @@ async def in_books(
     )
 
 
-@get(
+@own_view.get(
     "/api/v1/key",
-    opt=needs(SCOPE_INFERENCE),
-    tags=TAGS,
-    summary="This key: what it may spend and has spent, and how often it may ask",
-    operation_class=describes(answer=OwnKey),
+    "This key: what it may spend and has spent, and how often it may ask",
+    answer=OwnKey,
 )
 async def key(request: AuthenticatedRequest) -> Response[bytes]:
     principal = request.user

@@ -22,11 +22,9 @@ from openai.types.responses import (
 from gateway.routes.anthropic import message_batches, messages
 from gateway.routes.openai import (
     batches,
-    chat,
-    completions,
     conversations,
-    embeddings,
     files,
+    inference,
     models,
     responses,
     tokenize,
@@ -37,7 +35,7 @@ from gateway.wire.fields.surfaces import COUNT_TOKENS, RESPONSES, SURFACES
 from gateway.wire.fields.table import rows
 
 MODULES = (
-    *(chat, completions, responses, conversations, embeddings, tokenize),
+    *(inference, responses, conversations, tokenize),
     *(messages, message_batches, models, files, batches),
 )
 THEIRS: list[tuple[SurfaceFields, Any, set[str]]] = [

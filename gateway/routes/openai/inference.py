@@ -1,0 +1,77 @@
+"""POST /v1/chat/completions, /v1/completions (text behind plain prompts) and /v1/embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar.types import ASGIApp
+
+from gateway.principal import SCOPE_INFERENCE
+from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
+from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request, start_generation
+from gateway.routes.shared.idempotent_replies import reply_once
+from gateway.routes.shared.media_types import EVENT_STREAM, JSON
+from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
+from gateway.routes.shared.reply import Reply
+from gateway.tools.chat import names_servers, to_loop
+from gateway.tools.loop import start_loop
+from gateway.wire.openai.chat import ChatCompletionRequest
+from gateway.wire.openai.chat_answer import ChatCompletion
+from gateway.wire.openai.completions import CompletionRequest
+from gateway.wire.openai.embeddings import EmbeddingList, EmbeddingRequest
+from gateway.wire.openai.to_completions import Completion
+from gateway.wire.surfaces import CHAT, COMPLETIONS, EMBEDDINGS
+
+chat, completions, embeddings = (
+    RouteGroup(tag=tag, opt=needs(SCOPE_INFERENCE), headers=HEADERS)
+    for tag in ("Chat", "Completions", "Embeddings")
+)
+SAID: dict[int, dict[str, Any]] = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
+
+
+@chat.post(
+    "/v1/chat/completions",
+    "Create a chat completion, streamed or whole",
+    body=ChatCompletionRequest,
+    answer=ChatCompletion,
+    said={200: {JSON: ChatCompletion, EVENT_STREAM: str}, **SAID},
+    handler=HotRoute,
+)
+async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
+    context = await parse_request(request)
+    if not names_servers(context.body):
+        return await start_generation(request, CHAT, context)
+    found = services(request)
+    loop = to_loop(found.generation, found.tool_loops, context)
+
+    def begin() -> Reply:
+        return Reply(start_loop(found.generation, loop), stream=loop.call.request.stream)
+
+    return await reply_once(request, context, begin)
+
+
+@completions.post(
+    "/v1/completions",
+    "Complete texts, streamed or whole",
+    body=CompletionRequest,
+    answer=Completion,
+    said={200: {JSON: Completion, EVENT_STREAM: str}, **SAID},
+    handler=HotRoute,
+)
+async def create_completion(request: AuthenticatedRequest) -> ASGIApp:
+    return await start_generation(request, COMPLETIONS)
+
+
+@embeddings.post(
+    "/v1/embeddings",
+    "Create embeddings of texts or of token ids",
+    body=EmbeddingRequest,
+    answer=EmbeddingList,
+    said=SAID,
+    handler=HotRoute,
+)
+async def create_embeddings(request: AuthenticatedRequest) -> ASGIApp:
+    return await start_generation(request, EMBEDDINGS)
+
+
+routes = [chat_completions, create_completion, create_embeddings]
