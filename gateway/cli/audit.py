@@ -6,16 +6,16 @@ reach.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from click.exceptions import Exit
 
-from gateway.cli.command import JSON, STATE, run, with_options
-from gateway.settings.file import Flags
-from gateway.settings.load import load
+from gateway.cli.command import JSON, connections, with_options, with_settings
+from gateway.home import Home
+from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -29,37 +29,30 @@ def audit() -> None:
 
 
 @audit.command()
-@with_options(*STATE, JSON)
+@with_settings
+@with_options(JSON)
 @click.option("--org", help="Name or id of one organization. Default: all.")
-def verify(org: str | None, as_json: bool, **flags: Flags) -> None:
+async def verify(settings: Settings, org: str | None, as_json: bool) -> None:
     """Find any entry that was edited, taken out, put in or moved, and any tail that was cut off.
 
     Names the first bad entry of each organization and exits with 1. What is whole is noted in the
     home, and the next verification must find it again.
     """
     from gateway.audit import verify as verification
-    from gateway.cli import administration
-    from gateway.home import Home
 
-    settings = load(flags)
-    bad: list[str] = []
-
-    async def work() -> None:
-        path = Home(settings.home).audit_witness
-        async with administration.connections(settings) as (db, _):
-            wanted = None if org is None else [await org_id_of(db, org)]
-            witness = read_witness(path)
-            async for verdict in verification.verify(db, dict(witness), org_ids=wanted):
-                click.echo(msgspec.json.encode(verdict) if as_json else to_line(verdict))
-                if verdict.finding is None:
-                    witness[verdict.org_id] = verdict.standing
-                else:
-                    bad.append(verdict.org_id)
-        write_witness(path, witness)
-
-    run(work())
-    if bad:
-        sys.exit(1)
+    path, broken = Home(settings.home).audit_witness, False
+    async with connections(settings) as (db, _):
+        org_ids = None if org is None else [await org_id_of(db, org)]
+        witness = read_witness(path)
+        async for verdict in verification.verify(db, dict(witness), org_ids=org_ids):
+            click.echo(msgspec.json.encode(verdict) if as_json else to_line(verdict))
+            if verdict.finding is None:
+                witness[verdict.org_id] = verdict.standing
+            else:
+                broken = True
+    write_witness(path, witness)
+    if broken:
+        raise Exit(1)
 
 
 async def org_id_of(db: AsyncEngine, org: str) -> str:

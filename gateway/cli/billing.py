@@ -1,5 +1,5 @@
 """`tollgate billing`: prices a period anew, shown first and then applied; makes a draft final at
-once."""
+once. `tollgate reconcile`: checks that engines, spools, ledger, rollups and invoices agree."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from click.exceptions import Exit
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, STATE, run, with_options
+from gateway.cli.command import JSON, connections, with_options, with_settings
 from gateway.cli.prices import book_of
-from gateway.settings.file import Flags
-from gateway.settings.load import load
+from gateway.home import Home
+from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -30,14 +31,16 @@ def billing() -> None:
 
 
 @billing.command()
-@with_options(*STATE, JSON)
+@with_settings
+@with_options(JSON)
 @click.option("--org", required=True, help="Whose usage.")
 @click.option("--from", "start", type=MOMENT, required=True, help="UTC: admitted from then on,")
 @click.option("--to", "end", type=MOMENT, required=True, help="and before then.")
 @click.option("--model", help="Of this one alone.")
 @click.option("--price-list", help="By this one. Default: by the one that it was admitted by.")
 @click.option("--apply", "digest", metavar="DIGEST", help="As it was shown; goes on after a crash.")
-def rerate(
+async def rerate(
+    settings: Settings,
     org: str,
     start: datetime,
     end: datetime,
@@ -45,7 +48,6 @@ def rerate(
     price_list: str | None,
     digest: str | None,
     as_json: bool,
-    **flags: Flags,
 ) -> None:
     """Show what a period would cost by the prices of today's book, or apply what was shown.
 
@@ -54,12 +56,8 @@ def rerate(
     """
     from billing.corrections.rerating import ReratingScope, apply, plan
     from gateway.audit.log import record
-    from gateway.cli import administration
     from gateway.limits.recounts import recounting
     from gateway.tenancy.orgs import find_org
-
-    settings = load(flags)
-    book = book_of(settings)
 
     async def note(conn: AsyncConnection, begun: Rerating) -> None:
         await record(
@@ -71,39 +69,34 @@ def rerate(
             after={"digest": begun.digest, "num_events": begun.num_events},
         )
 
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            async with db.connect() as conn:
-                found = await find_org(conn, name=org)
-            span = ReratingScope(
-                org_id=found.id,
-                start=start.replace(tzinfo=UTC),
-                end=end.replace(tzinfo=UTC),
-                model=model,
-                price_list=price_list,
-            )
-            if digest is None:
-                show(await plan(db, span, book), as_json)
-                return
-            async with recounting(db, redis) as announce:
-                done = await apply(db, span, book, digest, note=note, announce=announce)
-        tell(done, as_json)
-
-    run(work())
+    book = book_of(settings)
+    async with connections(settings) as (db, redis):
+        async with db.connect() as conn:
+            found = await find_org(conn, name=org)
+        span = ReratingScope(
+            org_id=found.id,
+            start=start.replace(tzinfo=UTC),
+            end=end.replace(tzinfo=UTC),
+            model=model,
+            price_list=price_list,
+        )
+        if digest is None:
+            show(await plan(db, span, book), as_json)
+            return
+        async with recounting(db, redis) as announce:
+            rerating = await apply(db, span, book, digest, note=note, announce=announce)
+    show_result(rerating, as_json)
 
 
 @billing.command()
-@with_options(*STATE)
+@with_settings
 @click.option("--org", required=True, help="Whose draft.")
 @click.argument("invoice_id")
-def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
+async def finalize(settings: Settings, org: str, invoice_id: str) -> None:
     """Make a draft final, as it counts by now; what comes later joins the next one."""
     from billing.invoices import closing
     from gateway.audit.log import record
-    from gateway.cli import administration
     from gateway.tenancy.orgs import find_org
-
-    settings = load(flags)
 
     async def on_final(conn: AsyncConnection, final: Invoice) -> None:
         await record(
@@ -115,17 +108,41 @@ def finalize(org: str, invoice_id: str, **flags: Flags) -> None:
             after={"number": final.number},
         )
 
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _):
-            async with db.connect() as conn:
-                found = await find_org(conn, name=org)
-            now = datetime.now(UTC)
-            final = await closing.finalize(
-                db, org_id=found.id, invoice_id=invoice_id, now=now, on_final=on_final
-            )
-        click.echo(f"{final.id} is invoice {final.number}.")
+    async with connections(settings) as (db, _):
+        async with db.connect() as conn:
+            found = await find_org(conn, name=org)
+        now = datetime.now(UTC)
+        final = await closing.finalize(
+            db, org_id=found.id, invoice_id=invoice_id, now=now, on_final=on_final
+        )
+    click.echo(f"{final.id} is invoice {final.number}.")
 
-    run(work())
+
+@click.command()
+@with_settings
+async def reconcile(settings: Settings) -> None:
+    """Check the books, while `tollgate up` runs or not.
+
+    What engines generated was billed or is the house's waste, in the books or in a spool on the way
+    there; every balance is the sum of its entries, every hour that of its events, every invoice
+    what it charges. Prints what is not so, a line each, with the first request that differs, and
+    exits with 1. What nobody can know any more is printed as unknown.
+    """
+    from billing.reconciliation.agreement import agree
+    from gateway.bookkeeping.engine_counts import engine_counts
+
+    home = Home(settings.home)
+    async with connections(settings) as (db, _):
+        found = await agree(db, home.spool, lambda: engine_counts(home, settings.models))
+    for problem in found.problems:
+        click.echo(problem)
+    for line in found.unknown:
+        click.echo(f"unknown: {line}")
+    if found.num_waiting:
+        click.echo(f"{found.num_waiting} events are on their way to the books.")
+    if found.problems:
+        raise Exit(1)
+    click.echo("The books balance.")
 
 
 def show(plan: ReratingPlan, as_json: bool) -> None:
@@ -159,13 +176,13 @@ def to_text(line: LineChange) -> str:
     )
 
 
-def tell(done: Rerating, as_json: bool) -> None:
+def show_result(rerating: Rerating, as_json: bool) -> None:
     from gateway.wire.admin.billing.reratings import to_view
 
     if as_json:
-        click.echo(msgspec.json.encode(to_view(done)).decode())
+        click.echo(msgspec.json.encode(to_view(rerating)).decode())
         return
-    click.echo(f"{done.num_applied} events are priced anew.")
-    others = done.num_events - done.num_applied
+    click.echo(f"{rerating.num_applied} events are priced anew.")
+    others = rerating.num_events - rerating.num_applied
     if others:
         click.echo(f"{others} were priced otherwise since they were shown, and stay so.")

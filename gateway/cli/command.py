@@ -8,12 +8,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings, load
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 UNPREPARED = ("42P01", "22023")
 """Postgres, appendix A: no such table; no such value, of the role that the connection asks for."""
@@ -41,6 +48,26 @@ STATE = (
 JSON = click.option("--json", "as_json", is_flag=True, help="For scripts: a JSON object per line.")
 
 
+def with_settings(command: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a command of a coroutine function: add the options STATE, and pass it the settings that
+    they name before its own options. The errors that it raises by contract become one line."""
+
+    @wraps(command)
+    def invoke(home: Path | None, config: Path | None, **own: Any) -> None:
+        run(command(load({"home": home, "config": config}), **own))
+
+    for option in reversed(STATE):
+        option(invoke)
+    return invoke
+
+
+def connections(settings: Settings) -> AbstractAsyncContextManager[tuple[AsyncEngine, Redis]]:
+    """Open clients of both databases (`administration.connections`)."""
+    from gateway.cli import administration  # it imports SQLAlchemy, which `--help` does not need
+
+    return administration.connections(settings)
+
+
 def refuse(error: Exception | str, *, status: int) -> NoReturn:
     """Print the error as one line and exit."""
     click.echo(f"tollgate: {' '.join(str(error).split()) or type(error).__name__}", err=True)
@@ -49,7 +76,6 @@ def refuse(error: Exception | str, *, status: int) -> NoReturn:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a command's coroutine; what it may raise by contract becomes one line."""
-
     from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 
     from billing.errors import BillingError

@@ -16,14 +16,22 @@ import msgspec
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli.audit import audit
-from gateway.cli.billing import billing
-from gateway.cli.command import FOLDER, JSON, STATE, in_columns, refuse, run, with_options
+from gateway.cli.billing import billing, reconcile
+from gateway.cli.command import (
+    FOLDER,
+    JSON,
+    STATE,
+    connections,
+    in_columns,
+    refuse,
+    run,
+    with_options,
+    with_settings,
+)
 from gateway.cli.mcp_servers import mcp
 from gateway.cli.prices import prices
-from gateway.cli.reconcile import reconcile
 from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.users import users
-from gateway.cli.vault import vault
 from gateway.principal import KEY_LANES, KEY_LIMIT_NAMES
 from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, load, restore
@@ -154,8 +162,8 @@ def engine(arguments: tuple[str, ...]) -> None:
 
 
 @tollgate.command()
-@with_options(*STATE)
-def migrate(**flags: Flags) -> None:
+@with_settings
+async def migrate(settings: Settings) -> None:
     """Bring Postgres to the newest schema, and create the first keys.
 
     Idempotent, and safe while gateways run. `tollgate up` does it by itself.
@@ -163,29 +171,45 @@ def migrate(**flags: Flags) -> None:
     from gateway.cli import administration
     from gateway.processes import database
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.database_urls(settings) as (database_url, redis_url):
-            known = await database.prepare(
-                settings, database_url, redis_url, f"http://{settings.host}:{settings.port}/v1"
-            )
-        click.echo("The database has the newest schema.")
-        if known is not None:
-            click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
-
-    run(work())
+    async with administration.database_urls(settings) as (database_url, redis_url):
+        known = await database.prepare(
+            settings, database_url, redis_url, f"http://{settings.host}:{settings.port}/v1"
+        )
+    click.echo("The database has the newest schema.")
+    if known is not None:
+        click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
 
 
-tollgate.add_command(audit)
-tollgate.add_command(reconcile)
-tollgate.add_command(prices)
-tollgate.add_command(billing)
-tollgate.add_command(orgs)
-tollgate.add_command(projects)
-tollgate.add_command(users)
-tollgate.add_command(vault)
-tollgate.add_command(mcp)
+for group in (audit, reconcile, prices, billing, orgs, projects, users, mcp):
+    tollgate.add_command(group)
+
+
+@tollgate.group()
+def vault() -> None:
+    """Credentials of upstreams."""
+
+
+@vault.command()
+@with_settings
+async def rewrap(settings: Settings) -> None:
+    """Wrap the keys of all upstream credentials under the current secret.
+
+    After a new key stands first in the secret's file and all gateways have it. Says how many were
+    wrapped anew, and names in the log what cannot be read. No credential itself is touched.
+    """
+    from gateway.secret import Secret
+    from gateway.vault.credentials import rewrap_credentials
+    from gateway.vault.envelope import Vault
+
+    vault = Vault(Secret.load(settings.secret_key_file))
+    count: int = 0
+    after: str | None = ""
+    async with connections(settings) as (db, _):
+        while after is not None:
+            async with db.begin() as conn:
+                result = await rewrap_credentials(conn, vault, after=after)
+            count, after = count + result.done, result.last
+    click.echo(f"{count} wrapped anew.")
 
 
 @tollgate.group()
@@ -197,7 +221,7 @@ OWN = "Of its own, beside that of its plan."
 
 
 @keys.command("create")
-@with_options(*STATE)
+@with_settings
 @JSON
 @click.option("--name", required=True, help="For people: whose key it is, or what for.")
 @click.option("--org", default="default", show_default=True, help="Name of the organization.")
@@ -227,7 +251,8 @@ OWN = "Of its own, beside that of its plan."
     *(click.option(f"--{name.replace('_', '-')}", type=int, help=OWN) for name in KEY_LIMIT_NAMES)
 )
 @click.option("--lane", type=click.Choice(KEY_LANES), help="Its requests are in no lane above.")
-def create(
+async def create(
+    settings: Settings,
     name: str,
     org: str,
     project: str,
@@ -238,70 +263,56 @@ def create(
     ip_ranges: tuple[str, ...],
     lane: str | None,
     as_json: bool,
-    **flags: Flags,
+    **limits: Any,
 ) -> None:
     """Create a key and print it. It is shown only this once and stored nowhere."""
-    from gateway.cli import administration
     from gateway.secret import Secret
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
     from gateway.tenancy.keys.restrictions import Restrictions
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
 
-    own: dict[str, Any] = {name: flags.pop(name) for name in KEY_LIMIT_NAMES}
-    settings = load(flags)
     lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.begin() as conn:
-            pepper = Secret.load(settings.secret_key_file).current
-            org_id = (await find_org(conn, name=org)).id
-            owner = await find_project(conn, org_id=org_id, name=project)
-            made = await create_key(
-                conn,
-                org_id=org_id,
-                project_id=owner.id,
-                name=name,
-                scopes=scopes,
-                pepper=pepper.derive(PEPPER_PURPOSE),
-                pepper_id=pepper.id,
-                plan=plan,
-                expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
-                restrictions=Restrictions(
-                    models=list(models) or None,
-                    ip_ranges=list(ip_ranges) or None,
-                    lane=lane,
-                    **own,
-                ),
-                actor=COMMAND_LINE,
-            )
-        show_once(made, as_json)
-
-    run(work())
+    async with connections(settings) as (db, _), db.begin() as conn:
+        pepper = Secret.load(settings.secret_key_file).current
+        org_id = (await find_org(conn, name=org)).id
+        owner = await find_project(conn, org_id=org_id, name=project)
+        made = await create_key(
+            conn,
+            org_id=org_id,
+            project_id=owner.id,
+            name=name,
+            scopes=scopes,
+            pepper=pepper.derive(PEPPER_PURPOSE),
+            pepper_id=pepper.id,
+            plan=plan,
+            expires_at=None if lifetime is None else datetime.now(tz=UTC) + lifetime,
+            restrictions=Restrictions(
+                models=list(models) or None,
+                ip_ranges=list(ip_ranges) or None,
+                lane=lane,
+                **limits,
+            ),
+            actor=COMMAND_LINE,
+        )
+    show_once(made, as_json)
 
 
 @keys.command("list")
-@with_options(*STATE)
+@with_settings
 @JSON
-def list_(as_json: bool, **flags: Flags) -> None:
+async def list_(settings: Settings, as_json: bool) -> None:
     """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
     themselves."""
-    from gateway.cli import administration
-
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.connect() as conn:
-            show_header(COLUMNS, as_json)
-            async for owner in all_orgs(conn, archived=True):
-                async for key in all_keys(conn, owner):
-                    if as_json:
-                        shown = msgspec.structs.asdict(key) | {"state": state_of(key)}
-                        click.echo(msgspec.json.encode(shown).decode())
-                    else:
-                        click.echo(to_line(key))
-
-    run(work())
+    async with connections(settings) as (db, _), db.connect() as conn:
+        show_header(COLUMNS, as_json)
+        async for owner in all_orgs(conn, archived=True):
+            async for key in all_keys(conn, owner):
+                if as_json:
+                    fields = msgspec.structs.asdict(key) | {"state": state_of(key)}
+                    click.echo(msgspec.json.encode(fields).decode())
+                else:
+                    click.echo(to_line(key))
 
 
 async def all_keys(conn: AsyncConnection, org: Org) -> AsyncIterator[KeyRow]:
@@ -334,8 +345,8 @@ def to_line(key: KeyRow) -> str:
 
 def show_once(made: CreatedKey, as_json: bool) -> None:
     if as_json:
-        shown = msgspec.structs.asdict(made.row) | {"key": made.secret}
-        click.echo(msgspec.json.encode(shown).decode())
+        fields = msgspec.structs.asdict(made.row) | {"key": made.secret}
+        click.echo(msgspec.json.encode(fields).decode())
     else:
         click.echo(to_record(made.row, made.secret))
 
@@ -361,60 +372,48 @@ def state_of(key: KeyRow) -> str:
 
 
 @keys.command("rotate")
-@with_options(*STATE)
+@with_settings
 @JSON
 @click.option(
     "--grace-s", type=int, help="How long the key until now stays good. Default: a day; 0: ends it."
 )
 @click.argument("key_id")
-def rotate(key_id: str, grace_s: int | None, as_json: bool, **flags: Flags) -> None:
+async def rotate(settings: Settings, key_id: str, grace_s: int | None, as_json: bool) -> None:
     """Rotate the secret of a key and print it, only this once; the old one stays valid for a
     while."""
-    from gateway.cli import administration
     from gateway.secret import Secret
     from gateway.tenancy.keys.changes import DEFAULT_GRACE_S, rotate_key
     from gateway.tenancy.keys.keys import PEPPER_PURPOSE, owner_of_key
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            pepper = Secret.load(settings.secret_key_file).current
-            async with db.connect() as conn:
-                org_id = await owner_of_key(conn, key_id)
-            made = await rotate_key(
-                db,
-                redis,
-                key_id,
-                org_id=org_id,
-                grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
-                pepper=pepper.derive(PEPPER_PURPOSE),
-                pepper_id=pepper.id,
-                actor=COMMAND_LINE,
-            )
-        show_once(made, as_json)
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        pepper = Secret.load(settings.secret_key_file).current
+        async with db.connect() as conn:
+            org_id = await owner_of_key(conn, key_id)
+        made = await rotate_key(
+            db,
+            redis,
+            key_id,
+            org_id=org_id,
+            grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
+            pepper=pepper.derive(PEPPER_PURPOSE),
+            pepper_id=pepper.id,
+            actor=COMMAND_LINE,
+        )
+    show_once(made, as_json)
 
 
 @keys.command("revoke")
-@with_options(*STATE)
+@with_settings
 @click.argument("key_id")
-def revoke(key_id: str, **flags: Flags) -> None:
+async def revoke(settings: Settings, key_id: str) -> None:
     """Revoke a key by its id (`key_...`); every worker refuses it within a second."""
-    from gateway.cli import administration
     from gateway.tenancy.keys.keys import owner_of_key, revoke_key
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            async with db.connect() as conn:
-                org_id = await owner_of_key(conn, key_id)
-            await revoke_key(db, redis, key_id, org_id=org_id, actor=COMMAND_LINE)
-        click.echo(f"{key_id} is revoked.")
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        async with db.connect() as conn:
+            org_id = await owner_of_key(conn, key_id)
+        await revoke_key(db, redis, key_id, org_id=org_id, actor=COMMAND_LINE)
+    click.echo(f"{key_id} is revoked.")
 
 
 def fetch_models(settings: Settings, *, weights: bool) -> Settings:

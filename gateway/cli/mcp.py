@@ -16,8 +16,19 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, STATE, Columns, header_of, in_columns, run, with_options
+from gateway.cli.command import (
+    JSON,
+    STATE,
+    Columns,
+    connections,
+    header_of,
+    in_columns,
+    run,
+    with_options,
+    with_settings,
+)
 from gateway.cli.mcp_launch import accept_launch
+from gateway.cli.tenancy import project_named
 from gateway.settings.file import Flags
 from gateway.settings.load import Settings, load
 
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from mcp_bridge.pinning import ApprovedPins, Change, Offer, Pin
+    from mcp_bridge.trust.policy import ToolRule
     from mcp_bridge.trust.scan import Finding
     from mcp_bridge.upstream.credentials import Credentials
     from mcp_bridge.upstream.stdio.stderr_tail import LastWords
@@ -60,64 +72,53 @@ def mcp() -> None:
 
 
 @mcp.command("list")
-@with_options(*STATE, ORG, PROJECT, JSON)
-def list_servers(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+@with_settings
+@with_options(ORG, PROJECT, JSON)
+async def list_servers(settings: Settings, org: str, project: str, as_json: bool) -> None:
     """List the servers: how much of what they offer is approved, and how much waits for it."""
-    from gateway.cli import administration
     from gateway.mcp.pins import read_pins
     from gateway.mcp.service.service import to_config
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            org_id = await org_of(db, org, project)
-            if not as_json:
-                click.echo(header_of(SERVER_COLUMNS))
-            for config in map(to_config, settings.mcp_servers):
-                if not config.audience.has(org_id, None):
-                    continue
-                async with db.connect() as conn:
-                    approved = await read_pins(conn, org_id=org_id, server=config.name)
-                changes, problem = await seen(settings, config, org_id, approved, db, redis)
-                waiting = problem or str(len(changes))
-                known = str(len(approved.pins))
-                if as_json:
-                    row = {"server": config.name, "trust": config.trust, "url": config.address}
-                    said = {"approved": len(approved.pins), "waiting": len(changes)}
-                    click.echo(msgspec.json.encode({**row, **said, "problem": problem}))
-                else:
-                    found = (config.name, config.trust, known, waiting, config.address)
-                    click.echo(in_columns(found, SERVER_COLUMNS))
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        org_id = await org_of(db, org, project)
+        if not as_json:
+            click.echo(header_of(SERVER_COLUMNS))
+        for config in map(to_config, settings.mcp_servers):
+            if not config.audience.has(org_id, None):
+                continue
+            async with db.connect() as conn:
+                approved = await read_pins(conn, org_id=org_id, server=config.name)
+            changes, problem = await changes_of(settings, config, org_id, approved, db, redis)
+            if as_json:
+                row = {"server": config.name, "trust": config.trust, "url": config.address}
+                counts = {"approved": len(approved.pins), "waiting": len(changes)}
+                click.echo(msgspec.json.encode({**row, **counts, "problem": problem}))
+            else:
+                waiting, known = problem or str(len(changes)), str(len(approved.pins))
+                values = (config.name, config.trust, known, waiting, config.address)
+                click.echo(in_columns(values, SERVER_COLUMNS))
 
 
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT)
+@with_settings
+@with_options(ORG, PROJECT)
 @click.argument("name")
-def diff(name: str, org: str, project: str, **flags: Flags) -> None:
+async def diff(settings: Settings, name: str, org: str, project: str) -> None:
     """Show what a server offers that is not approved, with each place that changed, and what in it
     looks like an attack."""
-    from gateway.cli import administration
     from gateway.mcp.admin.pins_admin import changes_in, of_others
     from gateway.mcp.pins import read_pins
 
-    settings = load(flags)
     config = server_of(settings, name)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            org_id = await org_of(db, org, project)
-            async with db.connect() as conn:
-                approved = await read_pins(conn, org_id=org_id, server=name)
-                others = await of_others(conn, names_for(settings, org_id), org_id, name)
-            offer = await offered(settings, config, org_id, db, redis)
-        show(changes_in(config, approved, offer, others))
-        for one in offer.unpinnable:
-            click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        org_id = await org_of(db, org, project)
+        async with db.connect() as conn:
+            approved = await read_pins(conn, org_id=org_id, server=name)
+            others = await of_others(conn, names_for(settings, org_id), org_id, name)
+        offer = await offered(settings, config, org_id, db, redis)
+    show(changes_in(config, approved, offer, others))
+    for one in offer.unpinnable:
+        click.echo(f"never  {one.kind} {one.name}: {one.path or 'it'} {one.reason}")
 
 
 @mcp.command()
@@ -153,7 +154,6 @@ def approve(
 ) -> None:
     """Approve what a server offers now, and how it is reached; every worker shows it within a
     second."""
-    from gateway.cli import administration
     from gateway.mcp.admin.pins_admin import changes_in, chosen, keys_of, of_others
     from gateway.mcp.known import announce
     from gateway.mcp.pins import approve_changes, read_pins, revoke_pins
@@ -169,7 +169,7 @@ def approve(
     config = server_of(settings, name)
 
     async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
+        async with connections(settings) as (db, redis):
             org_id = await org_of(db, org, project)
             if revoke:
                 async with db.begin() as conn:
@@ -197,50 +197,36 @@ def approve(
 
 
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT)
+@with_settings
+@with_options(ORG, PROJECT)
 @click.argument(
     "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-def rules(file: Path | None, org: str, project: str, **flags: Flags) -> None:
+async def rules(settings: Settings, file: Path | None, org: str, project: str) -> None:
     """Show the organization's rules for calls, or replace all of them by those of a JSON file: a
     list, or what is shown (docs/mcp.md)."""
-    from gateway.cli import administration
     from gateway.mcp.admin.rule_warnings import warnings_of
     from gateway.mcp.known import announce
     from gateway.mcp.rules import read_rules, replace_rules
-    from mcp_bridge.trust.policy import ToolRule
 
-    settings = load(flags)
-    wanted: list[ToolRule] | None = None
-    if file is not None:
-        try:
-            content = msgspec.json.decode(file.read_bytes())
-            if isinstance(content, dict):
-                content = msgspec.convert(content, RulesFile).rules
-            wanted = msgspec.convert(content, list[ToolRule])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise click.ClickException(f"{file}: {error}") from None
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            org_id = await org_of(db, org, project)
-            if wanted is None:
-                async with db.connect() as conn:
-                    known = await read_rules(conn, org_id=org_id)
-                shown = {"version": known.version, "rules": known.rules}
-                click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
-                return
-            async with db.begin() as conn:
-                found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
-                warnings = await warnings_of(
-                    conn, org_id=org_id, rules=wanted, servers=names_for(settings, org_id)
-                )
-            await announce(redis, org_id)
-        click.echo(f"{len(wanted)} rules, version {found.version}.")
-        for warning in warnings:
-            click.echo(f"Warning: {warning}.")
-
-    run(work())
+    wanted = None if file is None else read_rules_file(file)
+    async with connections(settings) as (db, redis):
+        org_id = await org_of(db, org, project)
+        if wanted is None:
+            async with db.connect() as conn:
+                known = await read_rules(conn, org_id=org_id)
+            content = msgspec.json.encode({"version": known.version, "rules": known.rules})
+            click.echo(msgspec.json.format(content, indent=2))
+            return
+        async with db.begin() as conn:
+            found = await replace_rules(conn, org_id=org_id, rules=wanted, actor=COMMAND_LINE)
+            warnings = await warnings_of(
+                conn, org_id=org_id, rules=wanted, servers=names_for(settings, org_id)
+            )
+        await announce(redis, org_id)
+    click.echo(f"{len(wanted)} rules, version {found.version}.")
+    for warning in warnings:
+        click.echo(f"Warning: {warning}.")
 
 
 class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -251,48 +237,61 @@ class RulesFile(msgspec.Struct, forbid_unknown_fields=True):
     object: str | None = None
 
 
+def read_rules_file(file: Path) -> list[ToolRule]:
+    """Raises: click.ClickException, OSError."""
+    from mcp_bridge.trust.policy import ToolRule
+
+    try:
+        content = msgspec.json.decode(file.read_bytes())
+        if isinstance(content, dict):
+            content = msgspec.convert(content, RulesFile).rules
+        return msgspec.convert(content, list[ToolRule])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{file}: {error}") from None
+
+
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT)
+@with_settings
+@with_options(ORG, PROJECT)
 @click.option("--allow", help="Allow the call of this id.")
 @click.option("--deny", help="Deny the call of this id.")
 @click.option("--show", help="Show the arguments of the call of this id.")
-def calls(
-    org: str, project: str, allow: str | None, deny: str | None, show: str | None, **flags: Flags
+async def calls(
+    settings: Settings,
+    org: str,
+    project: str,
+    allow: str | None,
+    deny: str | None,
+    show: str | None,
 ) -> None:
     """List the calls that wait for a person's approval, show one, allow or deny it."""
-    from gateway.cli import administration
     from gateway.mcp.approvals import list_approvals
     from gateway.mcp.service.wiring import open_approvals
     from mcp_bridge.text_safety.hidden_text import visible
 
     if sum(each is not None for each in (allow, deny, show)) > 1:
         raise click.UsageError("--allow, --deny or --show")
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _):
-            org_id = await org_of(db, org, project)
-            if show is not None:
-                click.echo(await arguments_of(settings, db, org_id, show))
-                return
-            if allow is None and deny is None:
-                click.echo(header_of(CALL_COLUMNS))
-                async with db.connect() as conn:
-                    waiting = await list_approvals(conn, org_id=org_id)
-                for one in waiting:
-                    call = one.call
-                    who = (visible(one.tool), call.decider, visible(call.caller))
-                    said = (one.id, one.state, call.server, *who, call.arguments_digest)
-                    click.echo(in_columns(said, CALL_COLUMNS))
-                return
-            decided = await open_approvals(db).decide(
-                org_id, allow or deny or "", approve=allow is not None, by=COMMAND_LINE.id
-            )
-            if isinstance(decided, str):
-                raise click.ClickException(f"{allow or deny}: {decided}")
-            click.echo(f"{decided.id} is {decided.state}.")
-
-    run(work())
+    async with connections(settings) as (db, _):
+        org_id = await org_of(db, org, project)
+        if show is not None:
+            click.echo(await arguments_of(settings, db, org_id, show))
+            return
+        if allow is None and deny is None:
+            click.echo(header_of(CALL_COLUMNS))
+            async with db.connect() as conn:
+                waiting = await list_approvals(conn, org_id=org_id)
+            for one in waiting:
+                call = one.call
+                who = (visible(one.tool), call.decider, visible(call.caller))
+                row = (one.id, one.state, call.server, *who, call.arguments_digest)
+                click.echo(in_columns(row, CALL_COLUMNS))
+            return
+        decided = await open_approvals(db).decide(
+            org_id, allow or deny or "", approve=allow is not None, by=COMMAND_LINE.id
+        )
+        if isinstance(decided, str):
+            raise click.ClickException(f"{allow or deny}: {decided}")
+        click.echo(f"{decided.id} is {decided.state}.")
 
 
 async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
@@ -313,41 +312,31 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 
 
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT)
+@with_settings
+@with_options(ORG, PROJECT)
 @click.option("--lift", "client", metavar="CLIENT", help="Of this key or OAuth client, by its id.")
-def taints(org: str, project: str, client: str | None, **flags: Flags) -> None:
+async def taints(settings: Settings, org: str, project: str, client: str | None) -> None:
     """List whose calls ask a person after what a server said that taints, or lift it."""
-    from gateway.cli import administration
     from gateway.mcp.admin.taints_admin import lifting
     from gateway.mcp.calls import lift, taints_of
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            org_id = await org_of(db, org, project)
-            if client is None:
-                click.echo(header_of(TAINT_COLUMNS))
-                for each in await taints_of(redis, org_id=org_id, now_s=time.time()):
-                    names, who = ",".join(each.servers), each.caller
-                    click.echo(in_columns((who.client, who.subject, names), TAINT_COLUMNS))
-                return
-            async with db.begin() as conn:
-                found = await lifting(conn, redis, org_id=org_id, client=client, actor=COMMAND_LINE)
-            await lift(redis, org_id=org_id, taints=found)
-            click.echo(f"{client}: lifted of {len(found)}.")
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        org_id = await org_of(db, org, project)
+        if client is None:
+            click.echo(header_of(TAINT_COLUMNS))
+            for each in await taints_of(redis, org_id=org_id, now_s=time.time()):
+                names, who = ",".join(each.servers), each.caller
+                click.echo(in_columns((who.client, who.subject, names), TAINT_COLUMNS))
+            return
+        async with db.begin() as conn:
+            found = await lifting(conn, redis, org_id=org_id, client=client, actor=COMMAND_LINE)
+        await lift(redis, org_id=org_id, taints=found)
+        click.echo(f"{client}: lifted of {len(found)}.")
 
 
 async def org_of(db: AsyncEngine, org: str, project: str) -> str:
     """Find the org. Raises: NotFound."""
-    from gateway.tenancy.orgs import find_org
-    from gateway.tenancy.projects import find_project
-
-    async with db.connect() as conn:
-        org_id = (await find_org(conn, name=org)).id
-        return (await find_project(conn, org_id=org_id, name=project)).org_id
+    return (await project_named(db, org, project)).org_id
 
 
 def server_of(settings: Settings, name: str) -> ServerConfig:
@@ -434,7 +423,7 @@ def refusal_behind(error: BaseException) -> str:
     return f": {error}{hint}" if isinstance(error, BridgeError) else ""
 
 
-async def seen(
+async def changes_of(
     settings: Settings,
     config: ServerConfig,
     org_id: str,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.exceptions import Exit
 
-from gateway.cli.command import JSON, STATE, run, with_options
-from gateway.cli.mcp import ORG, PROJECT, mcp, names_for, offered, org_of
+from gateway.cli.command import JSON, STATE, connections, run, with_options, with_settings
+from gateway.cli.mcp import ORG, PROJECT, mcp, names_for, offered, org_of, server_of
 from gateway.cli.mcp_launch import launched
 from gateway.settings.edit import rewrite, with_server, without_server
 from gateway.settings.file import Flags
@@ -98,7 +99,6 @@ def audience_of(
     settings: Settings, orgs: tuple[str, ...], projects: tuple[str, ...]
 ) -> dict[str, list[str]]:
     """Return the keys of a server's table, by the names of whom it is for."""
-    from gateway.cli import administration
     from gateway.tenancy.orgs import find_org
     from gateway.tenancy.projects import find_project
 
@@ -107,7 +107,7 @@ def audience_of(
     found: dict[str, list[str]] = {}
 
     async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.connect() as conn:
+        async with connections(settings) as (db, _), db.connect() as conn:
             ids = [(await find_org(conn, name=each)).id for each in orgs or ("default",)]
             if projects:
                 made = [await find_project(conn, org_id=ids[0], name=each) for each in projects]
@@ -170,26 +170,20 @@ def first_server(root: dict[str, Any]) -> str | None:
 
 
 @mcp.command()
-@with_options(*STATE, ORG, PROJECT, JSON)
-def doctor(org: str, project: str, as_json: bool, **flags: Flags) -> None:
+@with_settings
+@with_options(ORG, PROJECT, JSON)
+async def doctor(settings: Settings, org: str, project: str, as_json: bool) -> None:
     """Ask each server what it offers, and say what keeps it from being used: of a process how it
     ended, too, and the last that it complained of. Ends with 1 where one does not answer."""
-    from gateway.cli import administration
-
-    settings, sick = load(flags), []
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            org_id = await org_of(db, org, project)
-            for name in names_for(settings, org_id):
-                said = await examined(settings, db, redis, org_id, name)
-                if said["problem"] is not None:
-                    sick.append(name)
-                click.echo(msgspec.json.encode(said) if as_json else in_words(said))
-
-    run(work())
-    if sick:
-        raise SystemExit(1)
+    failed = False
+    async with connections(settings) as (db, redis):
+        org_id = await org_of(db, org, project)
+        for name in names_for(settings, org_id):
+            report = await examined(settings, db, redis, org_id, name)
+            failed = failed or report["problem"] is not None
+            click.echo(msgspec.json.encode(report) if as_json else in_words(report))
+    if failed:
+        raise Exit(1)
 
 
 async def examined(
@@ -199,7 +193,6 @@ async def examined(
 
     `problem`: why it cannot be asked; `ended` and `stderr`: of its process then, if there was one.
     """
-    from gateway.cli.mcp import server_of
     from gateway.mcp.admin.pins_admin import changes_in, of_others
     from gateway.mcp.pins import read_pins
     from mcp_bridge.trust.scan import worst
@@ -248,12 +241,14 @@ def in_words(said: dict[str, Any]) -> str:
 
 
 @mcp.command("call")
-@with_options(*STATE, ORG, PROJECT, KEY)
+@with_settings
+@with_options(ORG, PROJECT, KEY)
 @click.option("--address", help="Of the running gateway. Default: as the settings say.")
 @click.argument("name")
 @click.argument("tool")
 @click.argument("arguments", default="{}")
-def call_tool(
+async def call_tool(
+    settings: Settings,
     name: str,
     tool: str,
     arguments: str,
@@ -261,36 +256,26 @@ def call_tool(
     project: str,
     key: str | None,
     address: str | None,
-    **flags: Flags,
 ) -> None:
     """Call a server's tool with ARGUMENTS, an object in JSON, by the running gateway: rules, limits
     and prices are the key's. Ends with 1 where the call or the tool fails."""
-    from gateway.cli import administration
-
     if key is None:
         raise click.UsageError("an API key is needed: --key, or TOLLGATE_API_KEY")
-    settings = load(flags)
     try:
         given = msgspec.json.decode(arguments, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise click.BadParameter(str(error), param_hint="ARGUMENTS") from None
-    failed: list[bool] = []
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _):
-            org_id = await org_of(db, org, project)
-        url = f"{(address or settings.issuer).rstrip('/')}/mcp/{org_id}"
-        answered = await asked(url, key, {"name": f"{name}__{tool}", "arguments": given})
-        result = answered.get("result")
-        failed.append(not isinstance(result, dict) or result.get("isError") is True)
-        click.echo(json.dumps(result if isinstance(result, dict) else answered, indent=2))
-
-    run(work())
-    if any(failed):
-        raise SystemExit(1)
+    async with connections(settings) as (db, _):
+        org_id = await org_of(db, org, project)
+    url = f"{(address or settings.issuer).rstrip('/')}/mcp/{org_id}"
+    answer = await post_call(url, key, {"name": f"{name}__{tool}", "arguments": given})
+    result = answer.get("result")
+    click.echo(json.dumps(result if isinstance(result, dict) else answer, indent=2))
+    if not isinstance(result, dict) or result.get("isError") is True:
+        raise Exit(1)
 
 
-async def asked(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
+async def post_call(url: str, key: str, params: dict[str, Any]) -> dict[str, Any]:
     """Send the request and return the answer, whatever it is."""
     import httpx
 

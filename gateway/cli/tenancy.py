@@ -12,12 +12,19 @@ import click
 import msgspec
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.cli.command import JSON, STATE, Columns, header_of, in_columns, run, with_options
-from gateway.settings.file import Flags
-from gateway.settings.load import load
+from gateway.cli.command import (
+    JSON,
+    Columns,
+    connections,
+    header_of,
+    in_columns,
+    with_options,
+    with_settings,
+)
+from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
     from gateway.tenancy.orgs import Org
     from gateway.tenancy.projects import Project
@@ -45,82 +52,59 @@ def orgs() -> None:
 
 
 @orgs.command("create")
-@with_options(*STATE, JSON, NAME, PLAN)
-def create_org(name: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+@with_settings
+@with_options(JSON, NAME, PLAN)
+async def create_org(settings: Settings, name: str, plan: str | None, as_json: bool) -> None:
     """Create an organization; it needs a project before it can have keys."""
-    from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.begin() as conn:
-            made = await org_verbs.create_org(conn, name=name, plan=plan, actor=COMMAND_LINE)
-        click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
-
-    run(work())
+    async with connections(settings) as (db, _), db.begin() as conn:
+        made = await org_verbs.create_org(conn, name=name, plan=plan, actor=COMMAND_LINE)
+    click.echo(to_json(made) if as_json else f"{made.id} is organization {made.name}.")
 
 
 @orgs.command("list")
-@with_options(*STATE, JSON)
-def list_orgs(as_json: bool, **flags: Flags) -> None:
+@with_settings
+@JSON
+async def list_orgs(settings: Settings, as_json: bool) -> None:
     """List the organizations, oldest first."""
-    from gateway.cli import administration
-
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.connect() as conn:
-            show_header(ORG_COLUMNS, as_json)
-            async for org in all_orgs(conn):
-                row = (org.id, to_date(org), org.plan or "-", org.name)
-                click.echo(to_json(org) if as_json else in_columns(row, ORG_COLUMNS))
-
-    run(work())
+    async with connections(settings) as (db, _), db.connect() as conn:
+        show_header(ORG_COLUMNS, as_json)
+        async for org in all_orgs(conn):
+            row = (org.id, to_date(org), org.plan or "-", org.name)
+            click.echo(to_json(org) if as_json else in_columns(row, ORG_COLUMNS))
 
 
 @orgs.command("set-plan")
-@with_options(*STATE, *NEW_PLAN)
+@with_settings
+@with_options(*NEW_PLAN)
 @click.argument("name")
-def set_org_plan(name: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan: bool) -> None:
     """Set or remove the plan of an organization; every worker applies it within a second."""
-    from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
 
     wanted = chosen(plan, no_plan)
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            async with db.connect() as conn:
-                org = await org_verbs.find_org(conn, name=name)
-            await org_verbs.update_org_plan(db, redis, org.id, wanted, actor=COMMAND_LINE)
-        click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        async with db.connect() as conn:
+            org = await org_verbs.find_org(conn, name=name)
+        await org_verbs.update_org_plan(db, redis, org.id, wanted, actor=COMMAND_LINE)
+    click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
 
 @orgs.command("set-origins")
-@with_options(*STATE)
+@with_settings
 @click.option("--origin", "origins", multiple=True, help="Such as https://app.example.com.")
 @click.argument("name")
-def set_origins(name: str, origins: tuple[str, ...], **flags: Flags) -> None:
+async def set_origins(settings: Settings, name: str, origins: tuple[str, ...]) -> None:
     """Set the web origins from which browsers may call with an organization's keys."""
-    from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy.keys.origins import update_origins
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _):
-            async with db.connect() as conn:
-                org = await org_verbs.find_org(conn, name=name)
-            changed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
-            listed = changed.cors_origins
-        click.echo(f"{org.id} answers pages of {', '.join(listed) or 'nobody'}.")
-
-    run(work())
+    async with connections(settings) as (db, _):
+        async with db.connect() as conn:
+            org = await org_verbs.find_org(conn, name=name)
+        changed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+    click.echo(f"{org.id} answers pages of {', '.join(changed.cors_origins) or 'nobody'}.")
 
 
 @click.group()
@@ -133,110 +117,97 @@ def projects() -> None:
 
 
 @projects.command("create")
-@with_options(*STATE, JSON, NAME, OF_ORG, PLAN)
-def create_project(name: str, org: str, plan: str | None, as_json: bool, **flags: Flags) -> None:
+@with_settings
+@with_options(JSON, NAME, OF_ORG, PLAN)
+async def create_project(
+    settings: Settings, name: str, org: str, plan: str | None, as_json: bool
+) -> None:
     """Create a project of an organization."""
-    from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
     from gateway.tenancy import projects as project_verbs
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.begin() as conn:
-            owner = await org_verbs.find_org(conn, name=org)
-            made = await project_verbs.create_project(
-                conn, org_id=owner.id, name=name, plan=plan, actor=COMMAND_LINE
-            )
-        click.echo(to_json(made) if as_json else f"{made.id} is project {made.name} of {org}.")
-
-    run(work())
+    async with connections(settings) as (db, _), db.begin() as conn:
+        owner = await org_verbs.find_org(conn, name=org)
+        made = await project_verbs.create_project(
+            conn, org_id=owner.id, name=name, plan=plan, actor=COMMAND_LINE
+        )
+    click.echo(to_json(made) if as_json else f"{made.id} is project {made.name} of {org}.")
 
 
 @projects.command("list")
-@with_options(*STATE, JSON)
+@with_settings
+@with_options(JSON)
 @click.option("--org", help="Those of this organization. Default: of all.")
-def list_projects(org: str | None, as_json: bool, **flags: Flags) -> None:
+async def list_projects(settings: Settings, org: str | None, as_json: bool) -> None:
     """List the projects, oldest first, by organization."""
-    from gateway.cli import administration
     from gateway.tenancy import orgs as org_verbs
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.connect() as conn:
-            if org is not None:
-                await org_verbs.find_org(conn, name=org)
-            show_header(PROJECT_COLUMNS, as_json)
-            async for owner in all_orgs(conn):
-                if org in (None, owner.name):
-                    async for project in all_projects(conn, owner):
-                        click.echo(to_json(project) if as_json else to_line(project, owner))
-
-    run(work())
+    async with connections(settings) as (db, _), db.connect() as conn:
+        if org is not None:
+            await org_verbs.find_org(conn, name=org)
+        show_header(PROJECT_COLUMNS, as_json)
+        async for owner in all_orgs(conn):
+            if org in (None, owner.name):
+                async for project in all_projects(conn, owner):
+                    click.echo(to_json(project) if as_json else to_line(project, owner))
 
 
 @projects.command("set-plan")
-@with_options(*STATE, OF_ORG, *NEW_PLAN)
+@with_settings
+@with_options(OF_ORG, *NEW_PLAN)
 @click.argument("name")
-def set_project_plan(name: str, org: str, plan: str | None, no_plan: bool, **flags: Flags) -> None:
+async def set_project_plan(
+    settings: Settings, name: str, org: str, plan: str | None, no_plan: bool
+) -> None:
     """Set or remove the plan of a project; every worker applies it within a second."""
-    from gateway.cli import administration
-    from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy import projects as project_verbs
+    from gateway.tenancy.projects import update_project_plan
 
     wanted = chosen(plan, no_plan)
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            async with db.connect() as conn:
-                owner = await org_verbs.find_org(conn, name=org)
-                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
-            await project_verbs.update_project_plan(
-                db, redis, project.id, wanted, org_id=owner.id, actor=COMMAND_LINE
-            )
-        click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
-
-    run(work())
+    async with connections(settings) as (db, redis):
+        project = await project_named(db, org, name)
+        await update_project_plan(
+            db, redis, project.id, wanted, org_id=project.org_id, actor=COMMAND_LINE
+        )
+    click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
 
 @projects.command("set-models")
-@with_options(*STATE, OF_ORG)
+@with_settings
+@with_options(OF_ORG)
 @click.option("--allow", multiple=True, help="These models and no others.")
 @click.option("--deny", multiple=True, help="All models but these. With neither: all.")
 @click.argument("name")
-def set_models(
-    name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...], **flags: Flags
+async def set_models(
+    settings: Settings, name: str, org: str, allow: tuple[str, ...], deny: tuple[str, ...]
 ) -> None:
     """Set the models that a project may use; every worker applies it within a second."""
-    from gateway.cli import administration
-    from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy import projects as project_verbs
     from gateway.tenancy.keys.model_permissions import update_model_permissions
 
     if allow and deny:
         raise click.UsageError("give either --allow or --deny")
-    settings = load(flags)
+    async with connections(settings) as (db, redis):
+        project = await project_named(db, org, name)
+        permitted = await update_model_permissions(
+            db,
+            redis,
+            project.id,
+            org_id=project.org_id,
+            mode="allow_list" if allow else "deny_list" if deny else None,
+            models=allow or deny,
+            actor=COMMAND_LINE,
+        )
+    models = f"{permitted.mode} {', '.join(permitted.models)}" if permitted.mode else "all models"
+    click.echo(f"{project.id} has {models}.")
 
-    async def work() -> None:
-        async with administration.connections(settings) as (db, redis):
-            async with db.connect() as conn:
-                owner = await org_verbs.find_org(conn, name=org)
-                project = await project_verbs.find_project(conn, org_id=owner.id, name=name)
-            made = await update_model_permissions(
-                db,
-                redis,
-                project.id,
-                org_id=owner.id,
-                mode="allow_list" if allow else "deny_list" if deny else None,
-                models=allow or deny,
-                actor=COMMAND_LINE,
-            )
-        said = "all models" if made.mode is None else f"{made.mode} {', '.join(made.models)}"
-        click.echo(f"{project.id} has {said}.")
 
-    run(work())
+async def project_named(db: AsyncEngine, org: str, name: str) -> Project:
+    """Return a live project by its organization's name and its own. Raises: NotFound."""
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.projects import find_project
+
+    async with db.connect() as conn:
+        owner = await find_org(conn, name=org)
+        return await find_project(conn, org_id=owner.id, name=name)
 
 
 async def all_orgs(conn: AsyncConnection, *, archived: bool = False) -> AsyncIterator[Org]:

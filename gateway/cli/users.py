@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli.command import JSON, STATE, in_columns, refuse, run, with_options
+from gateway.audit.log import COMMAND_LINE
+from gateway.cli.command import (
+    JSON,
+    connections,
+    in_columns,
+    refuse,
+    with_options,
+    with_settings,
+)
 from gateway.cli.tenancy import OF_ORG, show_header
-from gateway.settings.file import Flags
-from gateway.settings.load import load
+from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
     from gateway.tenancy.members.users import User
@@ -35,7 +42,8 @@ def users() -> None:
 
 
 @users.command("create")
-@with_options(*STATE, JSON, OF_ORG, EMAIL)
+@with_settings
+@with_options(JSON, OF_ORG, EMAIL)
 @click.option("--name", help="For people. Default: the address.")
 @click.option(
     "--role",
@@ -44,100 +52,80 @@ def users() -> None:
     show_default=True,
     help="What they may do.",
 )
-def create(
-    org: str, email: str, name: str | None, role: str, as_json: bool, **flags: Flags
+async def create(
+    settings: Settings, org: str, email: str, name: str | None, role: str, as_json: bool
 ) -> None:
     """Create a user of an organization who signs in with a password."""
-    from gateway.audit.log import COMMAND_LINE
-    from gateway.cli import administration
-    from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy.members import users as user_verbs
+    from gateway.tenancy.members.users import create_user
+    from gateway.tenancy.orgs import find_org
 
-    settings = load(flags)
-    password = read_password(email)
-
-    async def work() -> None:
-        hashed = await hash_password(password)
-        async with administration.connections(settings) as (db, _), db.begin() as conn:
-            owner = await org_verbs.find_org(conn, name=org)
-            made = await user_verbs.create_user(
-                conn,
-                org_id=owner.id,
-                email=email,
-                name=name or email,
-                role=role,
-                actor=COMMAND_LINE,
-                password_hash=hashed,
-            )
-        line = f"{made.id} is {made.email}, {made.role} of {org}."
-        click.echo(msgspec.json.encode(made).decode() if as_json else line)
-
-    run(work())
+    hashed = await hash_password(read_password(email))
+    async with connections(settings) as (db, _), db.begin() as conn:
+        owner = await find_org(conn, name=org)
+        made = await create_user(
+            conn,
+            org_id=owner.id,
+            email=email,
+            name=name or email,
+            role=role,
+            actor=COMMAND_LINE,
+            password_hash=hashed,
+        )
+    line = f"{made.id} is {made.email}, {made.role} of {org}."
+    click.echo(msgspec.json.encode(made).decode() if as_json else line)
 
 
 @users.command("passwd")
-@with_options(*STATE, OF_ORG, EMAIL)
-def passwd(org: str, email: str, **flags: Flags) -> None:
+@with_settings
+@with_options(OF_ORG, EMAIL)
+async def passwd(settings: Settings, org: str, email: str) -> None:
     """Set the password of a user.
 
     Whoever is signed in as them has to sign in again, and every application that acts for them to
     ask again: its tokens are refused within a second.
     """
-    from gateway.audit.log import COMMAND_LINE
     from gateway.auth.bearer.revocations import announcing
     from gateway.auth.login.change import change_password
-    from gateway.cli import administration
-    from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy.members import users as user_verbs
+    from gateway.tenancy.members.users import find_user
+    from gateway.tenancy.orgs import find_org
 
-    settings = load(flags)
-    password = read_password(email)
-
-    async def work() -> None:
-        hashed = await hash_password(password)
-        async with (
-            administration.connections(settings) as (db, redis),
-            announcing(redis) as announcement,
-            db.begin() as conn,
-        ):
-            owner = await org_verbs.find_org(conn, name=org)
-            user = await user_verbs.find_user(conn, org_id=owner.id, email=email)
-            await change_password(
-                conn,
-                announcement,
-                org_id=owner.id,
-                user_id=user.id,
-                password_hash=hashed,
-                actor=COMMAND_LINE,
-            )
-        click.echo(f"{user.id} has a new password.")
-
-    run(work())
+    hashed = await hash_password(read_password(email))
+    async with (
+        connections(settings) as (db, redis),
+        announcing(redis) as announcement,
+        db.begin() as conn,
+    ):
+        owner = await find_org(conn, name=org)
+        user = await find_user(conn, org_id=owner.id, email=email)
+        await change_password(
+            conn,
+            announcement,
+            org_id=owner.id,
+            user_id=user.id,
+            password_hash=hashed,
+            actor=COMMAND_LINE,
+        )
+    click.echo(f"{user.id} has a new password.")
 
 
 @users.command("list")
-@with_options(*STATE, JSON, OF_ORG)
-def list_users(org: str, as_json: bool, **flags: Flags) -> None:
+@with_settings
+@with_options(JSON, OF_ORG)
+async def list_(settings: Settings, org: str, as_json: bool) -> None:
     """List the users of an organization, oldest first."""
-    from gateway.cli import administration
-    from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy.members import users as user_verbs
+    from gateway.tenancy.members.users import list_users
+    from gateway.tenancy.orgs import find_org
     from gateway.tenancy.pages import MAX_LIMIT, Cursor
 
-    settings = load(flags)
-
-    async def work() -> None:
-        async with administration.connections(settings) as (db, _), db.connect() as conn:
-            owner = await org_verbs.find_org(conn, name=org)
-            show_header(COLUMNS, as_json)
-            cursor, more = Cursor(limit=MAX_LIMIT), True
-            while more:
-                found, more = await user_verbs.list_users(conn, org_id=owner.id, cursor=cursor)
-                for user in found:
-                    click.echo(msgspec.json.encode(user).decode() if as_json else to_line(user))
-                cursor = Cursor(limit=MAX_LIMIT, after=found[-1].id if found else None)
-
-    run(work())
+    async with connections(settings) as (db, _), db.connect() as conn:
+        owner = await find_org(conn, name=org)
+        show_header(COLUMNS, as_json)
+        cursor, more = Cursor(limit=MAX_LIMIT), True
+        while more:
+            found, more = await list_users(conn, org_id=owner.id, cursor=cursor)
+            for user in found:
+                click.echo(msgspec.json.encode(user).decode() if as_json else to_line(user))
+            cursor = Cursor(limit=MAX_LIMIT, after=found[-1].id if found else None)
 
 
 def read_password(email: str) -> str:
