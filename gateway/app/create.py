@@ -14,13 +14,16 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
+from litestar.types import ControllerRouterHandler
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -32,6 +35,7 @@ from billing.pricing.price_book import PriceBook
 from billing.spool.spool import Spool
 from engine.transport.client import EngineClient
 from foundation.tasks import TaskSet
+from gateway import routes
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.auth.assembly.auth import open_auth
@@ -64,7 +68,6 @@ from gateway.mcp.service.service import open_mcp, open_tool_loops
 from gateway.networks import Networks
 from gateway.resources import Resources
 from gateway.responses.wiring import Responses, open_responses
-from gateway.routes.all import ROUTES
 from gateway.routes.asgi.cors import Cors
 from gateway.routes.asgi.fast_path import FastPath
 from gateway.routes.asgi.head import HeadMethod
@@ -125,7 +128,7 @@ def with_routes(max_body_bytes: int) -> Litestar:
     """Return the application with its routes and layers; what depends on other settings stands in
     its state."""
     app = Application(
-        route_handlers=ROUTES,
+        route_handlers=find_routes(),
         lifespan=[lifespan],
         guards=[authenticate],
         before_request=claim_key,
@@ -139,6 +142,12 @@ def with_routes(max_body_bytes: int) -> Litestar:
     others = Cors(IdempotencyLayer(HeadMethod(app.asgi_handler)))
     app.asgi_handler = RequestMetrics(ResponseHeaders(FastPath(others, app)))
     return app
+
+
+def find_routes() -> list[ControllerRouterHandler]:
+    """Return the routes of all modules of `gateway.routes`; each lists its own as `routes`."""
+    names = (each.name for each in walk_packages(routes.__path__, "gateway.routes."))
+    return [route for name in names for route in getattr(import_module(name), "routes", ())]
 
 
 @asynccontextmanager
