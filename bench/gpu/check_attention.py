@@ -14,7 +14,7 @@ import torch
 from bench.gpu.findings import LIMITS, Finding, differing, relative
 from bench.gpu.paged_steps import BLOCK_SIZE, PagedStep, shape_of
 from bench.gpu.place import Place
-from engine.kernels.attention.dispatch import AttentionMetadata, DeviceMetadata, to_device
+from engine.kernels.attention.types import AttentionMetadata, DeviceMetadata, to_device
 
 FP8 = torch.float8_e4m3fn
 HEADS = {64: (9, 3), 80: (32, 32), 96: (32, 8), 128: (32, 8), 256: (16, 4)}

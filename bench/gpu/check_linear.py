@@ -28,7 +28,8 @@ from engine.kernels.linear.weights import (
     quantise_int8,
 )
 from engine.kernels.mixture import moe
-from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapters
+from engine.kernels.mixture.lora import add_lora, stack_adapters
+from engine.kernels.mixture.types import NOBODY, LoraRows
 
 Make = Callable[[Place, int, int, int], LinearWeight]
 """(place, outputs, inputs, seed)"""

@@ -14,11 +14,12 @@ from torch import Tensor
 from bench.gpu.check_attention import FP8, HEADS
 from bench.gpu.findings import LIMITS, Finding, differing, poisoned, relative
 from bench.gpu.place import Place
-from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
+from engine.kernels.attention.types import AttentionPlan, KVLayer
 from engine.kernels.pointwise.embedding import gather_rows
 from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
-from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
+from engine.kernels.pointwise.rotary_cache import rotate_and_store
 from engine.kernels.pointwise.swiglu import swiglu
+from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 
 BLOCK_SIZE = 16
 FP8_LIMIT, FP8_LIMIT_INTERPRETED = 4e-2, 0.2

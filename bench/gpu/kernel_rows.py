@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.ground import Ground
-from bench.gpu.paged_steps import PagedStep, shape_of
+from bench.gpu.paged_steps import PagedStep, attention_bytes, attention_flops, shape_of
 from bench.gpu.place import Place
-from engine.kernels.attention.dispatch import (
-    AttentionShape,
-    attention_bytes,
-    attention_flops,
-    to_device,
-)
+from engine.kernels.attention.types import AttentionShape, to_device
 
 LONG_KV = ((1, 131_072), (32, 32_768), (256, 4096))
 """(sequences, tokens of each); the second is the row's figure."""

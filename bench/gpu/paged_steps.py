@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.gpu.findings import poison
 from bench.gpu.place import Place
-from engine.kernels.attention.dispatch import (
+from engine.kernels.attention.types import (
     AttentionMetadata,
     AttentionShape,
     DeviceMetadata,
@@ -163,3 +164,28 @@ class PagedStep:
         raw = stored.view(torch.uint8)[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE]
         plain = raw.view(stored.dtype).double()
         return plain if scale is None else plain * scale.double()[:, None]
+
+
+def attention_flops(metadata: AttentionMetadata, shape: AttentionShape, window: int | None) -> int:
+    """Floating-point operations one layer's attention must do: a product and a sum for each channel
+    of each visible (query, head, key), for the scores and again for the values."""
+    return 4 * shape.num_heads * shape.head_dim * int(_visible_keys(metadata, window).sum())
+
+
+def attention_bytes(metadata: AttentionMetadata, shape: AttentionShape, window: int | None) -> int:
+    """The fewest bytes one layer's attention must move: queries and results once, and of every
+    sequence each key and value that any of its queries sees once."""
+    lens, seq_lens = metadata.query_lens, metadata.seq_lens
+    keys = seq_lens if window is None else np.minimum(seq_lens, window + lens - 1)
+    stored = (shape.cache_dtype or shape.dtype).itemsize
+    cached = 2 * shape.num_kv_heads * int(keys.sum()) * stored
+    passing = 2 * shape.num_heads * int(lens.sum()) * shape.dtype.itemsize
+    return (cached + passing) * shape.head_dim
+
+
+def _visible_keys(metadata: AttentionMetadata, window: int | None) -> NDArray[np.int64]:
+    """[T] keys that each new token sees."""
+    lens = metadata.query_lens
+    ends = np.cumsum(lens)
+    seen = np.arange(ends[-1]) + np.repeat(metadata.seq_lens - ends, lens) + 1
+    return seen if window is None else np.minimum(seen, window)

@@ -16,7 +16,8 @@ from bench.gpu.paged_steps import PagedStep, shape_of
 from bench.gpu.place import Place
 from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.mixture import moe
-from engine.kernels.mixture.lora import LoraRows, add_lora, stack_adapters
+from engine.kernels.mixture.lora import add_lora, stack_adapters
+from engine.kernels.mixture.types import LoraRows
 from engine.kernels.pointwise.rms_norm import add_rms_norm
 from engine.kernels.pointwise.swiglu import swiglu
 
@@ -107,8 +108,8 @@ def workloads(place: Place) -> list[Workload]:
 
 
 def _attend(place: Place, step: PagedStep) -> Call:
-    from engine.kernels.attention.dispatch import to_device
     from engine.kernels.attention.triton import TritonAttentionPlan
+    from engine.kernels.attention.types import to_device
 
     plan = TritonAttentionPlan(to_device(step.metadata, step.shape), step.shape, None)
     return lambda: plan.attend(step.q, step.cache)

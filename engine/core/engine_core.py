@@ -20,7 +20,7 @@ import torch
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
 from engine.core.stepper import Stepper
 from engine.errors import ConfigError, InvalidRequest
-from engine.kernels.attention.dispatch import AttentionShape, KVLayer
+from engine.kernels.attention.types import AttentionShape, KVLayer
 from engine.kernels.backend import uses_triton
 from engine.kv_cache.block_leases import CacheLeases
 from engine.kv_cache.block_pool import BlockPool

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
-from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
+from engine.kernels.attention.types import AttentionPlan, KVLayer
+from engine.kernels.pointwise.rotary_cache import rotate_and_store
+from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import ParallelGroup, share
 from engine.layers.weight_source import WeightSource

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.mixture.lora import NOBODY, LoraRows, LoraStack, add_lora
+from engine.kernels.mixture.lora import add_lora
+from engine.kernels.mixture.types import NOBODY, LoraRows, LoraStack
 
 
 class AdapterBatch:

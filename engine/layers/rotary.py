@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
-from engine.kernels.pointwise.rotary_cache import Rotation
+from engine.kernels.pointwise.types import Rotation
 
 SMALL_TABLE = 16_384
 """Positions: 6 MiB of bfloat16 for heads of 128 channels."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.attention.types import KVScales
 from engine.kernels.linear.weights import LinearWeight
 from engine.layers.lora import AdapterBatch, LoraLinear
 

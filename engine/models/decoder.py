@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.cpu import CpuAttentionPlan
-from engine.kernels.attention.dispatch import AttentionPlan, KVLayer
+from engine.kernels.attention.types import AttentionPlan, KVLayer
 from engine.kernels.cpu.layer_program import MAX_TOKENS, LayerPrograms, Varying, do_nothing
-from engine.kernels.pointwise.rotary_cache import Rotation
+from engine.kernels.pointwise.types import Rotation
 from engine.layers.attention import Attention
 from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from engine.layers.mlp import GatedMLP

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import UnsupportedModel
-from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.attention.types import KVScales
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine.layers.parallel import SINGLE_RANK
 from engine.layers.weight_source import WeightSource

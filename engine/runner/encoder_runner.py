@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.attention.dispatch import AttentionShape
+from engine.kernels.attention.types import AttentionShape
 from engine.models.encoder import Encoder
 from engine.runner.batch.batch import build_batch
 from engine.runner.model_runner import LaunchedStep, Sampled

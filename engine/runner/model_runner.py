@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import AttentionShape, KVLayer, attention_planner
+from engine.kernels.attention.dispatch import attention_planner
+from engine.kernels.attention.types import AttentionShape, KVLayer
 from engine.models.decoder import Decoder, States
 from engine.runner.batch.batch import Batch, SampleRow, build_batch
 from engine.runner.sampling.pooling import PooledStates, Pooler

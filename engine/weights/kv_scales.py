@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.attention.types import KVScales
 from engine.weights.quantization import FLOAT_DTYPES, Tensors
 
 NAMES = ("{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale", "kv_scale")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import KVScales
+from engine.kernels.attention.types import KVScales
 from engine.kernels.linear.weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
 from engine.kernels.mixture.lora import deterministic, stack_adapters
 from engine.layers.lora import AdapterBatch, LoraLinear

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.attention.dispatch import (
-    AttentionMetadata,
-    TorchAttentionPlan,
-    attention_bytes,
-    attention_flops,
-)
+from bench.gpu.paged_steps import attention_bytes, attention_flops
+from engine.kernels.attention.reference import TorchAttentionPlan
+from engine.kernels.attention.types import AttentionMetadata
 from engine.runner.memory.kv_cache import allocate_kv_cache, kv_bytes_per_token
 from tests.engine.kernels.attention_steps import Step, error, shape_of
 

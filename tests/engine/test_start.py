@@ -19,7 +19,7 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import engine_core as core_module
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import AttentionShape
+from engine.kernels.attention.types import AttentionShape
 from engine.runner.memory import sizing
 from engine.transport.startup import Startup
 

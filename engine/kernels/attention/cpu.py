@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import AttentionMetadata, AttentionShape, KVLayer
+from engine.kernels.attention.types import AttentionMetadata, AttentionShape, KVLayer
 from engine.kernels.cpu.backend import (
     DTYPES,
     LANES,

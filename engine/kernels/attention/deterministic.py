@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import (
+from engine.kernels.attention.types import (
     AttentionMetadata,
     AttentionShape,
     KVLayer,

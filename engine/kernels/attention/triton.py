@@ -1,4 +1,4 @@
-"""One step's attention by Triton kernels: the plan that `plan_attention` chooses for a GPU.
+"""One step's attention by Triton kernels: the plan that `dispatch` chooses for a GPU.
 
 Knows no weights and no requests. Never waits for the device.
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.attention import triton_decode as decode
 from engine.kernels.attention import triton_prefill as prefill
-from engine.kernels.attention.dispatch import AttentionShape, DeviceMetadata, KVLayer, store_rows
+from engine.kernels.attention.types import AttentionShape, DeviceMetadata, KVLayer, store_rows
 
 MAX_DECODE_ROWS = 128
 """Queries times heads of a group in one tile; more are prefilled."""

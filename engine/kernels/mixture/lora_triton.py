@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.mixture.lora import BLOCK_M, LoraRows, LoraStack
+from engine.kernels.mixture.types import BLOCK_M, LoraRows, LoraStack
 from engine.kernels.tuning import launch_config
 
 PART_INPUTS = 512

@@ -15,8 +15,6 @@ their own (GPTQ's desc_act) are made dense there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -33,42 +31,11 @@ from engine.kernels.linear.weights import (
     LinearWeight,
     dequantise,
 )
+from engine.kernels.mixture.types import Stack, WeightKind
 from engine.kernels.pointwise.swiglu import swiglu
 
 ExpertsKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x [T, K], weights float32 [T, k], experts int32 [T, k]) -> [T, K]"""
-
-
-class WeightKind(IntEnum):
-    """How the grouped product reads a weight."""
-
-    DENSE = 0
-    CHANNEL = 1
-    """int8 or float8, a scale for every output"""
-    BLOCK = 2
-    """float8, a scale for every block"""
-    GROUPED = 3
-    """4- or 8-bit codes, a scale and a zero point for every group of inputs"""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The weights of all experts, [E, N, K] in one form."""
-
-    kind: WeightKind
-    values: Tensor
-    """[E, N, K], or codes uint8 [E, N, K * bits / 8] as `int4_linear.py` packs them"""
-    scales: Tensor | None
-    """float: CHANNEL [E, N], BLOCK [E, N / rows, K / columns], GROUPED [E, groups, N]"""
-    zeros: Tensor | None
-    """int16 [E, groups, N]"""
-    num_inputs: int
-    rows: int = 1
-    """The rows of a block."""
-    columns: int = 0
-    """The columns of a block, or the inputs of a group."""
-    bits: int = 8
-    span: int = 0
 
 
 def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.mixture.moe import Stack, WeightKind
+from engine.kernels.mixture.types import Stack, WeightKind
 from engine.kernels.triton_tiles import span_product
 from engine.kernels.tuning import launch_config
 

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.attention.dispatch import KVLayer
-from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation
+from engine.kernels.attention.types import KVLayer
+from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 from engine.kernels.tuning import launch_config
 
 FP8 = torch.float8_e4m3fn

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.sampling.dispatch import GREEDY_TEMPERATURE, MAX_VOCAB, SamplingTensors
+from engine.kernels.sampling.types import GREEDY_TEMPERATURE, MAX_VOCAB, SamplingTensors
 from engine.kernels.tuning import launch_config
 
 TILE = 4096

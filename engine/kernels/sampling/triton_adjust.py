@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.sampling.dispatch import LogitAdjustments
+from engine.kernels.sampling.types import LogitAdjustments
 from engine.kernels.tuning import launch_config
 
 SEEN = tl.constexpr(1 << 30)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.sampling.dispatch import RowLogprobs
+from engine.kernels.sampling.types import RowLogprobs
 from engine.kernels.tuning import launch_config
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.aot import AotCase
-from engine.kernels.step_inputs.dispatch import StepInputs
+from engine.kernels.step_inputs.types import StepInputs
 
 BLOCK = 256
 """Entries of a table copied at once."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import AttentionMetadata
+from engine.kernels.attention.types import AttentionMetadata
 from engine.protocol import SamplingParams
 from engine.scheduling.step_plan import ScheduledSequence, SchedulerOutput
 from engine.sequence import Key, Sequence

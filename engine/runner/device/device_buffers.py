@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.sampling.dispatch import SamplingTensors
-from engine.kernels.step_inputs.dispatch import StepInputs
+from engine.kernels.sampling.types import SamplingTensors
+from engine.kernels.step_inputs.types import StepInputs
 from engine.runner.batch.transfers import Transfers
 
 ALIGNMENT = 16

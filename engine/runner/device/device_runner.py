@@ -19,12 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import (
-    AttentionPlan,
-    AttentionShape,
-    DeviceMetadata,
-    KVLayer,
-)
+from engine.kernels.attention.types import AttentionPlan, AttentionShape, DeviceMetadata, KVLayer
 from engine.kernels.sampling import dispatch as sampling
 from engine.kernels.step_inputs import dispatch as step_inputs
 from engine.models.decoder import Decoder, States

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import AttentionShape, KVLayer, KVScales
+from engine.kernels.attention.types import AttentionShape, KVLayer, KVScales
 from engine.kernels.linear.fp8 import reads_fp8
 from engine.layers.parallel import share
 from engine.models.decoder import Decoder

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import AttentionShape
+from engine.kernels.attention.types import AttentionShape
 from engine.kv_cache.prefix_cache import max_blocks_per_sequence
 from engine.models.config import ModelConfig
 from engine.runner.memory.free_memory import free_bytes

@@ -11,7 +11,8 @@ import torch
 
 from engine.config import Pooling
 from engine.errors import ConfigError
-from engine.kernels.attention.dispatch import MAX_SCORES, AttentionShape
+from engine.kernels.attention.reference import MAX_SCORES
+from engine.kernels.attention.types import AttentionShape
 from engine.kernels.backend import uses_triton
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.kernels.sampling import dispatch as kernels
-from engine.kernels.sampling.dispatch import SamplingTensors
+from engine.kernels.sampling.types import SamplingTensors
 from engine.protocol import TokenLogprob, TokenLogprobs
 from engine.runner.batch.batch import SampleRow
 from engine.runner.batch.transfers import Download, Transfers

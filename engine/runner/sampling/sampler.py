@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.kernels.backend import uses_triton
 from engine.kernels.pointwise import cpu as cpu_rows
 from engine.kernels.sampling import cpu as cpu_drawing
-from engine.kernels.sampling.dispatch import GREEDY_TEMPERATURE
+from engine.kernels.sampling.types import GREEDY_TEMPERATURE
 from engine.protocol import TokenLogprob, TokenLogprobs
 from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.device_sampler import DeviceDrawing, DeviceSampler

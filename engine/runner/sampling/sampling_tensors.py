@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.sampling.dispatch import LogitAdjustments, SamplingTensors
+from engine.kernels.sampling.types import LogitAdjustments, SamplingTensors
 from engine.runner.batch.batch import SampleRow
 from engine.runner.sampling.logit_adjustments import allowed_tokens, is_adjusted, stop_ids
 

@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.attention.cpu import CpuAttentionPlan
-from engine.kernels.attention.dispatch import (
-    AttentionMetadata,
-    AttentionShape,
-    KVLayer,
-    TorchAttentionPlan,
-    plan_attention,
-)
+from engine.kernels.attention.dispatch import attention_planner
+from engine.kernels.attention.reference import TorchAttentionPlan
+from engine.kernels.attention.types import AttentionMetadata, AttentionShape, KVLayer
 from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.linear import cpu as cpu_linear
 from engine.kernels.linear import int8 as int8_linear
@@ -29,8 +25,9 @@ from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import quantise_int8
 from engine.kernels.pointwise.cpu import argmax
 from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
-from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate_and_store
+from engine.kernels.pointwise.rotary_cache import rotate_and_store
 from engine.kernels.pointwise.swiglu import swiglu
+from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 from tests.budget import examples
 from tests.engine.kernels.attention_steps import Step, error, shape_of
 
@@ -65,7 +62,7 @@ def relaid(step: Step) -> KVLayer:
 
 
 def attended(step: Step, cache: KVLayer) -> Tensor:
-    plan = plan_attention(step.metadata, step.shape, step.window)
+    plan = attention_planner(step.shape)(step.metadata, step.shape, step.window)
     assert isinstance(plan, CpuAttentionPlan)
     return plan.attend(step.q, cache)
 
@@ -154,7 +151,7 @@ def test_rotation_and_cache(dtype: torch.dtype, normed: bool) -> None:
     caches = [_poisoned(exact_shape, 6), _poisoned(shape, 6)]
     exact_q = rotate_and_store(qkv.float(), heads, wide_norm, Rotation(*wide), reference, caches[0])
     exact = reference.attend(exact_q, caches[0]).double()
-    plan = plan_attention(meta, shape, None)
+    plan = attention_planner(shape)(meta, shape, None)
     q = rotate_and_store(qkv.clone(), heads, norm, rotation, plan, caches[1])
     assert error(q, exact_q.double()) < TOLERANCE[dtype]
     assert error(plan.attend(q, caches[1]), exact) < 2 * TOLERANCE[dtype]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bench.gpu.paged_steps import BLOCK_SIZE
 from bench.gpu.paged_steps import shape_of as shape_of  # the tests take it from here
-from engine.kernels.attention.dispatch import (
+from engine.kernels.attention.types import (
     AttentionMetadata,
     AttentionShape,
     DeviceMetadata,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.attention import triton as paged_attention_triton
 from engine.kernels.attention import triton_decode as decode
-from engine.kernels.attention.dispatch import to_device
+from engine.kernels.attention.types import to_device
 from tests.budget import examples
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, shape_of
 

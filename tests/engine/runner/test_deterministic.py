@@ -22,15 +22,9 @@ from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.linear import deterministic as deterministic_linear
 from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import LinearWeight, quantise_fp8, quantise_int8
-from engine.kernels.mixture.lora import (
-    NOBODY,
-    LoraRows,
-    LoraStack,
-    add_lora,
-    deterministic,
-    stack_adapters,
-)
+from engine.kernels.mixture.lora import add_lora, deterministic, stack_adapters
 from engine.kernels.mixture.moe import pack_experts, route
+from engine.kernels.mixture.types import NOBODY, LoraRows, LoraStack
 from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
 from engine.kernels.pointwise.rotary_cache import rotate
 from engine.kernels.pointwise.swiglu import swiglu

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.step_inputs.dispatch import StepInputs, complete_reference
+from engine.kernels.step_inputs.dispatch import complete_reference
+from engine.kernels.step_inputs.types import StepInputs
 from engine.protocol import SamplingParams
 from engine.runner.batch.batch import lay_out
 from engine.runner.device.device_buffers import ALIGNMENT, KINDS, StepLayout, StepSize

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE
 from engine.errors import ConfigError, UnsupportedModel
-from engine.kernels.attention.dispatch import AttentionMetadata, plan_attention
+from engine.kernels.attention.dispatch import attention_planner
+from engine.kernels.attention.types import AttentionMetadata
 from engine.layers.parallel import SINGLE_RANK, ParallelGroup
 from engine.models.decoder import Decoder
 from engine.runner.memory.free_memory import host_free_bytes
@@ -78,7 +79,7 @@ def logits_of(model: Decoder, prompt: list[int]) -> Tensor:
     length = torch.tensor([len(prompt)]).numpy()
     metadata = AttentionMetadata(length, length, torch.tensor([[2, 0]]).numpy(), 0)
     windows = set(model.config.windows)
-    plans = {window: plan_attention(metadata, shape, window) for window in windows}
+    plans = {window: attention_planner(shape)(metadata, shape, window) for window in windows}
     rows = torch.arange(len(prompt))
     with torch.inference_mode():
         return model(torch.tensor(prompt), rows, plans, cache, rows).float()

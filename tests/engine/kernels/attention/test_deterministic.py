@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.attention import triton_prefill as prefill
-from engine.kernels.attention.dispatch import AttentionMetadata, KVLayer, to_device
 from engine.kernels.attention.triton import TritonAttentionPlan
+from engine.kernels.attention.types import AttentionMetadata, KVLayer, to_device
 from tests.budget import examples
 from tests.engine.kernels.attention_steps import TOLERANCE, Step, error, part, shape_of
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.kernels.backend import uses_triton
-from engine.kernels.mixture.lora import NOBODY, LoraRows, add_lora, stack_adapters
+from engine.kernels.mixture.lora import add_lora, stack_adapters
+from engine.kernels.mixture.types import NOBODY, LoraRows
 from tests.budget import examples
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on

@@ -21,6 +21,7 @@ from engine.kernels.linear.weights import (
     quantise_int8,
 )
 from engine.kernels.mixture import moe
+from engine.kernels.mixture.types import WeightKind
 from tests.budget import examples
 
 pytest.importorskip("triton")  # imported, the interpreter is seen to be on
@@ -90,7 +91,7 @@ def test_experts(form: str, num_tokens: int, dtype: torch.dtype, device: torch.d
     shares = torch.rand(num_tokens, 2)
     assert uses_triton(device)
     kind = moe.stack(gate_up).kind
-    assert (kind is moe.WeightKind.DENSE) == (form in ("dense", "int4 ordered"))
+    assert (kind is WeightKind.DENSE) == (form in ("dense", "int4 ordered"))
     found = moe.pack_experts(gate_up, down)(x, shares, experts)
     exact = plain(x, shares, experts, gate_up, down)
     assert found.shape == x.shape and found.dtype == dtype

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels.attention.dispatch import KVLayer
+from engine.kernels.attention.types import KVLayer
 from engine.kernels.pointwise import rotary_cache_triton
-from engine.kernels.pointwise.rotary_cache import QKNorm, QKVHeads, Rotation, rotate
+from engine.kernels.pointwise.rotary_cache import rotate
+from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
 from tests.budget import examples
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.step_inputs.dispatch import StepInputs, complete_reference
+from engine.kernels.step_inputs.dispatch import complete_reference
 from engine.kernels.step_inputs.triton import complete
+from engine.kernels.step_inputs.types import StepInputs
 
 BLOCK_SIZE = 4
 POISON = -77
