@@ -4,17 +4,13 @@ it counts something new. Here they are, made in a copy of the product that is th
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
 from gateway.principal import LIMIT_NAMES, PLAN_LIMITS
+from tests.copied_product import copy_product, next_migration, run_copy
 from tests.test_tidy import ROOMS, ROOT
-
-TIMEOUT_S = 120.0
 
 ENTRIES = """\
     requests_per_day: Annotated[
@@ -65,8 +61,6 @@ def upgrade() -> None:
     for statement in STATEMENTS:
         op.execute(statement)
 '''
-MIGRATIONS = "migrations/versions"
-COPIED = ("gateway", "migrations")
 
 ELSEWHERE = {
     "gateway/settings/load.py": "the default plan's values",
@@ -77,40 +71,14 @@ ELSEWHERE = {
 `gateway.principal.PLAN_LIMITS` is that list."""
 
 
-def copy_with_new_limits(folder: Path) -> int:
-    """Make a copy of the product in `folder`; return in how many places it was changed."""
-    for name in (*ROOMS, "migrations", "models", "tests"):
-        if name in COPIED:
-            shutil.copytree(ROOT / name, folder / name)
-        else:
-            (folder / name).symlink_to(ROOT / name)
-    for name, (lines, before) in INSERTED.items():
-        source = (folder / name).read_text()
-        assert source.count(before) == 1, name
-        (folder / name).write_text(source.replace(before, lines + before))
-    head = max(file.name[:4] for file in (folder / MIGRATIONS).glob("[0-9]*.py"))
-    (folder / MIGRATIONS / "9999_more_limits.py").write_text(MIGRATION.format(head=head))
-    return len(INSERTED) + 1
-
-
 async def test_a_limit_is_added_in_three_places(
     postgres_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    assert copy_with_new_limits(tmp_path) == 3
-    arguments = ("-P", "-m", "tests.gateway.limits.added_limits", str(tmp_path))
-    used = await asyncio.create_subprocess_exec(
-        *(sys.executable, *arguments, postgres_url, redis_url),
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        said, _ = await asyncio.wait_for(used.communicate(), TIMEOUT_S)
-    finally:
-        if used.returncode is None:
-            used.kill()
-    assert used.returncode == 0, said.decode()
+    migration = next_migration("more_limits", MIGRATION)
+    assert copy_product(tmp_path, lines=INSERTED, files=migration) == 3
+    program = ("-m", "tests.gateway.limits.added_limits", str(tmp_path), postgres_url, redis_url)
+    used = await asyncio.to_thread(run_copy, tmp_path, program)
+    assert used.returncode == 0, used.stdout + used.stderr
 
 
 def test_no_other_place_of_the_product_lists_limits() -> None:

@@ -5,16 +5,12 @@ Its use in the engine is the only other edit.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
-from shutil import copytree, ignore_patterns
 
+from tests.copied_product import copy_product, run_copy
 from tests.option_table import PAGE, option_table
-from tests.test_tidy import ROOMS, ROOT
 
-FIELD = """
+FIELD = """\
     step_patience: Annotated[PositiveInt, _steps("steps that a prompt waits for others")] = 3
 """
 AFTER = "    seed: Annotated[int, _model("
@@ -44,40 +40,22 @@ assert "torch" not in sys.modules
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_the_documentation_has_every_option() -> None:
     assert option_table() in PAGE.read_text()
 
 
 def test_a_new_engine_option_is_one_field(tmp_path: Path) -> None:
-    copytree(ROOT / "engine", tmp_path / "engine", ignore=ignore_patterns("__pycache__"))
-    for other in {*ROOMS, "tests"} - {"engine"}:
-        (tmp_path / other).symlink_to(ROOT / other)
-    table = tmp_path / "engine" / "options.py"
-    before, field, after = table.read_text().partition(AFTER)
-    table.write_text(before + FIELD.lstrip("\n") + field + after)
-
-    told = run(tmp_path, "-c", ASK)
+    assert copy_product(tmp_path, lines={"engine/options.py": (FIELD, AFTER)}) == 1
+    told = run_copy(tmp_path, ("-c", ASK))
     assert told.stdout.splitlines() == [
         "--step-patience 5",
         "5",
         "tollgate.toml: model[0].engine_options.step_patience: expected `int` >= 1",
         "| `step_patience` | positive int | `3` | steps that a prompt waits for others |",
     ], told.stderr
-    shown = " ".join(run(tmp_path, "-m", "engine", "--help").stdout.split())
+    shown = " ".join(run_copy(tmp_path, ("-m", "engine", "--help")).stdout.split())
     assert "--step-patience STEP_PATIENCE steps that a prompt waits for others" in shown
     arguments = ("--model", "m", "--listen", "unix:/s", "--step-patience", "0")
-    refused = run(tmp_path, "-m", "engine", *arguments)
+    refused = run_copy(tmp_path, ("-m", "engine", *arguments))
     assert refused.returncode == 2
     assert "argument --step-patience: 0 is not positive" in refused.stderr
