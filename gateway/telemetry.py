@@ -29,6 +29,36 @@ ITL_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
+ENGINE_GAUGES = {
+    "num_running": ("num_requests_running", "Requests in the batch."),
+    "num_waiting": ("num_requests_waiting", "Requests queued."),
+    "kv_cache_usage": ("kv_cache_usage_perc", "KV blocks held, 0 to 1."),
+    "num_blocks": ("kv_cache_blocks", "KV blocks there are."),
+    "num_leased_blocks": (
+        "kv_cache_leased_blocks",
+        "KV blocks that are kept for a time for who paid for it.",
+    ),
+    "prefix_cache_hit_tokens": (
+        "prefix_cache_hit_tokens",
+        "Prompt tokens found in the prefix cache since its start.",
+    ),
+    "prefix_cache_query_tokens": (
+        "prefix_cache_query_tokens",
+        "Prompt tokens looked up since the engine's start.",
+    ),
+    "num_preemptions": ("num_preemptions", "Preemptions since the engine's start."),
+    "generated_tokens": ("generation_tokens", "Tokens generated since the engine's start."),
+    "num_draft_tokens": (
+        "spec_decode_draft_tokens",
+        "Guessed tokens verified since the engine's start.",
+    ),
+    "num_accepted_tokens": (
+        "spec_decode_accepted_tokens",
+        "Guessed tokens that were right, since then.",
+    ),
+}
+"""By the field of `ReplicaStatus`: the metric that shows it, by model, and its help text. Every
+worker hears the same engine, so the most recent word is the right one."""
 UNKNOWN_MODEL = "-"
 UPSTREAM_STATES = ("closed", "trying", "resting")
 """Those of `mcp_bridge.upstream.circuit_breaker`, the worst last."""
@@ -90,41 +120,23 @@ class Telemetry:
         self.ttft_of = lru_cache(MAX_CHILDREN)(self.ttft.labels)
         self.itl_of = lru_cache(MAX_CHILDREN)(self.itl.labels)
         self.queue_time_of = lru_cache(MAX_CHILDREN)(self.queue_time.labels)
-        self.running = self._engine_gauge("num_requests_running", "Requests in the batch.")
-        self.waiting = self._engine_gauge("num_requests_waiting", "Requests queued.")
-        self.kv_usage = self._engine_gauge("kv_cache_usage_perc", "KV blocks held, 0 to 1.")
-        self.kv_blocks = self._engine_gauge("kv_cache_blocks", "KV blocks there are.")
-        self.hit_tokens = self._engine_gauge(
-            "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache since its start."
-        )
-        self.query_tokens = self._engine_gauge(
-            "prefix_cache_query_tokens", "Prompt tokens looked up since the engine's start."
-        )
-        self.preemptions = self._engine_gauge(
-            "num_preemptions", "Preemptions since the engine's start."
-        )
-        self.generated = self._engine_gauge(
-            "generation_tokens", "Tokens generated since the engine's start."
-        )
-        self.draft_tokens = self._engine_gauge(
-            "spec_decode_draft_tokens", "Guessed tokens verified since the engine's start."
-        )
-        self.accepted_tokens = self._engine_gauge(
-            "spec_decode_accepted_tokens", "Guessed tokens that were right, since then."
-        )
-        self._make_lease_metrics()
-        self._make_worker_gauges()
-
-    def _make_lease_metrics(self) -> None:
-        self.leased_blocks = self._engine_gauge(
-            "kv_cache_leased_blocks", "KV blocks that are kept for a time for who paid for it."
-        )
+        self.engine_gauges = {
+            field: Gauge(
+                f"tollgate_{name}",
+                text,
+                ["model"],
+                registry=registry,
+                multiprocess_mode="mostrecent",
+            )
+            for field, (name, text) in ENGINE_GAUGES.items()
+        }
         self.cache_leases = Counter(
             "tollgate_cache_leases",
             "Leases on prefixes: granted, then kept; all other outcomes are refunded.",
             ["model", "outcome"],
-            registry=self.registry,
+            registry=registry,
         )
+        self._make_worker_gauges()
 
     def _make_worker_gauges(self) -> None:
         self.upstream_running, self.upstream_waiting = (
@@ -175,28 +187,9 @@ class Telemetry:
             f"tollgate_{name}", text, labels, registry=self.registry, multiprocess_mode="livesum"
         )
 
-    def _engine_gauge(self, name: str, text: str) -> Gauge:
-        """Every worker hears the same engine, so the most recent word is the right one."""
-        return Gauge(
-            f"tollgate_{name}",
-            text,
-            ["model"],
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
-        )
-
     def engine_status(self, status: ReplicaStatus) -> None:
-        self.running.labels(status.model).set(status.num_running)
-        self.waiting.labels(status.model).set(status.num_waiting)
-        self.kv_usage.labels(status.model).set(status.kv_cache_usage)
-        self.kv_blocks.labels(status.model).set(status.num_blocks)
-        self.hit_tokens.labels(status.model).set(status.prefix_cache_hit_tokens)
-        self.query_tokens.labels(status.model).set(status.prefix_cache_query_tokens)
-        self.preemptions.labels(status.model).set(status.num_preemptions)
-        self.leased_blocks.labels(status.model).set(status.num_leased_blocks)
-        self.generated.labels(status.model).set(status.generated_tokens)
-        self.draft_tokens.labels(status.model).set(status.num_draft_tokens)
-        self.accepted_tokens.labels(status.model).set(status.num_accepted_tokens)
+        for field, gauge in self.engine_gauges.items():
+            gauge.labels(status.model).set(getattr(status, field))
 
     def cache_leases_became(self, model: str, outcome: str, number: int) -> None:
         self.cache_leases.labels(self.label(model), outcome).inc(number)

@@ -25,6 +25,7 @@ from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.fleet.router import Fleet, Route
 from gateway.lanes import LaneDeadlines
 from gateway.networks import Networks
+from gateway.routes.shared.services import Services
 from gateway.secret import Secret, SecretKey
 from gateway.settings.load import load
 from gateway.telemetry import Telemetry
@@ -115,6 +116,12 @@ async def world(
             acme=await make_tenant(postgres_url, "acme", is_operator=True),
             other=await make_tenant(postgres_url, "other", is_operator=False),
         )
+
+
+def services_with(**given: Any) -> Services:
+    """Return the services of a worker that uses these alone."""
+    required = (each.name for each in msgspec.structs.fields(Services) if each.required)
+    return Services(**{**dict.fromkeys(required), **given})
 
 
 async def make_tenant(postgres_url: str, name: str, *, is_operator: bool) -> Tenant:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import redis.asyncio
@@ -21,9 +21,9 @@ from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ModelKind
 from gateway.routes.shared import services
 from gateway.routes.shared.readiness import Readiness
-from gateway.routes.shared.services import Services
 from gateway.telemetry import Telemetry
 from tests.billing.samples import an_event
+from tests.gateway.whole_app import services_with
 
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
 
@@ -85,30 +85,13 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
     penny, upstream = Switch("penny", available=True), Switch("upstream", available=True)
     fleet = Fleet([route("engine", penny), route("upstream", upstream)])
     db = create_async_engine(NOWHERE)
-    unused: Any = None
-    worker = Services(
-        generation=cast(Any, SimpleNamespace(open_calls={1: None, 2: None})),
+    worker = services_with(
+        generation=SimpleNamespace(open_calls={1: None, 2: None}),
         telemetry=Telemetry(models=["penny"]),
         readiness=Readiness(fleet=fleet, redis=redis, spool=spool),
-        authenticator=unused,
-        idempotency_keys=unused,
-        authority=unused,
-        db=db,
-        system_db=db,
-        redis=unused,
-        cors_origins=unused,
         spool=spool,
         shipper=Shipper(spool, db),
         engines={},
-        authorization=unused,
-        federation=unused,
-        webhooks=unused,
-        files=unused,
-        batches=unused,
-        asked_arguments=unused,
-        cache_report=unused,
-        responses=unused,
-        started_at=0,
     )
     observing = asyncio.create_task(worker.periodic_observation().run())
     value = worker.telemetry.registry.get_sample_value

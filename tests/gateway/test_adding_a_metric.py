@@ -1,0 +1,48 @@
+"""A metric is added in at most three places: its entry in `gateway.telemetry`, where it is counted
+or set, and, of an engine's, the field in which the engine tells it. Here are a counter and a gauge,
+made in a copy of the product whose workers are then asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.copied_product import copy_product, run_copy
+from tests.test_tidy import ROOMS, ROOT
+
+ENTRIES = """\
+        self.observations = Counter(
+            "tollgate_observations", "Looks that workers took.", registry=self.registry
+        )
+        self.queues = self._worker_gauge("queues", "Queues in front of upstreams.")
+"""
+USES = """\
+        self.telemetry.observations.inc()
+        self.telemetry.queues.set(sum(map(len, self.rooms.values())))
+"""
+INSERTED = {
+    "gateway/telemetry.py": (ENTRIES, '        self.tasks = self._worker_gauge("tasks",'),
+    "gateway/routes/shared/services.py": (USES, "        self.telemetry.tasks.set("),
+}
+
+
+def test_a_metric_is_added_in_two_places(tmp_path: Path) -> None:
+    assert copy_product(tmp_path, lines=INSERTED) == 2
+    shared = tmp_path / "metrics"
+    shared.mkdir()
+    program = ("-m", "tests.gateway.added_metrics", str(tmp_path), str(shared))
+    told = run_copy(tmp_path, program, PROMETHEUS_MULTIPROC_DIR=str(shared))
+    found = re.findall("^tollgate_(?:observations|queues).*", told.stdout, re.M)
+    one = ["tollgate_observations_total 1.0", "tollgate_queues 2.0"]
+    two = ["tollgate_observations_total 2.0", "tollgate_queues 4.0"]
+    assert [*map(sorted, (found[:2], found[2:]))] == [one, two], told.stderr or found
+
+
+def test_one_place_of_the_product_names_metrics() -> None:
+    naming = {
+        str(file.relative_to(ROOT))
+        for room in ROOMS
+        for file in (ROOT / room).rglob("*.py")
+        if re.search(r'\b(Counter|Gauge|Histogram)\(\s*f?"', file.read_text())
+    }
+    assert naming == {"gateway/telemetry.py"}
