@@ -38,7 +38,6 @@ from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.oauth.clients.metadata import ClientMetadata
 from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, create_client
-from gateway.auth.peppers import Peppers
 from gateway.db import tenant
 from gateway.home import Home
 from gateway.principal import SCOPE_INFERENCE
@@ -48,7 +47,7 @@ from gateway.processes.database import prepare
 from gateway.routes.shared.access import PUBLIC, needs
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.services import Services
-from gateway.secret import Secret
+from gateway.secret import Peppers, Secret
 from gateway.settings.load import Settings, load
 from gateway.tenancy.tables import api_keys
 

@@ -94,6 +94,10 @@ class SharedTasks(Generic[K, T]):
         """Return what the key's task returns, or raise what it raises."""
         return await asyncio.shield(self.start(key, work))
 
+    async def wait(self) -> None:
+        """Wait for all tasks, without cancelling any."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
     async def close(self) -> None:
         """Cancel what still runs, and wait for its end."""
         await end_tasks(*self._tasks.values())

@@ -1,7 +1,9 @@
-"""The one versioned secret that all gateways of an installation share, and what is derived from it.
+"""The one versioned secret that all gateways of an installation share, and what is derived from it:
+keys that encrypt stored values (`Cipher`) and keys that hash them (`Peppers`).
 
 Knows no key of a customer. Nothing is used as it stands in the file: each purpose has its own key,
-so that one that leaks tells nothing of another.
+so that one that leaks tells nothing of another. What was made under an older version of the secret
+stays good while that version is in the file.
 """
 
 from __future__ import annotations
@@ -12,18 +14,26 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SECRET_BYTES = 32
 MAX_FILE_BYTES = 64 * 1024
 SALT = b"tollgate/1"
+NONCE_BYTES = 12
 
 
 class SecretError(Exception):
     """The secret's file cannot be used; the text names it and never its content."""
+
+
+class UnknownSecret(Exception):
+    """The value was sealed under a secret that is no longer in the secret file."""
 
 
 class SecretKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,3 +132,81 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def random_secret(prefix: str = "") -> str:
+    """Return 256 random bits, URL-safe."""
+    return prefix + secrets.token_urlsafe(SECRET_BYTES)
+
+
+class Ciphertext(msgspec.Struct, frozen=True, kw_only=True):
+    secret_id: str
+    data: bytes
+
+
+class Cipher:
+    """Encrypts values that are stored and must be read back: AES-256-GCM.
+
+    `context` binds a ciphertext to its row, so that it cannot be moved to another one.
+    """
+
+    def __init__(self, secret: Secret, purpose: str) -> None:
+        self._keys: Mapping[str, AESGCM] = {
+            key.id: AESGCM(key.derive(purpose)) for key in secret.keys
+        }
+        self._current = secret.current.id
+
+    def seal(self, plain: bytes, context: bytes) -> Ciphertext:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        data = nonce + self._keys[self._current].encrypt(nonce, plain, context)
+        return Ciphertext(secret_id=self._current, data=data)
+
+    def knows(self, secret_id: str) -> bool:
+        return secret_id in self._keys
+
+    def open(self, data: bytes, context: bytes, secret_id: str) -> bytes:
+        """Raises: UnknownSecret; cryptography's InvalidTag if the content was tampered with."""
+        if secret_id not in self._keys:
+            raise UnknownSecret(secret_id)
+        nonce, sealed = data[:NONCE_BYTES], data[NONCE_BYTES:]
+        return self._keys[secret_id].decrypt(nonce, sealed, context)
+
+    def seal_text(self, plain: bytes, context: bytes) -> str:
+        """Return the sealed value as URL-safe text, which `open_text` reads."""
+        sealed = self.seal(plain, context)
+        return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
+
+    def open_text(self, text: str, context: bytes) -> bytes:
+        """Raises: ValueError for a text that was not sealed here, for this context."""
+        secret_id, _, data = text.rpartition(".")
+        try:
+            sealed = base64.b64decode(data, altchars=b"-_", validate=True)
+            return self.open(sealed, context, secret_id)
+        except (InvalidTag, UnknownSecret):
+            raise ValueError("not sealed here") from None
+
+
+class Peppers:
+    """The peppers of one purpose, the current one first. They hash random secrets for Postgres,
+    which never sees them: HMAC-SHA256.
+
+    It is for values with 256 random bits; a password, which can be guessed, needs `passwords`. Each
+    hash names its pepper.
+    """
+
+    def __init__(self, secret: Secret, purpose: str) -> None:
+        self._keys = tuple((key.id, key.derive(purpose)) for key in secret.keys)
+
+    def hash(self, value: str) -> str:
+        """Return what to store: `pepper id:HMAC` in lower-case hex."""
+        return self.hashes(value)[0]
+
+    def hashes(self, value: str) -> list[str]:
+        """Return the hash of `value` under each pepper, for a look-up by index."""
+        data = value.encode()
+        return [f"{key_id}:{hmac.digest(key, data, 'sha256').hex()}" for key_id, key in self._keys]
+
+    def matches(self, value: str, stored: str) -> bool:
+        """Compare in constant time: it does not tell where two hashes differ."""
+        found = [hmac.compare_digest(each, stored) for each in self.hashes(value)]
+        return any(found)

@@ -85,7 +85,7 @@ from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
-from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
+from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tenancy.money.suspension import tell_workers
 from gateway.webhooks.wiring import open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
@@ -232,7 +232,7 @@ async def open_services(
         readiness=Readiness(fleet=fleet, redis=resources.redis, spool=spool),
         authenticator=auth.authenticator,
         authority=auth.authority,
-        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, keys=answer_keys(secret)),
+        idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, secret=secret),
         responses=responses,
         db=db,
         system_db=system_db,

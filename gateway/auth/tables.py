@@ -1,7 +1,7 @@
 """Tables of authentication: clients, sessions, consents, grants, tokens, signing keys, issuers.
 
 A client that registered itself has no org; everything else belongs to its user's org. Secrets are
-stored as HMACs (`peppers`), private keys encrypted, and access tokens nowhere.
+stored as HMACs (`secret.Peppers`), private keys encrypted, and access tokens nowhere.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.batches.lines_in import (
     Line,
     LineError,
@@ -27,6 +26,7 @@ from gateway.db import tenant
 from gateway.files.errors import ContentLost
 from gateway.files.files import File, drop_file, get_file
 from gateway.files.store import FileStore
+from gateway.secret import UnknownSecret
 from gateway.tenancy.errors import NotFound
 from gateway.wire.shared.batch import Batch
 

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cryptography.exceptions import InvalidTag
 
-from gateway.auth.encrypted_at_rest import Cipher, Ciphertext
 from gateway.files.contents import CHUNK_BYTES, Writer
 from gateway.files.errors import ContentLost, FileStoreAway
+from gateway.secret import Cipher, Ciphertext
 from gateway.settings.file import FileStoreConfig
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.files.contents import Contents, PostgresContents
 from gateway.files.store import FileStore
 from gateway.resources import Resources
+from gateway.secret import Cipher
 from gateway.settings.load import Settings, read_secret
 
 

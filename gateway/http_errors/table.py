@@ -28,7 +28,7 @@
     audit: CredentialInAudit           400     invalid_request_error   (null)
     files: ContentLost                 410     invalid_request_error   content_lost
     files: FilesError                  503     server_error            service_unavailable
-    encrypted_at_rest: UnknownSecret   410     invalid_request_error   content_unreadable
+    secret: UnknownSecret              410     invalid_request_error   content_unreadable
     signing_keys: TooSoon              409     invalid_request_error   too_soon
     tenancy: Conflict                  409     invalid_request_error   its own
     tenancy: NotAllowed                403     invalid_request_error   insufficient_permissions
@@ -58,7 +58,6 @@ from billing.errors import (
 )
 from billing.money import format_usd
 from gateway.audit.errors import CredentialInAudit
-from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.auth.errors import AuthError, AuthUnavailable, MissingScope
 from gateway.auth.oauth.tokens.signing_keys import TooSoon
 from gateway.credential_forms import without_credentials
@@ -83,6 +82,7 @@ from gateway.request_errors import (
     RequestConflict,
     TooManyAtOnce,
 )
+from gateway.secret import UnknownSecret
 from gateway.tenancy.errors import (
     ChangeNotAnnounced,
     Conflict,

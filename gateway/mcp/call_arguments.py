@@ -13,9 +13,8 @@ import sqlalchemy as sa
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.mcp.tables import approvals as table
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret, UnknownSecret
 from mcp_bridge.trust.approvals import Approval
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
 from gateway.ids import uuid7_hex
 from gateway.request_errors import BadField
@@ -21,6 +20,7 @@ from gateway.responses.kept import ResponseOwner, to_json
 from gateway.responses.tables import conversation_items as items_table
 from gateway.responses.tables import conversations as table
 from gateway.responses.tables import owned
+from gateway.secret import Cipher
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.pages import Order
 from gateway.wire.openai_responses.conversations import ConversationObject

@@ -14,13 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.encrypted_at_rest import UnknownSecret
 from gateway.db import tenant
 from gateway.request_errors import BadField, TooManyInBackground
 from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.store import CAN_BE_CONTINUED, KeptRows, alive, missing, opened, sealed
 from gateway.responses.tables import owned
 from gateway.responses.tables import responses as table
+from gateway.secret import UnknownSecret
 from gateway.wire.openai_responses.answer import ResponseError, ResponseObject, Status
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.periodic import Periodic
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import DATABASE_ERRORS, tenant
 from gateway.request_errors import BadField
 from gateway.responses.conversations import ConversationStore
@@ -25,6 +24,7 @@ from gateway.responses.kept import ResponseOwner, StoredResponse, decode, encode
 from gateway.responses.tables import owned
 from gateway.responses.tables import response_events as events
 from gateway.responses.tables import responses as table
+from gateway.secret import Cipher
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import projects
 from gateway.wire.openai_responses.items import Item

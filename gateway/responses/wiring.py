@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.inference.services import GenerationServices
 from gateway.resources import Resources
 from gateway.responses.background import Background
@@ -12,6 +11,7 @@ from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
 from gateway.responses.store import PURPOSE, ResponseStore
+from gateway.secret import Cipher
 from gateway.settings.load import Settings
 
 SECONDS_PER_DAY = 24 * 3600

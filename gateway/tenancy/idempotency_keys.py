@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -33,7 +30,7 @@ from foundation.periodic import Periodic
 from gateway.audit.tables import entries, heads
 from gateway.db import tenant
 from gateway.request_errors import AnswerLost, OtherBody, OtherRequest, RequestInFlight
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret, UnknownSecret
 from gateway.tenancy.tables import idempotency_keys as table
 
 log = logging.getLogger(__name__)
@@ -50,7 +47,6 @@ SWEEP_INTERVAL_S = 600.0
 SWEEP_BATCH = 1000
 MAX_ATTEMPTS = 3
 """A row can be swept between two looks at it."""
-NONCE_BYTES = 12
 LOST = 599
 """The status of an answer that is not kept, of what was billed; nobody is answered that."""
 CLAIM = "idempotency_claim"
@@ -105,16 +101,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotencyKeys:
-    """One per process. `db` acts as the tenant, `system_db` as the system. `keys`: (id, 32 bytes)
-    of each version of the secret, the current one first."""
+    """One per process. `db` acts as the tenant, `system_db` as the system."""
 
-    def __init__(
-        self, *, db: AsyncEngine, system_db: AsyncEngine, keys: Sequence[tuple[str, bytes]]
-    ) -> None:
+    def __init__(self, *, db: AsyncEngine, system_db: AsyncEngine, secret: Secret) -> None:
         self._db = db
         self._system_db = system_db
-        self._current = keys[0][0]
-        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys}
+        self._cipher = Cipher(secret, PURPOSE)
 
     async def claim(self, claim: Claim) -> Answer | None:
         """Claim the key and return None: carry it out, then `settle`. Else what it was answered.
@@ -216,8 +208,9 @@ class IdempotencyKeys:
 
     async def _keep(self, conn: AsyncConnection, claim: Claim, answer: Answer) -> bool:
         """Keep the answer; True if the claim is still this request's."""
-        kept = {"status": answer.status, "response": self._seal(claim, answer)}
-        stored = sa.update(table).where(claim.is_mine).values(**kept, secret_id=self._current)
+        sealed = self._cipher.seal(msgspec.msgpack.encode(answer), claim.bound)
+        kept = {"status": answer.status, "response": sealed.data, "secret_id": sealed.secret_id}
+        stored = sa.update(table).where(claim.is_mine).values(**kept)
         if (await conn.execute(stored)).rowcount == 1:
             return True
         log.warning("an idempotency key was taken over while its request ran")
@@ -250,27 +243,15 @@ class IdempotencyKeys:
             at_once=False,
         )
 
-    def _seal(self, claim: Claim, answer: Answer) -> bytes:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        plain = msgspec.msgpack.encode(answer)
-        return nonce + self._ciphers[self._current].encrypt(nonce, plain, claim.bound)
-
     def _unseal(self, claim: Claim, row: Any) -> Answer:
         """Raises: AnswerLost where its key is gone or it was tampered with."""
-        cipher = self._ciphers.get(row.secret_id)
-        if cipher is None or row.status == LOST:
+        if row.status == LOST:
             raise AnswerLost
-        nonce, sealed = row.response[:NONCE_BYTES], row.response[NONCE_BYTES:]
         try:
-            plain = cipher.decrypt(nonce, sealed, claim.bound)
-        except InvalidTag:
+            plain = self._cipher.open(row.response, claim.bound, row.secret_id)
+        except (UnknownSecret, InvalidTag):
             raise AnswerLost from None
         return msgspec.msgpack.decode(plain, type=Answer)
-
-
-def answer_keys(secret: Secret) -> list[tuple[str, bytes]]:
-    """Return (id, key) of each version, the current one first."""
-    return [(each.id, each.derive(PURPOSE)) for each in secret.keys]
 
 
 async def _has_changed_something(conn: AsyncConnection, org_id: str, request_id: str) -> bool:

@@ -122,8 +122,8 @@ async def put_credential(
     }
     change: sa.Executable
     if before is None:
-        whose = {"id": credential_id, "org_id": org_id, "upstream": upstream, "user_id": user_id}
-        added = insert(credentials).values(**whose, **row).on_conflict_do_nothing()
+        key = {"id": credential_id, "org_id": org_id, "upstream": upstream, "user_id": user_id}
+        added = insert(credentials).values(**key, **row).on_conflict_do_nothing()
         change = added.returning(*COLUMNS)
     else:
         changed = sa.update(credentials).where(*_is(org_id, credential_id)).values(**row)
@@ -324,13 +324,13 @@ async def _find_exactly(
 def _select_best(
     org_id: str, upstream: str, user_id: str | None, columns: list[sa.Column[Any]]
 ) -> sa.Select[Any]:
-    whose: sa.ColumnElement[bool] = credentials.c.user_id.is_(None)
+    owner: sa.ColumnElement[bool] = credentials.c.user_id.is_(None)
     if user_id is not None:
-        whose = sa.or_(whose, credentials.c.user_id == user_id)
-    asked = sa.select(*columns).where(
-        credentials.c.org_id == org_id, credentials.c.upstream == upstream, whose
+        owner = sa.or_(owner, credentials.c.user_id == user_id)
+    usable = sa.select(*columns).where(
+        credentials.c.org_id == org_id, credentials.c.upstream == upstream, owner
     )
-    return asked.order_by(credentials.c.user_id.nulls_last()).limit(1)
+    return usable.order_by(credentials.c.user_id.nulls_last()).limit(1)
 
 
 def _is(org_id: str, credential_id: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -12,8 +12,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gateway.auth.encrypted_at_rest import NONCE_BYTES, Cipher, UnknownSecret
-from gateway.secret import Secret
+from gateway.secret import NONCE_BYTES, Cipher, Secret, UnknownSecret
 
 PURPOSE = "upstream-credential-keys"
 KEY_BYTES = 32

@@ -10,27 +10,24 @@ caller has shown us is not known here.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hmac
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
 from authlib.common.urls import add_params_to_uri
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
-from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.tasks import SharedTasks
 from gateway.audit.log import Actor
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.federation.external_login import digest
-from gateway.auth.peppers import random_secret
 from gateway.db import tenant
 from gateway.lru import Lru
+from gateway.secret import Cipher, random_secret
 from gateway.vault.credentials import (
     OpenCredential,
     UpstreamCredential,
@@ -57,8 +54,6 @@ MAX_AT_ONCE = 4
 """Of those hold a connection to Postgres."""
 MAX_STATE_LENGTH = 6_144
 MAX_CODE_LENGTH = 2_048
-
-log = logging.getLogger(__name__)
 
 Mint = Callable[[], Awaitable[str]]
 """Signs a JWT about the user, for the upstream's authorization server alone."""
@@ -141,30 +136,28 @@ class Consents:
             client=client if carries_client else None,
             needs_iss=needs_iss,
         )
-        asked = {
+        parameters = {
             "response_type": "code",
             "client_id": client.client_id,
             "redirect_uri": self._redirect_uri,
-            "state": self._seal(consent),
+            "state": self._states.seal_text(msgspec.json.encode(consent), STATE_PURPOSE.encode()),
             "code_challenge": create_s256_code_challenge(consent.code_verifier),
             "code_challenge_method": "S256",
             "scope": client.scope,
             "resource": client.resource,
         }
-        pairs = [(name, value) for name, value in asked.items() if value is not None]
+        pairs = [(name, value) for name, value in parameters.items() if value is not None]
         url: str = add_params_to_uri(client.authorization_endpoint, pairs)
         return url
 
     def read(self, state: str, *, org_id: str, began: str, browser: str) -> Consent:
         """Read the consent of a state, before the client is known. Raises: SignInRefused, for one
         that was begun by somebody else, elsewhere or too long ago."""
-        secret_id, _, data = state.rpartition(".")
         try:
             if len(state) > MAX_STATE_LENGTH:
                 raise ValueError("too long")
-            sealed = base64.b64decode(data, altchars=b"-_", validate=True)
-            plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
-        except (ValueError, binascii.Error, InvalidTag, UnknownSecret):
+            plain = self._states.open_text(state, STATE_PURPOSE.encode())
+        except ValueError:
             raise SignInRefused("upstream", "a state that is not ours") from None
         consent = msgspec.json.decode(plain, type=Consent)
         same = consent.org_id == org_id and consent.began == began
@@ -218,10 +211,6 @@ class Consents:
                 expires_at=ends_at(found, self._wall_clock()),
             )
 
-    def _seal(self, consent: Consent) -> str:
-        sealed = self._states.seal(msgspec.json.encode(consent), STATE_PURPOSE.encode())
-        return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
-
 
 class UpstreamTokens:
     """One per process; to be closed. `db`: the tenants' pool. `wall_clock`: Unix seconds."""
@@ -238,13 +227,13 @@ class UpstreamTokens:
         self._vault = vault
         self._endpoint = endpoint
         self._wall_clock = wall_clock
-        self._asking: dict[tuple[str, ...], asyncio.Task[UpstreamToken]] = {}
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+        self._requests: SharedTasks[tuple[str, ...], UpstreamToken] = SharedTasks("upstream token")
+        self._refresh_slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._exchanged: Lru[tuple[str, ...], tuple[UpstreamToken, float]] = Lru(MAX_EXCHANGED)
 
     async def close(self) -> None:
         """Wait for requests under way: each may bring the only token left."""
-        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+        await self._requests.wait()
 
     async def access_token(
         self, *, org_id: str, upstream: str, user_id: str | None, refused: str | None = None
@@ -265,11 +254,9 @@ class UpstreamTokens:
         credential = found.credential
         key = ("refresh", org_id, credential.id, refused or "")
 
-        async def ask() -> UpstreamToken:
-            return await self._refresh(org_id, upstream, credential.user_id, refused)
-
+        request = partial(self._refresh, org_id, upstream, credential.user_id, refused)
         try:
-            return await self._once(key, upstream, ask)
+            return await self._once(key, upstream, request)
         except IssuerUnavailable:
             ends = credential.expires_at
             if refused is None and ends is not None and ends.timestamp() > self._wall_clock():
@@ -297,7 +284,7 @@ class UpstreamTokens:
         if known is not None and lasts and known[0].access_token != refused:
             return known[0]
 
-        async def ask() -> UpstreamToken:
+        async def request() -> UpstreamToken:
             found = await self._endpoint.exchange(upstream, client, await mint())
             if isinstance(found, TokenRefusal):
                 raise ConsentNeeded(upstream, f"it gives no token for the user: {found.error}")
@@ -307,33 +294,24 @@ class UpstreamTokens:
             self._exchanged.put(key, (token, self._wall_clock() + lives_s - REFRESH_BEFORE_S))
             return token
 
-        return await self._once(key, upstream, ask)
+        return await self._once(key, upstream, request)
 
     async def _once(
         self,
         key: tuple[str, ...],
         upstream: str,
-        ask: Callable[[], Coroutine[Any, Any, UpstreamToken]],
+        request: Callable[[], Coroutine[Any, Any, UpstreamToken]],
     ) -> UpstreamToken:
-        """One asks for all; who is cancelled leaves the others what it brings."""
-        task = self._asking.get(key)
-        if task is None:
-            if len(self._asking) >= MAX_REFRESHING:
-                raise IssuerUnavailable(upstream, "too many tokens are asked for already")
-            task = self._asking[key] = asyncio.create_task(ask())
-            task.add_done_callback(lambda done: self._answered(key, done))
-        return await asyncio.shield(task)
-
-    def _answered(self, key: tuple[str, ...], task: asyncio.Task[UpstreamToken]) -> None:
-        del self._asking[key]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.info("no token of an upstream: %s", error)
+        """Request a token once for all callers that want it."""
+        if key not in self._requests and len(self._requests) >= MAX_REFRESHING:
+            raise IssuerUnavailable(upstream, "too many tokens are asked for already")
+        return await self._requests.run(key, request)
 
     async def _refresh(
         self, org_id: str, upstream: str, user_id: str | None, refused: str | None
     ) -> UpstreamToken:
         """Refresh the token; an answer of the server is acted on once it is committed."""
-        async with self._turns, tenant(self._db, org_id) as conn:
+        async with self._refresh_slots, tenant(self._db, org_id) as conn:
             found = await open_credential(
                 conn, self._vault, org_id=org_id, upstream=upstream, user_id=user_id, lock=True
             )
@@ -342,25 +320,25 @@ class UpstreamTokens:
                 return usable  # another worker was faster
             assert found is not None
             credential, values = found.credential, dict(found.values)
-            said = await self._endpoint.refresh(
+            response = await self._endpoint.refresh(
                 upstream, UpstreamClient.from_values(values), values["refresh_token"]
             )
             id_, version = credential.id, credential.version
-            if isinstance(said, TokenResponse):
+            if isinstance(response, TokenResponse):
                 await refresh_credential(
                     conn,
                     self._vault,
                     org_id=org_id,
                     credential_id=id_,
                     version=version,
-                    values=values | tokens_to_values(said),
-                    expires_at=ends_at(said, self._wall_clock()),
+                    values=values | tokens_to_values(response),
+                    expires_at=ends_at(response, self._wall_clock()),
                 )
             else:
                 await mark_refused(conn, org_id=org_id, credential_id=id_, version=version)
-        if isinstance(said, TokenRefusal):
-            raise ConsentNeeded(upstream, f"its owner has to sign in there again: {said.error}")
-        return _token(credential, said.access_token)
+        if isinstance(response, TokenRefusal):
+            raise ConsentNeeded(upstream, f"its owner has to sign in there again: {response.error}")
+        return _token(credential, response.access_token)
 
     def _usable(
         self, upstream: str, found: OpenCredential | None, refused: str | None

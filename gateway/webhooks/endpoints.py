@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.ids import uuid7
 from gateway.net.egress_targets import Forbidden, parse_target
+from gateway.secret import Cipher
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 from gateway.webhooks.standard_webhooks import new_secret

@@ -18,11 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from billing.alerts import alerts, unusual_spend
 from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
 from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
+from gateway.secret import Cipher, UnknownSecret
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import (
     DEAD,

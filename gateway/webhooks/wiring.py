@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.net.egress import Egress
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret
 from gateway.telemetry import Telemetry
 from gateway.webhooks.endpoints import CIPHER_PURPOSE
 from gateway.webhooks.sender import MAX_CONCURRENT, TIMEOUT_S, WAIT_S, Sender

@@ -20,10 +20,10 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_TENANT, create_engine, tenant
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.net.egress import Egress
+from gateway.secret import Cipher
 from gateway.vault.credentials import open_credential
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault

@@ -31,11 +31,10 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.oauth.clients.metadata import from_document
 from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, create_client
-from gateway.auth.peppers import Peppers
 from gateway.db import create_engine, tenant
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from gateway.secret import Secret
+from gateway.secret import Peppers, Secret
 from gateway.tenancy.members.users import create_user
 from gateway.tenancy.orgs import find_org
 from tests.stack import ROOT, Stack, running

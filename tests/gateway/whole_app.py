@@ -29,7 +29,7 @@ from gateway.routes.shared.services import Services
 from gateway.secret import Secret, SecretKey
 from gateway.settings.load import load
 from gateway.telemetry import Telemetry
-from gateway.tenancy.idempotency_keys import IdempotencyKeys, answer_keys
+from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE, create_key
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project
@@ -97,9 +97,7 @@ async def world(
             "redis": store,
             "cors_origins": cors_origins,
             "trusted_proxies": Networks(),
-            "idempotency_keys": IdempotencyKeys(
-                db=db, system_db=system_db, keys=answer_keys(SECRET)
-            ),
+            "idempotency_keys": IdempotencyKeys(db=db, system_db=system_db, secret=SECRET),
             "generation": SimpleNamespace(fleet=Fleet(routes), deadlines=LaneDeadlines()),
             "started_at": 0,
         }

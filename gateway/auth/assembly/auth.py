@@ -16,7 +16,6 @@ from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.bearer.api_keys import Authenticator
 from gateway.auth.bearer.last_used import LastUsed
 from gateway.auth.cors_origins import CorsOrigins
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_issuers import ExternalIssuers
 from gateway.auth.federation.external_login import STATE_PURPOSE, ExternalLogin
 from gateway.auth.federation.issuer_directory import IssuerDirectory
@@ -31,7 +30,7 @@ from gateway.auth.oauth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_P
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
 from gateway.net.egress import MAX_PER_HOST, Egress
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
 
 

@@ -27,14 +27,12 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import InvalidToken
 from gateway.auth.federation.external_issuers import fits, role_of
 from gateway.auth.federation.external_tokens import audiences, check_claims, read, verify
 from gateway.auth.federation.issuer_directory import IssuerDirectory
 from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerMetadata, LoginIssuerUnavailable
 from gateway.auth.federation.issuers import Issuer
-from gateway.auth.peppers import random_secret
 from gateway.auth.tables import (
     external_identities,
     external_login_states,
@@ -42,6 +40,7 @@ from gateway.auth.tables import (
 )
 from gateway.db import delete_some, tenant
 from gateway.net.egress import Egress, EgressError
+from gateway.secret import Cipher, UnknownSecret, random_secret
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.members.users import create_user, find_user
@@ -162,7 +161,7 @@ class ExternalLogin:
             "client_id": issuer.client_id,
             "redirect_uri": redirect_uri_of(self._public_url, issuer_id),
             "scope": "openid email profile",
-            "state": self._seal(begun),
+            "state": self._states.seal_text(msgspec.json.encode(begun), STATE_PURPOSE.encode()),
             "nonce": begun.nonce,
             "code_challenge": create_s256_code_challenge(begun.code_verifier),
             "code_challenge_method": "S256",
@@ -223,18 +222,12 @@ class ExternalLogin:
             raise LoginRefused("the issuer has no authorization or token endpoint")
         return found
 
-    def _seal(self, begun: LoginState) -> str:
-        sealed = self._states.seal(msgspec.json.encode(begun), STATE_PURPOSE.encode())
-        return f"{sealed.secret_id}.{base64.urlsafe_b64encode(sealed.data).decode()}"
-
     def _open(self, state: str) -> LoginState:
-        secret_id, _, data = state.rpartition(".")
         try:
             if len(state) > MAX_STATE_LENGTH:
                 raise ValueError("too long")
-            sealed = base64.b64decode(data, altchars=b"-_", validate=True)
-            plain = self._states.open(sealed, STATE_PURPOSE.encode(), secret_id)
-        except (ValueError, InvalidTag, UnknownSecret):
+            plain = self._states.open_text(state, STATE_PURPOSE.encode())
+        except ValueError:
             raise LoginRefused("the state is not ours") from None
         return msgspec.json.decode(plain, type=LoginState)
 

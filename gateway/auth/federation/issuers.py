@@ -17,13 +17,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.issuer_keys import ALGORITHMS
 from gateway.auth.tables import issuers
 from gateway.ids import uuid7
 from gateway.net.egress_targets import Forbidden, parse_target
 from gateway.permissions import ADMIN_SCOPES, SERVICE_SCOPES
 from gateway.principal import SCOPE_USAGE_READ, Role
+from gateway.secret import Cipher
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
 from gateway.tenancy.pages import FIRST, Cursor, read_page
 from gateway.tenancy.tables import check_name, projects

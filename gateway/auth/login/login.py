@@ -18,8 +18,8 @@ from gateway.audit.log import Actor
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import Seals, start_session
 from gateway.auth.login.throttle import LoginAttempt, Throttle
-from gateway.auth.peppers import Peppers
 from gateway.db import tenant
+from gateway.secret import Peppers
 from gateway.tenancy.member_tables import users
 from gateway.tenancy.tables import orgs
 

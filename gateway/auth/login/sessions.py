@@ -16,12 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_sessions
 from gateway.db import delete_some
 from gateway.ids import uuid7
 from gateway.principal import Role
-from gateway.secret import Secret
+from gateway.secret import Peppers, Secret, random_secret
 from gateway.tenancy.member_tables import project_members, users
 from gateway.tenancy.tables import orgs
 

@@ -17,8 +17,8 @@ from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
-from gateway.auth.peppers import Peppers
 from gateway.auth.resources import API_PATH, InvalidTarget, find_resources
+from gateway.secret import Peppers
 
 MAX_SCOPES = 64
 

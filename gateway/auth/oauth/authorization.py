@@ -30,10 +30,9 @@ from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Clients
 from gateway.auth.oauth.rfc6749_authorize import AuthorizationRequest
 from gateway.auth.oauth.tokens.consents import is_remembered, remember
 from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE, create_grant, issue_code
-from gateway.auth.peppers import Peppers
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
-from gateway.secret import Secret
+from gateway.secret import Peppers, Secret
 from gateway.tenancy.errors import ChangeNotAnnounced, NotFound
 from gateway.tenancy.member_tables import project_members
 from gateway.tenancy.tables import projects

@@ -10,7 +10,6 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import Actor
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.db import tenant
 from gateway.mcp.clients import is_signed_in_at
@@ -19,7 +18,7 @@ from gateway.mcp.exchanges import open_exchanges
 from gateway.mcp.known import ChangeFeed, announce
 from gateway.mcp.sign_ins import CALLBACK, SignIns, open_sign_ins, start_url
 from gateway.net.egress import Egress
-from gateway.secret import Secret
+from gateway.secret import Cipher, Secret
 from gateway.settings.load import Settings
 from gateway.settings.mcp_servers import issuer_hosts_of, to_audience
 from gateway.tenancy.errors import NotFound

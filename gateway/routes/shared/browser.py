@@ -24,11 +24,11 @@ from gateway.auth.login.sessions import (
     find_session,
 )
 from gateway.auth.oauth.authorization import Authorization
-from gateway.auth.peppers import random_secret
 from gateway.console.pages import guarded, read_asset, render
 from gateway.routes.shared.access import PUBLIC, address_of, services
 from gateway.routes.shared.media_types import FORM, HTML
 from gateway.routes.shared.request_state import REQUEST_ID
+from gateway.secret import random_secret
 
 MAX_FORM_BYTES = 32 * 1024
 MAX_FIELDS = 16

@@ -10,7 +10,6 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_issuers import ExternalIssuers
 from gateway.auth.federation.issuer_directory import IssuerDirectory
 from gateway.auth.federation.issuer_keys import IssuerKeys
@@ -22,6 +21,7 @@ from gateway.auth.federation.issuers import (
 )
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.principal import Principal
+from gateway.secret import Cipher
 from gateway.tenancy.changes import changing
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project

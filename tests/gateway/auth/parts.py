@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
+from gateway.secret import Cipher
 from tests.gateway.a_secret import a_secret
 
 NOW = 1_800_000_000.0

@@ -18,7 +18,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from gateway.audit.log import COMMAND_LINE, Actor
 from gateway.auth.assembly.auth import audiences
 from gateway.auth.bearer.access_tokens import AccessTokens
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.login.throttle import Throttle
 from gateway.auth.oauth import rfc6749_token
 from gateway.auth.oauth.authority import Authority
@@ -32,9 +31,9 @@ from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE, Grant, create_
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
-from gateway.auth.peppers import Peppers
 from gateway.ids import uuid7
 from gateway.principal import Principal
+from gateway.secret import Cipher, Peppers
 from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.orgs import create_org
 from gateway.tenancy.projects import create_project

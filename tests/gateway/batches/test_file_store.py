@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.files.contents import PostgresContents
 from gateway.files.errors import FileStoreAway
@@ -24,6 +23,7 @@ from gateway.files.s3_contents import S3Contents
 from gateway.files.store import MAX_FAILURES, FileStore
 from gateway.files.tables import file_chunks, files
 from gateway.files.uploads import FileTooLarge, Upload
+from gateway.secret import Cipher
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.wire.shared.multipart_form import MultipartForm, boundary_of, read_form
 from tests.gateway.batches.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, config

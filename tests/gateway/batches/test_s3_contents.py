@@ -11,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.files.contents import PostgresContents
 from gateway.files.errors import ContentLost, FileStoreAway, FileStoreUnknown
@@ -20,7 +19,7 @@ from gateway.files.store import FileStore
 from gateway.files.strays import Strays, SweepResult
 from gateway.files.tables import files
 from gateway.http_errors.table import to_http_error
-from gateway.secret import Secret, SecretKey
+from gateway.secret import Cipher, Secret, SecretKey, UnknownSecret
 from tests.gateway.batches.object_store import (
     ACCESS_KEY,
     SECRET_KEY,

@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.fleet.errors import ReplicaLost
 from gateway.ids import uuid7
@@ -36,6 +35,7 @@ from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import response_events
 from gateway.responses.tables import responses as table
+from gateway.secret import Cipher
 from gateway.telemetry import RequestMeter
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine
 from gateway.http_errors.table import UNREADABLE, to_http_error
 from gateway.request_errors import BadField
@@ -18,7 +17,7 @@ from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import ResponseOwner, StoredResponse, to_json
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import responses as table
-from gateway.secret import Secret, SecretKey
+from gateway.secret import Cipher, Secret, SecretKey, UnknownSecret
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.tables import orgs, projects
 from gateway.wire.openai_responses.items import Message, OutputText, Text

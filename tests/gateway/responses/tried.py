@@ -7,10 +7,10 @@ from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.kept import ResponseOwner
+from gateway.secret import Cipher
 from tests.gateway.walls.test_tenant_verbs import SECRET
 from tests.gateway.walls.two_tenants import id_of
 

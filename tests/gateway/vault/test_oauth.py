@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import ROLE_TENANT, create_engine, tenant
 from gateway.net.egress import Egress
+from gateway.secret import Cipher
 from gateway.tenancy.errors import InvalidField
 from gateway.vault import oauth
 from gateway.vault.credentials import UpstreamCredential, find_credential, put_credential

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import create_engine
 from gateway.net.egress import Egress
+from gateway.secret import Cipher
 from gateway.vault.challenge import Challenge, read_challenge
 from gateway.vault.discovery import Discovery, covers, resource_places, server_places
 from gateway.vault.envelope import Vault

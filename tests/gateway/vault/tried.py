@@ -10,13 +10,13 @@ from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.mcp.admin.credentials_admin import UpstreamVault
 from gateway.mcp.credentials import Challenges, VaultCredentials
 from gateway.mcp.exchanges import Exchanges
 from gateway.mcp.sign_ins import SignedInAt, SignIns
 from gateway.net.egress import Egress
+from gateway.secret import Cipher
 from gateway.vault.discovery import Discovery
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen, ConsentNeeded, IssuerUnavailable, NoCredential

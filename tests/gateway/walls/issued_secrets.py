@@ -27,13 +27,12 @@ ROOT = Path(gateway.__file__).parent
 MAKERS = {"random_secret", "new_secret", "generate_key"}
 """And whatever is called of the module `secrets`, but for comparing."""
 NO_SECRETS = {
-    "auth.encrypted_at_rest.seal": "a nonce, which stands beside what it encrypts",
+    "secret.seal": "a nonce, which stands beside what it encrypts",
     "auth.federation.external_login.start": "of one login elsewhere: sealed into its state",
-    "auth.peppers.random_secret": "draws for its callers",
+    "secret.random_secret": "draws for its callers",
     "auth.login.sessions.challenge": "a passkey signs it in public; it is good once",
     "cli.main.gateway": "names a spool",
     "mcp.service.wiring.open_approvals": "tells two requests apart; deciding takes a credential",
-    "tenancy.idempotency_keys._seal": "a nonce, which stands beside what it encrypts",
     "secret._create": "the installation's own, in a file of its own: no request reaches it",
     "processes.supervisor._start_worker": "names a process",
     "tenancy.keys.keys.new_secret": "draws for its callers",

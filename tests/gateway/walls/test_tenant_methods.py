@@ -27,13 +27,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
 from gateway.audit.log import Actor
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.login.login import Login, LoginOrigin, WrongCredentials
 from gateway.auth.login.passkeys import Passkeys
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.login.sessions import Seals, Session
 from gateway.auth.login.throttle import Throttle
-from gateway.auth.peppers import Peppers
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
 from gateway.request_errors import BadField, OtherRequest, RequestInFlight
 from gateway.responses.conversations import ConversationStore
@@ -41,8 +39,9 @@ from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RunningRows
 from gateway.responses.store import ResponseStore
 from gateway.responses.tables import responses
+from gateway.secret import Cipher, Peppers, UnknownSecret
 from gateway.tenancy.errors import NotFound
-from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys, answer_keys
+from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.tenancy.tables import idempotency_keys
 from gateway.wire.openai_responses.answer import ResponseObject, begun
 from gateway.wire.openai_responses.items import Message
@@ -138,7 +137,7 @@ class Stage:
             public_url="http://localhost",
             clock=lambda: NOW,
         )
-        self.keys = IdempotencyKeys(db=pool, system_db=pool, keys=answer_keys(SECRET))
+        self.keys = IdempotencyKeys(db=pool, system_db=pool, secret=SECRET)
         cipher = Cipher(SECRET, "test")
         self.conversations = ConversationStore(db=pool, cipher=cipher)
         kept: dict[str, Any] = {

@@ -29,14 +29,12 @@ import gateway
 from gateway.audit.log import Actor
 from gateway.audit.verify import NOWHERE
 from gateway.auth.bearer.revocations import Announcement
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.errors import InvalidKey
 from gateway.auth.federation.external_login import LoginState
 from gateway.auth.federation.issuers import Rules
 from gateway.auth.oauth.clients.metadata import ClientMetadata
-from gateway.auth.peppers import Peppers
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
-from gateway.secret import Secret, SecretKey
+from gateway.secret import Cipher, Peppers, Secret, SecretKey
 from gateway.tenancy.errors import LastOwner, NameTaken, NotFound
 from gateway.vault.envelope import Vault
 from gateway.vault.errors import CannotOpen

@@ -14,10 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
 from gateway.net.egress import Egress
-from gateway.secret import Secret, SecretKey
+from gateway.secret import Cipher, Secret, SecretKey
 from gateway.tenancy.orgs import create_org
 from gateway.webhooks.endpoints import CIPHER_PURPOSE, EndpointOnce, create_endpoint
 from gateway.webhooks.sender import Sender

@@ -9,8 +9,8 @@ from standardwebhooks.webhooks import Webhook
 
 from gateway.audit.log import Actor
 from gateway.audit.tables import entries
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.mcp.approvals import PostgresApprovals
+from gateway.secret import Cipher
 from gateway.webhooks.outbox import fan_out
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall

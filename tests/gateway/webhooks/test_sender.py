@@ -21,8 +21,8 @@ from standardwebhooks.webhooks import Webhook
 from billing.alerts import alerts
 from billing.alerts.alerts import CeilingUse, note_ceilings
 from gateway.audit.log import COMMAND_LINE
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.db import tenant
+from gateway.secret import Cipher
 from gateway.webhooks import deliveries
 from gateway.webhooks import sender as sending
 from gateway.webhooks.deliveries import lease, ping_endpoint, redeliver
@@ -350,7 +350,7 @@ async def test_one_org_takes_a_part_of_a_sender_and_one_endpoint_a_place(
 
 KILLED = """
 import asyncio, base64, sys
-from gateway.auth.encrypted_at_rest import Cipher
+from gateway.secret import Cipher
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.net.egress import Egress
 from gateway.webhooks.endpoints import CIPHER_PURPOSE

@@ -26,11 +26,11 @@ from gateway.auth.oauth.clients.metadata import (
     ClientMetadata,
 )
 from gateway.auth.oauth.tokens.grants import record_revoked, revoke_grants
-from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_clients
 from gateway.ids import uuid7
 from gateway.permissions import is_bound
 from gateway.principal import SCOPE_USAGE_READ, Principal
+from gateway.secret import Peppers, random_secret
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.delegation import NOBODY, administers, check_owner
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
-from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_codes, oauth_grants
 from gateway.db import delete_some
 from gateway.ids import uuid7
+from gateway.secret import Peppers, random_secret
 from gateway.tenancy.errors import NotFound
 
 CODE_PEPPER_PURPOSE = "oauth-code"

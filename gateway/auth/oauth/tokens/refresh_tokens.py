@@ -17,10 +17,9 @@ import sqlalchemy as sa
 from joserfc.util import urlsafe_b64encode
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.auth.peppers import Peppers, random_secret
 from gateway.auth.tables import oauth_refresh_tokens
 from gateway.ids import uuid7
-from gateway.secret import Secret
+from gateway.secret import Peppers, Secret, random_secret
 
 PREFIX = "tg-refresh-"
 PEPPER_PURPOSE = "oauth-refresh-token"

@@ -25,10 +25,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.tasks import LogAndContinue, end_tasks
 from gateway.audit.log import ROTATION, record
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.tables import signing_keys
 from gateway.db import DATABASE_ERRORS
+from gateway.secret import Cipher, UnknownSecret
 from gateway.tenancy.checks import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator

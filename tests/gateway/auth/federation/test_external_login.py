@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import COMMAND_LINE, Actor
-from gateway.auth.encrypted_at_rest import Cipher
 from gateway.auth.federation.external_login import (
     LOGIN_S,
     STATE_PURPOSE,
@@ -23,6 +22,7 @@ from gateway.auth.federation.external_login import (
 )
 from gateway.auth.federation.issuers import CIPHER_PURPOSE, Issuer, create_issuer
 from gateway.db import tenant
+from gateway.secret import Cipher
 from gateway.tenancy.changes import changing
 from gateway.tenancy.members.users import archive_user, create_user
 from tests.gateway.a_secret import a_secret

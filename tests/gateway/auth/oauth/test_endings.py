@@ -20,7 +20,7 @@ from gateway.auth.oauth import rfc6749_token
 from gateway.auth.oauth.clients.store import Client, archive_client, archive_registered
 from gateway.auth.oauth.tokens.consents import is_remembered, remember
 from gateway.auth.oauth.tokens.grants import find_grant
-from gateway.auth.peppers import Peppers
+from gateway.secret import Peppers
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
 from tests.gateway.a_secret import a_secret

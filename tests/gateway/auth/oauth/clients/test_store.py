@@ -23,9 +23,9 @@ from gateway.auth.oauth.clients.store import (
     select_clients,
     update_client,
 )
-from gateway.auth.peppers import Peppers
 from gateway.auth.tables import oauth_clients
 from gateway.db import tenant
+from gateway.secret import Peppers
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.orgs import find_operator
 from gateway.tenancy.tables import orgs, projects

@@ -21,9 +21,9 @@ from gateway.auth.oauth.tokens.grants import (
     revoke_grant,
     select_grants,
 )
-from gateway.auth.peppers import Peppers
 from gateway.auth.tables import oauth_codes, oauth_grants
 from gateway.db import tenant
+from gateway.secret import Peppers
 from gateway.tenancy.errors import NotFound
 from tests.gateway.auth.conftest import ACTOR, SECRET, Clock, Tenant
 

@@ -13,7 +13,6 @@ from cryptography.exceptions import InvalidTag
 from joserfc import jwt
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.auth.encrypted_at_rest import Cipher, UnknownSecret
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.tokens import signing_keys
 from gateway.auth.oauth.tokens.signing_keys import (
@@ -31,6 +30,7 @@ from gateway.auth.oauth.tokens.signing_keys import (
     rotate,
 )
 from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.secret import Cipher, UnknownSecret
 from gateway.tenancy.errors import NotFound
 from tests.gateway.a_secret import a_secret
 from tests.gateway.auth.parts import NOW, Clock

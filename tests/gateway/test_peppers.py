@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.auth.peppers import Peppers, random_secret
+from gateway.secret import Peppers, random_secret
 from tests.gateway.a_secret import a_secret
 
 
