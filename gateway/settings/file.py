@@ -275,37 +275,58 @@ class Scalars(Strict, frozen=True, kw_only=True):
     home: Path = Path(".tollgate")
     host: Name = "127.0.0.1"
     port: Port = 8000
+    """0: any free one."""
     public_url: PublicUrl | None = None
+    """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
+    None: the address that it listens on."""
     egress_to_loopback: bool = False
+    """For development: the documents of clients and issuers may be on this machine, over http."""
     workers: Workers = 1
     database_url: str | None = None
+    """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
     redis_url: RedisUrl | None = None
+    """None: an embedded Valkey under `home`."""
     secret_key_file: Path | None = None
+    """The versioned secret all gateways share (`gateway.secret`)."""
 
 
-class SettingsFile(Scalars, frozen=True, kw_only=True):
+class PlainSettings(Scalars, frozen=True, kw_only=True):
+    """The settings that are the same as written and complete."""
+
+    deadlines: LaneDeadlines = LaneDeadlines()
+    """For the first token, by lane."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
+    max_body_bytes: BodyBytes = 16 * 1024 * 1024
+    drain_timeout_s: DrainTimeout = 30.0
+    """After SIGTERM: how long open streams may take to end by themselves."""
+    stalled_reader_s: StalledReader = 60.0
+    """A client that takes nothing for so long is given up, and its connection closed."""
+    response_lifetime_days: ResponseDays = 30.0
+    """How long what /v1/responses stores is kept."""
+    max_file_bytes: FileBytes = 512 * 1024 * 1024
+    """The bound on one file, uploaded or written by a batch."""
+    max_org_file_bytes: FileBytes = 10 * 1024**3
+    """The bound on all files of one organization."""
+    max_batch_lines: BatchLines = 50_000
+    max_batch_bytes: FileBytes = 200 * 1024 * 1024
+    """The bound on the input of one batch."""
+    batch_concurrency: Concurrency = 16
+    """Requests of batches that one worker has under way."""
+    file_store: FileStoreConfig | None = None
+    """The store for the content of new files. None: Postgres."""
+    log_level: LogLevel = "info"
+
+
+class SettingsFile(PlainSettings, frozen=True, kw_only=True):
     """`tollgate.toml`."""
 
     model: list[WrittenModel] = []
     plan: dict[Name, Any] = {}
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
     engine: EngineTable = {}
-    deadlines: LaneDeadlines = LaneDeadlines()
-    """By lane, for the first token."""
     mcp: WrittenMcp = WrittenMcp()
     price_books: list[Path] = []
-    trusted_proxies: list[str] = []
-    max_body_bytes: BodyBytes = 16 * 1024 * 1024
-    drain_timeout_s: DrainTimeout = 30.0
-    stalled_reader_s: StalledReader = 60.0
-    response_lifetime_days: ResponseDays = 30.0
-    max_file_bytes: FileBytes = 512 * 1024 * 1024
-    max_org_file_bytes: FileBytes = 10 * 1024**3
-    max_batch_lines: BatchLines = 50_000
-    max_batch_bytes: FileBytes = 200 * 1024 * 1024
-    batch_concurrency: Concurrency = 16
-    file_store: FileStoreConfig | None = None
-    log_level: LogLevel = "info"
 
 
 def decode_path(kind: type, value: Any) -> Path:

@@ -10,37 +10,23 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from gateway.home import Home
-from gateway.lanes import LaneDeadlines
 from gateway.net.listener import is_loopback, origin
 from gateway.networks import read_network
 from gateway.principal import Plan
 from gateway.settings.file import (
-    BatchLines,
-    BodyBytes,
-    Concurrency,
-    DrainTimeout,
-    FileBytes,
-    FileStoreConfig,
-    LogLevel,
-    Port,
-    PublicUrl,
-    RedisUrl,
-    ResponseDays,
+    PlainSettings,
     Scalars,
     SettingsError,
     SettingsFile,
-    StalledReader,
-    Workers,
     WrittenMcpServer,
     WrittenMcpStdio,
     WrittenModel,
@@ -69,60 +55,23 @@ DEFAULT_PLAN = Plan(
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(PlainSettings, frozen=True, kw_only=True):
     """Complete: every default is filled in, every path absolute."""
 
     home: Path
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    """0: any free one."""
-    public_url: PublicUrl | None = None
-    """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
-    None: the address that it listens on."""
-    egress_to_loopback: bool = False
-    """For development: the documents of clients and issuers may be on this machine, over http."""
-    workers: Workers = 1
-    database_url: str | None = None
-    """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
-    redis_url: RedisUrl | None = None
-    """None: an embedded Valkey under `home`."""
     secret_key_file: Path
-    """The versioned secret all gateways share (`gateway.secret`)."""
     models: tuple[ModelConfig, ...]
     plans: tuple[Plan, ...]
     """The one named "default" binds the keys of the first start."""
-    deadlines: LaneDeadlines = LaneDeadlines()
-    """For the first token, by lane."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
-    trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
-    max_body_bytes: BodyBytes = 16 * 1024 * 1024
-    drain_timeout_s: DrainTimeout = 30.0
-    """After SIGTERM: how long open streams may take to end by themselves."""
-    stalled_reader_s: StalledReader = 60.0
-    """A client that takes nothing for so long is given up, and its connection closed."""
-    response_lifetime_days: ResponseDays = 30.0
-    """How long what /v1/responses stores is kept."""
-    max_file_bytes: FileBytes = 512 * 1024 * 1024
-    """The bound on one file, uploaded or written by a batch."""
-    max_org_file_bytes: FileBytes = 10 * 1024**3
-    """The bound on all files of one organization."""
-    max_batch_lines: BatchLines = 50_000
-    max_batch_bytes: FileBytes = 200 * 1024 * 1024
-    """The bound on the input of one batch."""
-    batch_concurrency: Concurrency = 16
-    """Requests of batches that one worker has under way."""
-    file_store: FileStoreConfig | None = None
-    """The store for the content of new files. None: Postgres."""
-    log_level: LogLevel = "info"
     mcp_servers: tuple[WrittenMcpServer, ...] = ()
     """Behind /mcp, for every org."""
     mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
     tool_loop: WrittenToolLoop = WrittenToolLoop()
+    """How far a request may go whose tools are called here."""
     mcp_max_catalogue_tokens: int = 200_000
     mcp_search_model: str | None = None
-    """How far a request may go whose tools are called here."""
 
     @property
     def issuer(self) -> str:
@@ -284,36 +233,21 @@ def _complete(file: SettingsFile, source: str, only: WrittenModel | None) -> Set
     except SettingsError as error:
         raise SettingsError(f"{source}: {error}") from None
     shipped = sorted((PACKAGE_ROOT / "billing" / "pricing" / "price_books").glob("*.toml"))
-    return Settings(
-        home=home,
-        host=file.host,
-        port=file.port,
-        public_url=file.public_url,
-        egress_to_loopback=file.egress_to_loopback,
-        workers=file.workers,
-        database_url=database_url,
-        redis_url=file.redis_url,
-        secret_key_file=(file.secret_key_file or Home(home).secret).absolute(),
-        models=models,
-        plans=tuple(plans.values()),
-        deadlines=file.deadlines,
-        price_books=(
+    plain = {name: getattr(file, name) for name in PlainSettings.__struct_fields__}
+    complete = {
+        "home": home,
+        "database_url": database_url,
+        "secret_key_file": (file.secret_key_file or Home(home).secret).absolute(),
+        "price_books": (
             *shipped,
             Home(home).price_books,
             *(path.absolute() for path in file.price_books),
         ),
-        trusted_proxies=tuple(file.trusted_proxies),
-        max_body_bytes=file.max_body_bytes,
-        drain_timeout_s=file.drain_timeout_s,
-        stalled_reader_s=file.stalled_reader_s,
-        response_lifetime_days=file.response_lifetime_days,
-        max_file_bytes=file.max_file_bytes,
-        max_org_file_bytes=file.max_org_file_bytes,
-        max_batch_lines=file.max_batch_lines,
-        max_batch_bytes=file.max_batch_bytes,
-        batch_concurrency=file.batch_concurrency,
-        file_store=file.file_store,
-        log_level=file.log_level,
+    }
+    return Settings(
+        **plain | complete,
+        models=models,
+        plans=tuple(plans.values()),
         mcp_servers=tuple(file.mcp.servers),
         mcp_stdio=file.mcp.stdio,
         tool_loop=file.mcp.loop,
@@ -352,7 +286,7 @@ def _check_public_url(url: str) -> None:
         raise SettingsError("public_url: http is for this machine alone; elsewhere it is https")
 
 
-def _check_trusted_proxies(ranges: list[str]) -> None:
+def _check_trusted_proxies(ranges: Sequence[str]) -> None:
     for position, each in enumerate(ranges):
         try:
             read_network(each)

@@ -45,6 +45,11 @@ UPSTREAMS_OWN = (
     *("tokenizer", "context_window", "max_output_tokens"),
 )
 """Options that only apply to upstreams."""
+ENGINES_OWN = (
+    *("engine", "revision", "engine_options", "adapter", "cache_contract", "chat_template"),
+    *("tool_call_parser", "reasoning_parser"),
+)
+"""Options that only apply to models with a path."""
 
 
 class ReplicaConfig(Strict, frozen=True, kw_only=True):
@@ -246,17 +251,8 @@ def _template(model: WrittenModel, at: str) -> Path | None:
 
 
 def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
-    for key, said in (
-        ("engine", model.engine is not None),
-        ("revision", model.revision is not None),
-        ("engine_options", bool(model.engine_options)),
-        ("adapter", bool(model.adapter)),
-        ("cache_contract", model.cache_contract is not None),
-        ("chat_template", model.chat_template is not None),
-        ("tool_call_parser", model.tool_call_parser is not None),
-        ("reasoning_parser", model.reasoning_parser is not None),
-    ):
-        if said:
+    for key in ENGINES_OWN:
+        if getattr(model, key):
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
