@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hmac
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from click.exceptions import Exit
 
-from gateway.cli.command import STATE, refuse, with_options
+from gateway.cli.command import refuse, with_settings
 from gateway.home import Home
-from gateway.settings.file import Flags, SettingsError
-from gateway.settings.load import Settings, load
+from gateway.settings.load import Settings
 
 if TYPE_CHECKING:
     from billing.pricing.drafts import Difference, Prices
@@ -55,32 +53,18 @@ def prices() -> None:
     """Compare prices with published ones, and import them."""
 
 
-def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn the errors that a command may raise by contract into one line."""
-
-    @wraps(command)
-    def guarded(**flags: Any) -> None:
-        from billing.errors import BillingError
-
-        try:
-            command(**flags)
-        except (BillingError, SettingsError) as error:
-            refuse(error, status=2)
-        except OSError as error:
-            refuse(error, status=1)
-
-    return guarded
-
-
 @prices.command("import", epilog=EXITS)
-@with_options(*STATE)
+@with_settings
 @click.option("--from", "source", type=click.Choice(["genai-prices", "litellm"]), required=True)
 @click.option("--valid-from", type=DAY, help="UTC. Default: tomorrow")
 @MODELS
 @click.argument("file", type=FILE)
-@in_one_line
-def import_(
-    source: Source, valid_from: datetime | None, models: tuple[str, ...], file: Path, **flags: Flags
+async def import_(
+    settings: Settings,
+    source: Source,
+    valid_from: datetime | None,
+    models: tuple[str, ...],
+    file: Path,
 ) -> None:
     """Make a draft of what FILE says otherwise than the price book.
 
@@ -88,7 +72,6 @@ def import_(
     """
     from billing.pricing.drafts import draft_of
 
-    settings = load(flags)
     begins = valid_from or datetime.now(UTC) + timedelta(days=1)
     begins = begins.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
     if begins.timestamp() <= time.time():
@@ -113,26 +96,23 @@ def import_(
 
 
 @prices.command(epilog=EXITS)
-@with_options(*STATE)
+@with_settings
 @click.argument("draft", type=FILE)
-@in_one_line
-def diff(draft: Path, **flags: Flags) -> None:
+async def diff(settings: Settings, draft: Path) -> None:
     """Show what DRAFT would change, and the digest to apply it by."""
-    book = book_of(load(flags))
+    book = book_of(settings)
     content = draft.read_bytes()
     show(content, *changed_by(content, draft, book))
 
 
 @prices.command(epilog=EXITS)
-@with_options(*STATE)
+@with_settings
 @click.option("--digest", required=True, help="As `diff` showed it.")
 @click.argument("draft", type=FILE)
-@in_one_line
-def apply(draft: Path, digest: str, **flags: Flags) -> None:
+async def apply(settings: Settings, draft: Path, digest: str) -> None:
     """Put DRAFT into HOME/price_books, as it was seen: neither it nor the book may have changed."""
     from billing.pricing.price_book import PriceBook
 
-    settings = load(flags)
     content = draft.read_bytes()
     changes, known = changed_by(content, draft, book_of(settings))
     if not changes:
@@ -150,18 +130,17 @@ def apply(draft: Path, digest: str, **flags: Flags) -> None:
 
 
 @prices.command(epilog=EXITS_OF_CHECK)
-@with_options(*STATE)
+@with_settings
 @click.option("--genai-prices", "genai", type=FILE, help="Its data.json.")
 @click.option("--litellm", type=FILE, help="Its model_prices_and_context_window.json.")
 @click.option("--at", type=DAY, help="UTC. Default: now")
 @MODELS
-@in_one_line
-def check(
+async def check(
+    settings: Settings,
     genai: Path | None,
     litellm: Path | None,
     at: datetime | None,
     models: tuple[str, ...],
-    **flags: Flags,
 ) -> None:
     """Compare our prices with those of both sources, and these with each other."""
     files: dict[Source, Path] = {}
@@ -171,7 +150,6 @@ def check(
         files["litellm"] = litellm
     if not files:
         refuse("name a file: --genai-prices, --litellm or both", status=2)
-    settings = load(flags)
     wanted = named(models, settings)
     moment = (at or datetime.now(UTC)).replace(tzinfo=UTC)
     sides = sides_of(book_of(settings), files, wanted, moment)
@@ -182,7 +160,7 @@ def check(
     for line in differing:
         click.echo(line)
     if differing:
-        sys.exit(1)
+        raise Exit(1)
     click.echo("What several of them price costs the same.")
 
 
