@@ -110,7 +110,8 @@ class FakeToolbox:
         self.cancelled: list[str] = []
         self.spent: set[tuple[str, str]] = set()
         self.approvals: dict[str, ApprovalState] = {}
-        """Of what tools asked for; what changes them stands for the rules."""
+        """The state of each approval that tools asked for; a test that changes one stands for the
+        rules."""
 
     def knows(self, principal: Principal, server_label: str) -> bool:
         return server_label in self._servers
