@@ -71,28 +71,11 @@ _NPM = frozenset(("-p", "--package"))
 _NPM_VALUED = frozenset(("-c", "--call", "-w", "--workspace", "--registry", "--cache", "--prefix"))
 _UV_BESIDE = frozenset(("--with", "--with-editable", "--with-requirements", "-w"))
 _UV_VALUED = frozenset(
-    ("-p", "--python", "--index-url", "-i", "--index", "--default-index", "--extra-index-url")
-    + (
-        "--find-links",
-        "-f",
-        "--directory",
-        "--project",
-        "--cache-dir",
-        "--config-file",
-        "--env-file",
-    )
-    + ("--index-strategy", "--keyring-provider", "--resolution", "--prerelease", "--exclude-newer")
-    + (
-        "--link-mode",
-        "-C",
-        "--config-setting",
-        "--color",
-        "-c",
-        "--constraints",
-        "--overrides",
-        "-b",
-    )
-    + ("--build-constraints", "--upgrade-package", "-P", "--reinstall-package", "--refresh-package")
+    "-p --python --index-url -i --index --default-index --extra-index-url --find-links -f"
+    " --directory --project --cache-dir --config-file --env-file --index-strategy"
+    " --keyring-provider --resolution --prerelease --exclude-newer --link-mode -C"
+    " --config-setting --color -c --constraints --overrides -b --build-constraints"
+    " --upgrade-package -P --reinstall-package --refresh-package".split()
 )
 LAUNCHERS: dict[str, PackageLauncher] = {
     "npx": PackageLauncher(kind="npm", named_by=_NPM, valued=_NPM_VALUED),
@@ -128,22 +111,15 @@ LAUNCHERS: dict[str, PackageLauncher] = {
 CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 CONTAINER_VERBS = (("run",), ("create",), ("container", "run"), ("container", "create"))
 CONTAINER_VALUED = frozenset(
-    ("-H", "--host", "-c", "--context", "--config", "-l", "--log-level", "--connection", "--url")
-    + ("--identity", "--root", "--runroot", "--storage-driver", "--namespace", "-n")
+    "-H --host -c --context --config -l --log-level --connection --url --identity --root --runroot"
+    " --storage-driver --namespace -n".split()
 )
 """Options with a value before the subcommand."""
 RUN_FLAGS = frozenset(
-    (
-        "--detach",
-        "--init",
-        "--interactive",
-        "--no-healthcheck",
-        "--oom-kill-disable",
-        "--privileged",
-    )
-    + ("--publish-all", "--quiet", "--read-only", "--rm", "--sig-proxy", "--tty", "--replace")
-    + ("--rmi", "--tls-verify", "--env-host", "--http-proxy", "--no-hosts", "--rootfs", "--help")
-    + ("--disable-content-trust", "--use-api-socket", "--passwd", "--read-only-tmpfs")
+    "--detach --init --interactive --no-healthcheck --oom-kill-disable --privileged --publish-all"
+    " --quiet --read-only --rm --sig-proxy --tty --replace --rmi --tls-verify --env-host"
+    " --http-proxy --no-hosts --rootfs --help --disable-content-trust --use-api-socket --passwd"
+    " --read-only-tmpfs".split()
 )
 """Options without a value after the subcommand; all others have one."""
 SHORT_RUN_FLAGS = frozenset("ditPq")
