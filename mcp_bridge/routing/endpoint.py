@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -481,6 +481,3 @@ def waits_for_sign_in(error: RpcError) -> bool:
 
 def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-ReachOf = Callable[[Endpoint], ClientContext]

@@ -36,7 +36,14 @@ from mcp_bridge.upstream.upstream import (
     as_object,
     legacy_headers,
 )
-from mcp_bridge.worker_relay import Emit, Payload, Relay, WorkerGone
+from mcp_bridge.worker_relay import (
+    OWNED_HEARTBEAT_S,
+    Emit,
+    Ownership,
+    Payload,
+    Relay,
+    WorkerGone,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +54,6 @@ IDLE_S = 30.0
 """Without a call."""
 MUTE_S = 300.0
 """How long a server that has no such stream is not asked for it again."""
-OWNED_S = 10
-"""Without a sign of life."""
-SIGN_S = 3.0
 MAX_OPEN = 256
 """Streams of one worker."""
 MAX_OPEN_AT_ONE = 16
@@ -65,17 +69,6 @@ MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 JOINED: Message = {}
 """What another worker is told first: from now on it hears."""
-
-GIVE_UP = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
-KEEP = """
-local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-return 1
-"""
 
 Heard = asyncio.Queue[Message]
 Take = Callable[[Message], Awaitable[None]]
@@ -107,10 +100,7 @@ class SharedStream:
         return self.ended.is_set() or (not self.calls and self.used_at + IDLE_S < now)
 
     async def hear(self, take: Take, ready: asyncio.Event) -> bool:
-        """Listen until the stream ends, and return whether another one may be had at once.
-
-        Whether another one may be had at once.
-        """
+        """Listen until the stream ends, and return whether another one may be opened at once."""
         self.calls.append(take)
         self._spent.bytes = self._spent.messages = 0
         try:
@@ -213,25 +203,23 @@ class SharedStreams:
     """The shared streams of one worker. To be closed."""
 
     def __init__(self, redis: Redis, relay: Relay) -> None:
-        self._redis, self._relay = redis, relay
-        self._give_up = redis.register_script(GIVE_UP)
-        self._keep = redis.register_script(KEEP)
+        self._relay, self._ownership = relay, Ownership(redis, relay.worker)
         self._closing: dict[Key, asyncio.Event] = {}
         self._open: dict[Key, SharedStream] = {}
         self._dropped: dict[str, float] = {}
-        self._signing = Periodic(
-            "mcp: signs of life of streams",
-            lambda: SIGN_S,
-            self._sign,
+        self._heartbeat = Periodic(
+            "mcp: heartbeats of streams",
+            OWNED_HEARTBEAT_S,
+            self._renew_all,
             log=log,
-            failure="mcp: no sign of life of streams",
+            failure="mcp: no heartbeats of streams",
             expected=(RedisError,),
             at_once=False,
         )
         relay.servers[KIND] = self._serve
 
     async def close(self) -> None:
-        await self._signing.close()
+        await self._heartbeat.close()
         await asyncio.gather(*(self._close(key) for key in list(self._open)))
 
     async def drop(self, whose: str) -> None:
@@ -316,7 +304,7 @@ class SharedStreams:
         try:
             found = await self._relay.ask(owner, KIND, emit, key=list(key))
         except WorkerGone:
-            await self._give_up(keys=[redis_key(key)], args=[owner])
+            await self._ownership.release(redis_key(key), owner)
             return True
         if found["mute_s"]:
             upstream.mute_until = time.monotonic() + found["mute_s"]
@@ -332,7 +320,7 @@ class SharedStreams:
         key = (whose, server, session)
         shared = self._open.get(key)
         if shared is None:
-            await self._give_up(keys=[redis_key(key)], args=[self._relay.worker])
+            await self._ownership.release(redis_key(key))
             return {"goes_on": True, "mute_s": 0.0}
 
         async def take(message: Message) -> None:
@@ -376,33 +364,28 @@ class SharedStreams:
             await self._close(min(idle, key=lambda each: self._open[each].used_at))
         shared = self._open[key] = SharedStream(upstream, session)
         shared.task = asyncio.create_task(shared.run())
-        if not self._signing.is_running:
-            self._signing.start()
+        if not self._heartbeat.is_running:
+            self._heartbeat.start()
         return shared
 
     async def _owner(self, key: Key) -> str:
         """Return the worker that owns it; ours, where it was nobody's."""
-        mine = self._relay.worker
         while key in self._closing:
             await self._closing[key].wait()
         if key in self._open:
-            return mine
-        while not await self._redis.set(redis_key(key), mine, nx=True, ex=OWNED_S):
-            found: Any = await self._redis.get(redis_key(key))
-            if found is not None:
-                return str(found.decode())
-        return mine
+            return self._relay.worker
+        return await self._ownership.owner(redis_key(key))
 
     def _was_dropped(self, whose: str) -> bool:
         return self._dropped.get(whose, -math.inf) + DROPPED_S > time.monotonic()
 
-    # Signs of life, and ends.
+    # Heartbeats, and ends.
 
-    async def _sign(self) -> None:
+    async def _renew_all(self) -> None:
         for key, shared in list(self._open.items()):
             if shared.is_over(time.monotonic()):
                 await self._close(key)
-            elif not await self._keep(keys=[redis_key(key)], args=[self._relay.worker, OWNED_S]):
+            elif not await self._ownership.renew(redis_key(key)):
                 log.warning("mcp: %s: another worker has its stream now", shared.upstream.name)
                 await self._close(key)
 
@@ -419,9 +402,9 @@ class SharedStreams:
 
     async def _disown(self, key: Key) -> None:
         try:
-            await self._give_up(keys=[redis_key(key)], args=[self._relay.worker])
+            await self._ownership.release(redis_key(key))
         except RedisError:
-            log.warning("mcp: a stream stays ours until its time is over")
+            log.warning("mcp: the ownership of a stream is not released; it expires")
 
 
 async def tell_when(ready: asyncio.Event, emit: Emit) -> None:

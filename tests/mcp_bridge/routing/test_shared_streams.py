@@ -285,7 +285,7 @@ async def test_a_server_may_be_told_that_no_model_can_be_asked(
 async def test_what_is_idle_is_closed(
     redis: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_streams, "SIGN_S", 0.01)
+    monkeypatch.setattr(shared_streams, "OWNED_HEARTBEAT_S", 0.01)
     monkeypatch.setattr(shared_streams, "IDLE_S", 0.0)
     server = Outside()
     async with attacked(redis, server) as client:
