@@ -6,7 +6,6 @@ has an `Upstream` for each tenant; those that nobody asked for a while are close
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from foundation.http1 import Resolver
+from foundation.tasks import TaskSet
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -78,7 +78,7 @@ class Bridge:
         self._transports = transports
         self.info, self._guard = info, guard or AllowAll()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = TaskSet()
         self.relay = Relay(redis)
         self._streams = SharedStreams(redis, self.relay)
         self.sessions = Sessions(redis, self._streams)
@@ -108,7 +108,7 @@ class Bridge:
         await self.relay.close()
         for upstream in self._upstreams.values():
             await upstream.close()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._closing.wait()
 
     def endpoint(
         self,
@@ -161,14 +161,9 @@ class Bridge:
             transport = self._transports.open(config, owner)
             upstream = self._upstreams[key] = Upstream(config, self.info, transport, self._sampler)
             while len(self._upstreams) > MAX_UPSTREAMS:
-                self._close_soon(self._upstreams.popitem(last=False)[1])
+                self._closing.spawn(self._upstreams.popitem(last=False)[1].close())
         self._upstreams.move_to_end(key)
         return upstream
-
-    def _close_soon(self, upstream: Upstream) -> None:
-        task = asyncio.get_running_loop().create_task(upstream.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
 
 def check_servers(servers: Iterable[ServerConfig]) -> tuple[ServerConfig, ...]:

@@ -389,9 +389,13 @@ class EndpointRequest:
     async def _legacy_get(self) -> None:
         session = await self._session()
         last = self._header.get(LAST_EVENT_HEADER)
-        if last is not None:
+        if last is None:
+            await self._listen(session)
+        else:
             await self._read_on(session, last)
-            return
+
+    async def _listen(self, session: Session) -> None:
+        """Send what is said outside of requests from now on."""
         streams = self._bridge.legacy.streams
         stream = await streams.listen(self._endpoint, session)
         try:
@@ -409,8 +413,8 @@ class EndpointRequest:
             said = f"{LAST_EVENT_HEADER}: nothing is kept of it"
             raise RpcError(INVALID_REQUEST, said, status=400)
         owner, request_id = head.owner, head.request_id
-        if request_id is None:
-            await self._legacy_listen_again(session)
+        if request_id is None:  # a session's own stream, of which nothing is kept
+            await self._listen(session)
             return
         if await self._is_answered(session, place, request_id):
             await self._event(sse.KEEPALIVE, more=False)
@@ -454,18 +458,6 @@ class EndpointRequest:
         """True if the client had the answer last: nothing comes after it."""
         events = await self._bridge.sessions.read_on(session, last.stream, last.number - 1)
         return bool(events) and events[0][0] == last.number and ends(events[0][1], request_id)
-
-    async def _legacy_listen_again(self, session: Session) -> None:
-        """Continue a stream outside of requests from now on.
-
-        What was said meanwhile is lost, as it is to who listens to nothing.
-        """
-        stream = await self._bridge.legacy.streams.listen(self._endpoint, session)
-        try:
-            await self._event(sse.KEEPALIVE)
-            await self._pour(stream)
-        finally:
-            self._bridge.legacy.streams.stop(session, stream)
 
     # HTTP.
 

@@ -11,7 +11,7 @@ import logging
 from contextlib import aclosing
 from typing import Any
 
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import MAX_ROUNDS
@@ -90,7 +90,7 @@ class LegacyProtocol:
         self._info, self._guard = info, guard
         self._calls: dict[tuple[str, rpc.RequestId], asyncio.Task[None]] = {}
         self._places = Slots(MAX_CALLS, MAX_CALLS_OF_ORG, MAX_CALLS_OF_ONE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self.questions = Questions(relay)
         self.streams = SessionStreams(
             sessions, relay, guard, self.questions, watches, self._context
@@ -101,7 +101,7 @@ class LegacyProtocol:
         self.streams.begin_drain()
 
     async def close(self) -> None:
-        await end_tasks(*self._calls.values(), *self._tasks)
+        await asyncio.gather(end_tasks(*self._calls.values()), self._tasks.close())
         await self.streams.close()
 
     # Sessions.
@@ -150,7 +150,7 @@ class LegacyProtocol:
         for upstream in endpoint.upstreams:
             own = session.upstreams.get(upstream.name)
             if own is not None:
-                self._spawn(upstream.end(own))
+                self._tasks.spawn(upstream.end(own))
 
     def _context(self, endpoint: Endpoint, session: Session) -> ClientContext:
         sessions = ClientSessionSource(self._sessions, session)
@@ -183,7 +183,7 @@ class LegacyProtocol:
             if done.cancelled() and not stream.ended:
                 # it had not begun, and said nothing to who waits
                 cancelled = RpcError(REQUEST_CANCELLED, "Cancelled")
-                self._spawn(stream.finish(rpc.failure(message["id"], cancelled)))
+                self._tasks.spawn(stream.finish(rpc.failure(message["id"], cancelled)))
             if not done.cancelled() and (error := done.exception()) is not None:
                 log.error("mcp: a call could not be answered", exc_info=error)
 
@@ -257,7 +257,7 @@ class LegacyProtocol:
                             raise RpcError(INTERNAL_ERROR, "The server asked too often")
                         await exchange.answer(await self._ask(session, event.requests, stream))
         except (asyncio.CancelledError, TimeoutError):
-            self._spawn(exchange.cancel("the client cancelled it"))
+            self._tasks.spawn(exchange.cancel("the client cancelled it"))
             raise
         raise AssertionError("an exchange ends with a result or raises")
 
@@ -311,9 +311,3 @@ class LegacyProtocol:
     def _cancel(self, session_id: str, request_id: Any) -> bool:
         task = self._calls.get((session_id, request_id)) if rpc.is_id(request_id) else None
         return task is not None and task.cancel()
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 from redis.exceptions import RedisError
 
+from foundation.tasks import TaskSet
 from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.routing.endpoint import ClientContext
 from mcp_bridge.routing.guard import Guard
@@ -125,13 +126,13 @@ class Watches:
         self._open: dict[str, set[Watch]] = {}
         """By org."""
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._telling = TaskSet()
         relay.handlers[KIND] = self._take
         if guard.catalog is not None:
             guard.catalog.noticed.append(self._noticed)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await self._telling.wait()
 
     @asynccontextmanager
     async def of(self, context: ClientContext) -> AsyncIterator[Watch]:
@@ -157,9 +158,7 @@ class Watches:
     def _noticed(self, org_id: str, upstream: Upstream) -> None:
         """A list of it has changed, as somebody found who asked for it: others have older ones."""
         self._poke(self._open.get(org_id, ()), upstream.name, but=upstream)
-        task = asyncio.get_running_loop().create_task(self._pass_on(org_id, upstream.name))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._telling.spawn(self._pass_on(org_id, upstream.name))
 
     async def _pass_on(self, org_id: str, server: str) -> None:
         try:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, passes_level
 from mcp_bridge.protocol.rpc import Message, RpcError
@@ -68,7 +68,7 @@ class SessionStreams:
         self._sessions, self._relay, self._guard = sessions, relay, guard
         self._questions, self._watches, self._context_of = questions, watches, context_of
         self._listening: dict[str, tuple[Stream, asyncio.Event]] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = TaskSet()
         relay.handlers[ENDED] = self._take_ended
         relay.handlers[CHANGED] = self._take_changed
 
@@ -77,7 +77,7 @@ class SessionStreams:
             self._leave(session_id)
 
     async def close(self) -> None:
-        await end_tasks(*self.tasks)
+        await self.tasks.close()
 
     async def ended(self, session: Session) -> None:
         """Tell every worker that a session has ended."""
@@ -97,7 +97,7 @@ class SessionStreams:
         stream = Stream(self._sessions, session, self._relay.worker, None)
         changed = asyncio.Event()
         self._listening[session.id] = (stream, changed)
-        self._spawn(self._follow(endpoint, session, stream, changed))
+        self.tasks.spawn(self._follow(endpoint, session, stream, changed))
         await stream.prime()
         return stream
 
@@ -105,7 +105,7 @@ class SessionStreams:
         """Its reader is gone, or what wrote it."""
         if self._listening.get(session.id, (None,))[0] is stream:
             self._leave(session.id)
-            self._spawn(self._sessions.set_listens(session, False))
+            self.tasks.spawn(self._sessions.set_listens(session, False))
 
     def _leave(self, session_id: str) -> None:
         stream, changed = self._listening.pop(session_id, (None, None))
@@ -190,7 +190,7 @@ class SessionStreams:
                 while len(asked) >= MAX_ASKED:
                     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
                 work = self._pass_on(context, session, upstream, message, stream, samples)
-                task = self._spawn(work)
+                task = self.tasks.spawn(work)
                 asked.add(task)
                 task.add_done_callback(asked.discard)
             elif await self._is_for(context, session, upstream, message):
@@ -252,14 +252,3 @@ class SessionStreams:
         own = await context.sessions.get(upstream)
         with suppress(RpcError, SessionEnded):
             await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self._has_ended)
-        return task
-
-    def _has_ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("mcp: what was to be done for a session was not", exc_info=error)

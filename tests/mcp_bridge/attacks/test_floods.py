@@ -187,7 +187,7 @@ async def test_questions_outside_of_requests_are_few_at_once(redis: redis.asynci
             for _ in range(100):  # turns in which more could be taken
                 await asyncio.sleep(0)
             assert len(legacy.questions.pending) == exchanges.MAX_ASKED
-            assert len(legacy.streams.tasks) <= exchanges.MAX_ASKED + 2
+            assert legacy.streams.tasks.num_running <= exchanges.MAX_ASKED + 2
         finally:
             client.bridge.begin_drain()
             heard = await hearing
