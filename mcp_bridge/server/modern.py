@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from foundation.periodic import Periodic
-from foundation.tasks import end_tasks
+from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.continuation import (
@@ -92,18 +92,50 @@ class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
         return request_digest(self.endpoint.key, self.method, self.params)
 
 
+class OpenExchange:
+    """An exchange at a server, whose next event can be waited for beside something else."""
+
+    def __init__(self, server: str, exchange: Exchange) -> None:
+        self.server, self.inner = server, exchange
+        self._events = exchange.events()
+        self._coming: asyncio.Task[Event] | None = None
+
+    async def next(self) -> Event:
+        if self._coming is None:
+            return await anext(self._events)
+        event = await self._coming
+        self._coming = None
+        return event
+
+    async def comes_by(self, until: float) -> bool:
+        """Wait until `until` (monotonic), and return whether the next event is there: what else a
+        server asks at once comes at once."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(next_of(self._events))
+        left_s = until - time.monotonic()
+        if left_s > 0:
+            await asyncio.wait({self._coming}, timeout=left_s)
+        return left_s > 0 and self._coming.done()
+
+    async def stop(self) -> None:
+        """Stop the events: who waits for the next one is done before the source is closed."""
+        if self._coming is not None:
+            await end_tasks(self._coming)
+        await self._events.aclose()
+
+    async def end(self, reason: str) -> None:
+        await self.inner.cancel(reason)
+        await self.stop()
+
+
 class HeldCall(msgspec.Struct, kw_only=True):
     """A call that waits for its client, open at a server."""
 
     request: ClientRequest
-    server: str
-    exchange: Exchange
-    events: AsyncGenerator[Event]
+    exchange: OpenExchange
     requests: dict[str, Message]
     answers: Answers
     expires_at: float
-    coming: asyncio.Task[Event] | None
-    """What it says next, where that is waited for already."""
 
 
 class ModernProtocol:
@@ -120,7 +152,7 @@ class ModernProtocol:
         self._sessions, self._relay, self._sealer = sessions, relay, sealer
         self._info, self._guard = info, guard
         self._held: dict[str, HeldCall] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskSet()
         self._drains = asyncio.Event()
         self._sweeping = Periodic(
             "sweep held calls",
@@ -141,14 +173,14 @@ class ModernProtocol:
     async def close(self) -> None:
         await self._sweeping.close()
         for held in list(self._held.values()):
-            await end(held.exchange, held.events, "the gateway stops", held.coming)
+            await held.exchange.end("the gateway stops")
         self._held.clear()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._ending.wait()
 
     async def _sweep(self) -> None:
         for key, held in list(self._held.items()):
             if held.expires_at < time.time() and self._held.pop(key, None) is not None:
-                await end(held.exchange, held.events, "nobody answered in time", held.coming)
+                await held.exchange.end("nobody answered in time")
 
     async def answer(
         self,
@@ -232,7 +264,7 @@ class ModernProtocol:
         exchange = await context.open(
             upstream, request.method, params, alias=alias, continues=proven
         )
-        return await self._drive(request, upstream.name, exchange, exchange.events(), emit)
+        return await self._drive(request, OpenExchange(upstream.name, exchange), emit)
 
     async def _check_headers(
         self,
@@ -257,58 +289,36 @@ class ModernProtocol:
             check_param_headers(schema, arguments, headers)
 
     async def _drive(
-        self,
-        request: ClientRequest,
-        server: str,
-        exchange: Exchange,
-        events: AsyncGenerator[Event],
-        emit: Emit,
-        coming: asyncio.Task[Event] | None = None,
+        self, request: ClientRequest, exchange: OpenExchange, emit: Emit
     ) -> dict[str, Any]:
         """Drive an exchange until the result, or until the client is to answer.
 
         Raises: RpcError.
         """
-        rests, until, reason = False, 0.0, None
+        is_held, until = False, 0.0
         requests: dict[str, Message] = {}
         try:
-            while coming is None or not requests or await is_there(coming, until):
-                event = await (anext(events) if coming is None else coming)
-                coming = None
+            while not requests or await exchange.comes_by(until):
+                event = await exchange.next()
                 if isinstance(event, NotificationEvent):
                     await self._note(request.envelope, event.message, emit)
                 elif isinstance(event, ResultEvent):
                     return to_modern_result(request.method, event.result, self._info)
-                elif isinstance(event, QuestionEvent) and not exchange.holds:
-                    return self._ask(request, server, exchange, events, event, None)
+                elif isinstance(event, QuestionEvent) and not exchange.inner.holds:
+                    return self._ask(request, exchange, event)
                 elif isinstance(event, QuestionEvent):
                     until = until or time.monotonic() + GATHER_S
                     requests |= event.requests
-                if requests:
-                    coming = asyncio.create_task(next_of(events))
-            result = self._ask(request, server, exchange, events, QuestionEvent(requests), coming)
-            rests = True
+            result = self._ask(request, exchange, QuestionEvent(requests))
+            is_held = True
             return result
         except asyncio.CancelledError:
-            reason = "the client left"
+            is_held = True  # by the task that cancels it
+            self._ending.spawn(exchange.end("the client left"))
             raise
         finally:
-            if reason is not None:
-                self._end_soon(exchange, events, reason, coming)
-            elif not rests:
-                await stop(events, coming)
-
-    def _end_soon(
-        self,
-        exchange: Exchange,
-        events: AsyncGenerator[Event],
-        reason: str,
-        coming: asyncio.Task[Event] | None,
-    ) -> None:
-        """End an exchange, outside of what was cancelled."""
-        task = asyncio.get_running_loop().create_task(end(exchange, events, reason, coming))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+            if not is_held:
+                await exchange.stop()
 
     async def _note(self, envelope: Envelope, message: Message, emit: Emit) -> None:
         """Send what belongs to this request, and its log as far as it was asked for."""
@@ -322,22 +332,16 @@ class ModernProtocol:
         await emit(to_legacy_notification(message))
 
     def _ask(
-        self,
-        request: ClientRequest,
-        server: str,
-        exchange: Exchange,
-        events: AsyncGenerator[Event],
-        asked: QuestionEvent,
-        coming: asyncio.Task[Event] | None,
+        self, request: ClientRequest, exchange: OpenExchange, asked: QuestionEvent
     ) -> dict[str, Any]:
         """Raises: RpcError."""
         request = msgspec.structs.replace(request, rounds=request.rounds + 1)
         if request.rounds > MAX_ROUNDS:
             raise RpcError(INTERNAL_ERROR, "The server asked too often")
         expires_at = time.time() + TTL_S
-        if not exchange.holds:
+        if not exchange.inner.holds:
             continuation = Continuation(
-                server=server,
+                server=exchange.server,
                 expires_at=expires_at,
                 state=asked.state,
                 asked=tuple(asked.requests),
@@ -349,13 +353,10 @@ class ModernProtocol:
         return self._hold(
             HeldCall(
                 request=request,
-                server=server,
                 exchange=exchange,
-                events=events,
                 requests=asked.requests,
                 answers={},
                 expires_at=expires_at,
-                coming=coming,
             )
         )
 
@@ -370,7 +371,7 @@ class ModernProtocol:
         self._held[key] = held
         wanted = {name: each for name, each in held.requests.items() if name not in held.answers}
         continuation = Continuation(
-            server=held.server,
+            server=held.exchange.server,
             expires_at=held.expires_at,
             worker=self._relay.worker,
             call=key,
@@ -426,42 +427,14 @@ class ModernProtocol:
         if any(name not in held.answers for name in held.requests):
             return self._hold(held)
         try:
-            await held.exchange.answer(held.answers)
+            await held.exchange.inner.answer(held.answers)
         except (RpcError, asyncio.CancelledError) as error:
             left = isinstance(error, asyncio.CancelledError)
             said = "the client left" if left else "the answer could not be given"
-            self._end_soon(held.exchange, held.events, said, held.coming)
+            self._ending.spawn(held.exchange.end(said))
             raise
-        return await self._drive(
-            held.request, held.server, held.exchange, held.events, emit, held.coming
-        )
-
-
-async def end(
-    exchange: Exchange,
-    events: AsyncGenerator[Event],
-    reason: str,
-    coming: asyncio.Task[Event] | None,
-) -> None:
-    await exchange.cancel(reason)
-    await stop(events, coming)
-
-
-async def stop(events: AsyncGenerator[Event], coming: asyncio.Task[Event] | None) -> None:
-    """Stop the events: who waits for the next one is done before the source is closed."""
-    if coming is not None:
-        await end_tasks(coming)
-    await events.aclose()
+        return await self._drive(held.request, held.exchange, emit)
 
 
 async def next_of(events: AsyncGenerator[Event]) -> Event:
     return await anext(events)
-
-
-async def is_there(coming: asyncio.Task[Event], until: float) -> bool:
-    """Wait until `until`, and return whether the next event is there: what else a server asks at
-    once comes at once."""
-    left_s = until - time.monotonic()
-    if left_s > 0:
-        await asyncio.wait({coming}, timeout=left_s)
-    return left_s > 0 and coming.done()
