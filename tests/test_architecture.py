@@ -14,7 +14,7 @@ from tests.test_tidy import ROOMS, ROOT, tree_of
 STOPS = {"A chat completion": 10, "A usage event": 6, "A tool call": 8, "A change by an admin": 5}
 ADDED = (
     *("endpoint", "wire field", "kernel", "model family", "price component", "plan limit"),
-    *("MCP check", "alert", "CLI command", "metric", "engine option", "setting"),
+    *("MCP check", "alert", "CLI command", "admin resource", "metric", "engine option", "setting"),
 )
 STOP = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 NAMED = re.compile(r"`((?:[\w.]+/)+\w+\.(?:py|lua))(?::([A-Za-z_][\w.]*))?`")

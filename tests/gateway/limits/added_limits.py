@@ -16,21 +16,18 @@ import redis.asyncio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import gateway
-from gateway.app.create import create_app
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.cli.main import keys
 from gateway.db import create_engine
-from gateway.home import Home
 from gateway.limits.ceilings import Ceilings
 from gateway.limits.limiter import Limiter
 from gateway.limits.outcomes import Admission, Refusal, Units, scopes_of
 from gateway.principal import Plan
-from gateway.processes import database
 from gateway.settings.file import SettingsError
-from gateway.settings.load import Settings, load
+from gateway.settings.load import load
 from migrations.runner import migrate
 from tests.gateway.limits.test_limiter_days import SCOPE, WHO, it_was, used
-from tests.gateway.routes.admin.conftest import World
+from tests.gateway.routes.admin.conftest import World, open_world
 
 MODEL = "far"
 CONFIG = f"""
@@ -43,15 +40,11 @@ weighted_tokens_per_minute = 600
 """
 
 
-def settings_of(folder: Path, config: str, environ: dict[str, str]) -> Settings:
-    file = folder / "tollgate.toml"
-    file.write_text(config)
-    return load({"home": folder / "home", "config": file}, environ)
-
-
 def check_the_settings(folder: Path) -> None:
+    file = folder / "bad.toml"
+    file.write_text(CONFIG.replace("= 100", "= -1"))
     try:
-        settings_of(folder, CONFIG.replace("= 100", "= -1"), {})
+        load({"home": folder / "home", "config": file}, {})
     except SettingsError as error:
         assert "plan.default.requests_per_day: expected `int` >= 0" in str(error), error
     else:
@@ -144,20 +137,13 @@ async def main(folder: Path, database_url: str, redis_url: str) -> None:
     check_the_settings(folder)
     options = {option for each in keys.commands["create"].params for option in each.opts}
     assert "--requests-per-day" in options and "--weighted-tokens-per-minute" not in options
-    environ = {"TOLLGATE_DATABASE_URL": database_url, "TOLLGATE_REDIS_URL": redis_url}
-    settings = settings_of(folder, CONFIG, environ)
-    Home(settings.home).create()
-    made = await database.prepare(settings, database_url, redis_url, "http://test/v1")
-    assert made is not None
-    app, db = create_app(settings), create_engine(database_url)
-    async with app.lifespan():
-        world = World(app, db, made.admin_key, made.api_key)
+    db = create_engine(database_url)
+    async with open_world(folder, CONFIG, db, database_url, redis_url) as world:
         project_id = (await world.call("POST", "/v1/admin/projects", {"name": "web"})).json()["id"]
         await check_plans(world)
         await check_refusals(world, project_id)
         await check_projects(world, project_id)
         await check_alerts(world)
-        await world.close()
     await check_a_loss_of_data(db, redis_url)
     await db.dispose()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,25 @@ async def config_text() -> str:
     return CONFIG
 
 
+@asynccontextmanager
+async def open_world(
+    folder: Path, config: str, db: AsyncEngine, postgres_url: str, redis_url: str
+) -> AsyncIterator[World]:
+    """Start the application with these settings, whose state is in `folder`."""
+    file = folder / "tollgate.toml"
+    file.write_text(config)
+    environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
+    settings = load({"home": folder / "home", "config": file}, environ)
+    Home(settings.home).create()
+    made = await database.prepare(settings, postgres_url, redis_url, "http://test/v1")
+    assert made is not None
+    app = create_app(settings)
+    async with app.lifespan():
+        found = World(app, db, made.admin_key, made.api_key)
+        yield found
+        await found.close()
+
+
 @pytest.fixture
 async def world(
     db: AsyncEngine,
@@ -85,27 +105,20 @@ async def world(
     config_text: str,
     patient: None,
 ) -> AsyncIterator[World]:
-    config = tmp_path / "tollgate.toml"
-    config.write_text(config_text)
-    environ = {"TOLLGATE_DATABASE_URL": postgres_url, "TOLLGATE_REDIS_URL": redis_url}
-    settings = load({"home": tmp_path / "home", "config": config}, environ)
-    Home(settings.home).create()
-    made = await database.prepare(settings, postgres_url, redis_url, "http://test/v1")
-    assert made is not None
-    app = create_app(settings)
-    ready, done = asyncio.Event(), asyncio.Event()
+    ready, done = asyncio.Future[World](), asyncio.Event()
 
     async def live() -> None:
         """A fixture begins and ends in two tasks; the lifespan must be one's."""
-        async with app.lifespan():
-            ready.set()
+        async with open_world(tmp_path, config_text, db, postgres_url, redis_url) as opened:
+            ready.set_result(opened)
             await done.wait()
 
     life = asyncio.create_task(live())
-    await asyncio.wait_for(ready.wait(), START_TIMEOUT_S)
-    found = World(app, db, made.admin_key, made.api_key)
-    yield found
-    await found.close()
+    either: set[asyncio.Future[Any]] = {life, ready}
+    await asyncio.wait(either, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    if life.done():
+        life.result()
+    yield ready.result()
     done.set()
     await life
 
