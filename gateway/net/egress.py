@@ -18,16 +18,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode, urljoin
 
-import httpcore
 import msgspec
 
+from foundation.http1 import Connection, HttpClientError, Pool, request_head
 from gateway.net.egress_targets import (
     Forbidden,
     NearHosts,
@@ -151,7 +151,7 @@ class Egress:
     """One for each kind of whom is asked, so that none waits behind another kind; to be closed.
     `per_host`: how many exchanges with one at once. `allow_loopback`: for tests and development
     alone, and then http too, to there alone. `near`: hosts that may lie elsewhere than on the
-    public internet. `resolve`, `network` and `trust` are what tests replace."""
+    public internet. `resolve` and `trust` are what tests replace."""
 
     def __init__(
         self,
@@ -162,17 +162,15 @@ class Egress:
         timeout_s: float = TIMEOUT_S,
         wait_s: float = WAIT_S,
         resolve: Resolve | None = None,
-        network: httpcore.AsyncNetworkBackend | None = None,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self._allow_loopback, self._near = allow_loopback, near or {}
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="egress-resolver")
-        resolver = CheckedResolver(
+        self._resolver = CheckedResolver(
             resolve or lookup_on(self._threads), allow_loopback=allow_loopback, near=self._near
         )
-        self._network = CheckedNetwork(network or httpcore.AnyIOBackend(), resolver)
         self._trust = trust or public_trust()
         self._turns = Turns(per_host)
 
@@ -231,7 +229,6 @@ class Egress:
     ) -> FetchResponse:
         """Post JSON, never redirected, and return the answer's body too.
 
-        With the answer's body.
         Raises: EgressError.
         """
         sent = {"accept": "application/json", "content-type": "application/json"}
@@ -255,7 +252,7 @@ class Egress:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield
-            except (TimeoutError, httpcore.TimeoutException):
+            except TimeoutError:
                 raise EgressTimeout("no whole answer in time") from None
 
     def target(self, url: str) -> Target:
@@ -273,7 +270,7 @@ class Egress:
         content: bytes,
         max_bytes: int | None,
     ) -> FetchResponse:
-        """One exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
+        """Make one exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
         target = self.target(url)
         sent = {
             "host": target.authority,
@@ -284,25 +281,24 @@ class Egress:
         }
         if method == "POST":
             sent["content-length"] = str(len(content))
-        pool = httpcore.AsyncConnectionPool(
-            ssl_context=self._trust,
+        pool = Pool(
+            f"{target.scheme}://{target.authority}",
             max_connections=1,
-            max_keepalive_connections=0,
-            network_backend=self._network,
+            max_idle=0,
+            idle_s=0.0,
+            resolve=self._resolver.addresses,
+            trust=self._trust,
         )
         try:
-            async with (
-                pool,
-                pool.stream(
-                    method,
-                    to_url(target),
-                    headers=[(name.encode(), value.encode()) for name, value in sent.items()],
-                    content=content if method == "POST" else None,
-                ) as response,
-            ):
-                return await read(url, response, max_bytes)
-        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
+            lines = [(name.encode(), value.encode()) for name, value in sent.items()]
+            head = request_head(method, target.path_and_query, lines)
+            connection = await pool.connect()
+            connection.send(head + content)
+            return await read(url, connection, max_bytes)
+        except HttpClientError as error:
             raise EgressFailed(type(error).__name__) from error
+        finally:
+            pool.close()
 
 
 def lookup_on(threads: ThreadPoolExecutor) -> Resolve:
@@ -316,28 +312,19 @@ def lookup_on(threads: ThreadPoolExecutor) -> Resolve:
     return look_up
 
 
-def to_url(target: Target) -> httpcore.URL:
-    return httpcore.URL(
-        scheme=target.scheme.encode(),
-        host=target.host.encode(),
-        port=target.port,
-        target=target.path_and_query.encode(),
-    )
-
-
-async def read(url: str, response: httpcore.Response, max_bytes: int | None) -> FetchResponse:
+async def read(url: str, connection: Connection, max_bytes: int | None) -> FetchResponse:
     """Read the body as a stream: a body without end costs `max_bytes` and no more."""
-    headers = {name.decode("latin-1").lower(): v.decode("latin-1") for name, v in response.headers}
-    if max_bytes is None:
-        return FetchResponse(url=url, status=response.status, headers=headers, body=b"")
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise EgressFailed("a content coding that was not asked for")
+    status, received = await connection.head(None)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in received}
     body = bytearray()
-    async for chunk in response.aiter_stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"more than {max_bytes} bytes")
-    return FetchResponse(url=url, status=response.status, headers=headers, body=bytes(body))
+    if max_bytes is not None:
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise EgressFailed("a content coding that was not asked for")
+        while chunk := await connection.read(None):
+            body += chunk
+            if len(body) > max_bytes:
+                raise BodyTooLarge(f"more than {max_bytes} bytes")
+    return FetchResponse(url=url, status=status, headers=headers, body=bytes(body))
 
 
 class CheckedResolver:
@@ -371,26 +358,3 @@ class CheckedResolver:
             return [check_address(each, **allowed) for each in found][:MAX_DIALS]
         except Forbidden as error:
             raise ForbiddenTarget(str(error)) from None
-
-
-class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """A network on which only checked addresses are dialled."""
-
-    def __init__(self, network: httpcore.AsyncNetworkBackend, resolver: CheckedResolver) -> None:
-        self._network, self._resolver = network, resolver
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        failure: Exception = EgressFailed("no address")
-        for address in await self._resolver.addresses(host, port):
-            try:
-                return await self._network.connect_tcp(address, port, timeout)
-            except httpcore.ConnectError as error:
-                failure = error
-        raise failure

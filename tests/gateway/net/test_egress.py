@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import httpcore
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -95,22 +94,17 @@ def at(*addresses: str) -> Callable[[str, int], Awaitable[list[str]]]:
     return resolve
 
 
-class Dialled(httpcore.AsyncNetworkBackend):
-    """A network that only remembers who was to be reached."""
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that were to be reached; none of them is."""
+    addresses: list[str] = []
 
-    def __init__(self) -> None:
-        self.addresses: list[str] = []
+    async def dial(_loop: Any, _protocol: Any, host: str, *_: Any, **_options: Any) -> None:
+        addresses.append(host)
+        raise OSError("unreachable")
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        self.addresses.append(host)
-        raise httpcore.ConnectError("unreachable")
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", dial)
+    return addresses
 
 
 async def test_it_asks_plainly_and_gives_the_answer_whole(egress: Egress) -> None:
@@ -164,31 +158,28 @@ async def test_a_cookie_is_not_kept(egress: Egress) -> None:
     assert b"cookie" not in seen[1].lower()
 
 
-async def test_rebinding_a_name_finds_the_checked_address_dialled() -> None:
-    network = Dialled()
-    egress = Egress(resolve=at("93.184.216.34", "127.0.0.1"), network=network)
+async def test_rebinding_a_name_finds_the_checked_address_dialled(dialled: list[str]) -> None:
+    egress = Egress(resolve=at("93.184.216.34", "127.0.0.1"))
     with pytest.raises(EgressFailed):
         await egress.get(f"https://{HOST}/")
-    assert network.addresses == ["93.184.216.34"]
+    assert dialled == ["93.184.216.34"]
     with pytest.raises(ForbiddenTarget):
         await egress.get(f"https://{HOST}/")
-    assert network.addresses == ["93.184.216.34"], "what the name means now was not dialled"
+    assert dialled == ["93.184.216.34"], "what the name means now was not dialled"
     egress.close()
 
 
 @pytest.mark.parametrize(
     "address", ["10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "169.254.169.254", "100.64.0.1"]
 )
-async def test_a_name_of_an_inner_address_is_not_dialled(address: str) -> None:
-    network = Dialled()
-
+async def test_a_name_of_an_inner_address_is_not_dialled(address: str, dialled: list[str]) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return ["93.184.216.34", address]
 
-    egress = Egress(resolve=resolve, network=network)
+    egress = Egress(resolve=resolve)
     with pytest.raises(ForbiddenTarget):
         await egress.get(f"https://{HOST}/")
-    assert network.addresses == []
+    assert dialled == []
     egress.close()
 
 
@@ -214,15 +205,16 @@ NEAR: dict[str, Near] = {HOST: "private", "10.0.0.7": "private", "near.example.c
         ("other.example.com", "127.0.0.1", False),
     ],
 )
-async def test_a_named_host_may_lie_near_and_no_other(host: str, address: str, may: bool) -> None:
-    dialled = Dialled()
-    egress = Egress(near=NEAR, resolve=at(address), network=dialled)
+async def test_a_named_host_may_lie_near_and_no_other(
+    host: str, address: str, may: bool, dialled: list[str]
+) -> None:
+    egress = Egress(near=NEAR, resolve=at(address))
     try:
         with pytest.raises(EgressFailed if may else ForbiddenTarget):
             await egress.get(f"https://{host}/")
     finally:
         egress.close()
-    assert dialled.addresses == ([address] if may else [])
+    assert dialled == ([address] if may else [])
 
 
 @pytest.mark.parametrize("url", [f"http://{HOST}/", "http://10.0.0.7/", "https://10.000.0.7/"])
@@ -235,17 +227,16 @@ async def test_a_named_host_is_asked_plainly_and_over_tls(url: str) -> None:
         egress.close()
 
 
-async def test_every_address_of_a_name_is_tried_up_to_a_bound() -> None:
-    network = Dialled()
+async def test_every_address_of_a_name_is_tried_up_to_a_bound(dialled: list[str]) -> None:
     public = [f"93.184.216.{number}" for number in range(1, 9)]
 
     async def resolve(host: str, port: int) -> list[str]:
         return public
 
-    egress = Egress(resolve=resolve, network=network)
+    egress = Egress(resolve=resolve)
     with pytest.raises(EgressFailed):
         await egress.get(f"https://{HOST}/")
-    assert network.addresses == public[:3]
+    assert dialled == public[:3]
     egress.close()
 
 
@@ -330,13 +321,14 @@ async def test_a_name_that_is_slow_to_resolve_ends_with_the_deadline() -> None:
     egress.close()
 
 
+@pytest.mark.usefixtures("dialled")
 async def test_who_is_slow_holds_up_who_waits_for_it_alone() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         if host.startswith("slow"):
             await asyncio.sleep(60)
         return ["93.184.216.34"]
 
-    egress = Egress(resolve=resolve, network=Dialled(), per_host=1, wait_s=0.2)
+    egress = Egress(resolve=resolve, per_host=1, wait_s=0.2)
     slow = [asyncio.create_task(egress.get("https://slow.example.com/")) for _ in range(40)]
     await asyncio.sleep(0.01)
     with pytest.raises(EgressFailed):  # dialled, in spite of more of those than there are turns
