@@ -41,8 +41,8 @@ from gateway.app.engine_clients import await_engines, connect_engines
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches.endpoints import LineEndpoint, ask_response, ask_surface, in_anthropic_shape
+from gateway.batches.runner import open_batches
 from gateway.batches.states import MESSAGES as MESSAGES_PATH
-from gateway.batches.wiring import open_batches
 from gateway.bookkeeping.engine_counts import start_daily_agreement
 from gateway.bookkeeping.spend_reader import PostgresBooks
 from gateway.bookkeeping.sweepers import CreditSweeper, start_superseded
@@ -87,7 +87,7 @@ from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tenancy.money.suspension import tell_workers
-from gateway.webhooks.wiring import open_webhooks
+from gateway.webhooks.sender import open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.batches.states import MESSAGES, may_cancel, shape_of
 from gateway.batches.tables import batches
-from gateway.files.files import BATCH, get_file
+from gateway.files.files import BATCH, drop_file, get_file
 from gateway.ids import uuid7_hex
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 from gateway.wire.shared.batch import ENDED, Batch, Shape
@@ -21,6 +21,7 @@ from gateway.wire.shared.batch import ENDED, Batch, Shape
 PREFIX, MESSAGES_PREFIX = "batch_", "msgbatch_"
 INPUT_FILE, REQUESTS = "input_file_id", "requests"
 """What each shape is made of."""
+MESSAGE_BATCH_ID = "message_batch_id"
 WINDOWS = {"24h": timedelta(hours=24)}
 MAX_LIVE_PER_ORG = 200
 """That have not ended."""
@@ -163,6 +164,45 @@ async def cancel_batch(
         project_id=project_id,
     )
     return made
+
+
+async def cancel_message_batch(
+    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
+) -> Batch:
+    """Cancel a batch: nothing more of it begins. If its results are written there is nothing left
+    to cancel. Idempotent. Raises: NotFound, InvalidField (it has ended by itself)."""
+    where = {"org_id": org_id, "project_id": project_id, "batch_id": batch_id}
+    found = await get_batch(conn, **where, lock=True, shape="anthropic")
+    if found.status in ("finalizing", "cancelled"):
+        return found
+    if found.status in ENDED:
+        raise InvalidField(MESSAGE_BATCH_ID, "a batch that has ended cannot be canceled")
+    return await cancel_batch(conn, **where, actor=actor, shape="anthropic")
+
+
+async def delete_message_batch(
+    conn: AsyncConnection, *, org_id: str, project_id: str, batch_id: str, actor: Actor
+) -> None:
+    """Delete a batch with its results. Raises: NotFound, InvalidField (it has not ended)."""
+    where = {"org_id": org_id, "project_id": project_id}
+    found = await get_batch(conn, **where, batch_id=batch_id, lock=True, shape="anthropic")
+    if found.status not in ENDED:
+        raise InvalidField(
+            MESSAGE_BATCH_ID, "a batch is deleted once it has ended; cancel it first"
+        )
+    gone = sa.update(batches).where(batches.c.org_id == org_id, batches.c.id == batch_id)
+    await conn.execute(gone.values(deleted_at=sa.func.now()))  # its row is swept by the runner
+    if found.output_file_id is not None:
+        await drop_file(conn, **where, file_id=found.output_file_id)
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="batch.deleted",
+        target=batch_id,
+        before={"project_id": project_id, "status": found.status},
+        project_id=project_id,
+    )
 
 
 # ---- the outbox of webhooks: of all orgs

@@ -24,7 +24,9 @@ from gateway.batches import lines, steward
 from gateway.batches.batches import forget_deleted
 from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
-from gateway.batches.endpoints import LineEndpoint
+from gateway.batches.endpoints import (
+    LineEndpoint,
+)
 from gateway.batches.lines import LeasedLine
 from gateway.batches.running import LineAccount, LineRun, PutOff, model_of, refused, run
 from gateway.batches.validation import InputBounds
@@ -36,6 +38,8 @@ from gateway.lru import Lru
 from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
+from gateway.resources import Resources
+from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 from gateway.wire.shared.batch import Batch
 
@@ -281,3 +285,32 @@ class BatchRunner:
             return MissingScope(SCOPE_INFERENCE)
         self._known.put(key_id, KeyState(principal, time.monotonic()))
         return principal
+
+
+def open_batches(
+    settings: Settings,
+    resources: Resources,
+    services: GenerationServices,
+    files: FileStore,
+    on_booked: OnBooked,
+    endpoints: Mapping[str, LineEndpoint],
+) -> BatchRunner:
+    """Start the runner of batches. `endpoints`: what a line may ask, by its path."""
+    runner = BatchRunner(
+        services=services,
+        telemetry=resources.telemetry,
+        db=resources.db,
+        system_db=resources.system_db,
+        files=files,
+        bounds=InputBounds(
+            max_lines=settings.max_batch_lines,
+            max_file_bytes=settings.max_batch_bytes,
+            max_line_bytes=settings.max_body_bytes,
+        ),
+        endpoints=endpoints,
+        on_booked=on_booked,
+        max_running=settings.batch_concurrency,
+    )
+    runner.start()
+    resources.stack.push_async_callback(runner.close)
+    return runner

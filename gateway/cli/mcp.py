@@ -317,8 +317,7 @@ async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approva
 @click.option("--lift", "client", metavar="CLIENT", help="Of this key or OAuth client, by its id.")
 async def taints(settings: Settings, org: str, project: str, client: str | None) -> None:
     """List whose calls ask a person after what a server said that taints, or lift it."""
-    from gateway.mcp.admin.taints_admin import lifting
-    from gateway.mcp.calls import lift, taints_of
+    from gateway.mcp.calls import lift, lifting, taints_of
 
     async with connections(settings) as (db, redis):
         org_id = await org_of(db, org, project)

@@ -13,8 +13,11 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.audit.log import Actor, record
 from gateway.limits.spending import PICO_PER_NANO, to_nano
+from gateway.tenancy.errors import NotFound
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.call_records import CountOutcome
 from mcp_bridge.trust.policy import CallState, ToolRule
@@ -167,6 +170,26 @@ async def taints_of(
         for (caller, until_s), names in zip(known, servers, strict=True)
         if names
     ]
+
+
+async def lifting(
+    conn: AsyncConnection, redis: Redis, *, org_id: str, client: str, actor: Actor
+) -> list[Taint]:
+    """Record what `calls.lift` is about to lift. A failure in between leaves an audit entry too
+    many, and nobody clean without one. Raises: NotFound."""
+    found = await taints_of(redis, org_id=org_id, client=client, now_s=time.time())
+    if not found:
+        raise NotFound("client_id", f"nobody who uses {client} is tainted")
+    servers = sorted({name for each in found for name in each.servers})
+    await record(
+        conn,
+        org_id=org_id,
+        actor=actor,
+        action="mcp.taint_lifted",
+        target=client,
+        before={"callers": len(found), "servers": servers},
+    )
+    return found
 
 
 async def lift(redis: Redis, *, org_id: str, taints: Iterable[Taint]) -> None:

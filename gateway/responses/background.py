@@ -12,20 +12,24 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from foundation.periodic import Periodic
 from foundation.tasks import end_tasks
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import to_http_error
+from gateway.inference.calls import GenerationCall
 from gateway.inference.delivery import Delivery
-from gateway.inference.generate import NotAccepting
+from gateway.inference.generate import NotAccepting, start
 from gateway.inference.services import GenerationServices
 from gateway.request_errors import TooManyFollowed
-from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventLog, EventRows
 from gateway.responses.kept import ResponseOwner, StoredResponse
 from gateway.responses.running import RunningRows, Within
+from gateway.tools.loop import LoopCall, start_loop
+from gateway.wire.openai_responses.items import Item
+from gateway.wire.openai_responses.to_responses import ResponseEncoder
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,22 @@ MAX_FOLLOWERS = 256
 """Streams of events that one process has open."""
 MAX_FOLLOWERS_OF_ORG = 64
 """Of these; so no org keeps others from theirs."""
+
+
+class StartableResponse(msgspec.Struct, frozen=True, kw_only=True):
+    call: GenerationCall
+    encoder: ResponseEncoder
+    owner: ResponseOwner
+    given: tuple[Item, ...]
+    """What it adds to what it continues."""
+    in_background: bool
+    is_streamed: bool = False
+    """Whoever asks follows it."""
+    loop: LoopCall | None = None
+    """Its tools are called here."""
+
+    def start(self, services: GenerationServices) -> Delivery:
+        return start(services, self.call) if self.loop is None else start_loop(services, self.loop)
 
 
 class Background:

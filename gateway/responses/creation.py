@@ -16,7 +16,7 @@ from gateway.inference.services import GenerationServices
 from gateway.lanes import priority_of
 from gateway.principal import Principal
 from gateway.request_errors import BadField
-from gateway.responses.created import StartableResponse
+from gateway.responses.background import StartableResponse
 from gateway.responses.kept import MAX_KEPT_BYTES, ResponseOwner, StoredResponse, to_json
 from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound

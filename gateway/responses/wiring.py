@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gateway.inference.services import GenerationServices
@@ -27,32 +29,17 @@ def open_responses(
     settings: Settings, resources: Resources, services: GenerationServices
 ) -> Responses:
     """Open what is closed once the running generations were drained."""
-    db, system_db = resources.db, resources.system_db
-    cipher = Cipher(resources.secret, PURPOSE)
+    db, cipher = resources.db, Cipher(resources.secret, PURPOSE)
     conversations = ConversationStore(db=db, cipher=cipher)
-    lifetime_s = settings.response_lifetime_days * SECONDS_PER_DAY
-    store = ResponseStore(
-        db=db,
-        system_db=system_db,
-        conversations=conversations,
-        cipher=cipher,
-        lifetime_s=lifetime_s,
-    )
-    rows = RunningRows(
-        db=db,
-        system_db=system_db,
-        conversations=conversations,
-        cipher=cipher,
-        lifetime_s=lifetime_s,
-    )
-    events = EventRows(
-        db=db,
-        system_db=system_db,
-        conversations=conversations,
-        cipher=cipher,
-        lifetime_s=lifetime_s,
-    )
-    background = Background(services, rows, events)
+    shared: dict[str, Any] = {
+        "db": db,
+        "system_db": resources.system_db,
+        "conversations": conversations,
+        "cipher": cipher,
+        "lifetime_s": settings.response_lifetime_days * SECONDS_PER_DAY,
+    }
+    store = ResponseStore(**shared)
+    background = Background(services, RunningRows(**shared), EventRows(**shared))
     background.start()
     resources.stack.push_async_callback(background.close)
     return Responses(store=store, conversations=conversations, background=background)

@@ -5,7 +5,7 @@ kept: what fails holds up nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,13 +18,21 @@ from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.tenancy.errors import NotFound, ReadOnly
 from gateway.webhooks.endpoints import disable_endpoint, get_endpoint
-from gateway.webhooks.schedule import LIFETIME_S
 from gateway.webhooks.tables import deliveries
 from gateway.wire.admin.webhook_events import PING, EndpointPing, WebhookEvent
 
 LEASE_S = 60.0
 """Longer than an attempt can take, with what is written of it."""
 FORGET_S = 30 * 86_400
+LIFETIME_S = 24 * 3600.0
+"""From the event, or from the last time that somebody asked for it, to when it is given up."""
+FIRST_DELAY_S = 5.0
+GROWTH = 3.0
+MAX_DELAY_S = 3 * 3600.0
+SPREAD = 0.2
+MAX_RETRY_AFTER_S = 3600.0
+"""So long a receiver may put us off at a time."""
+MAX_EXPONENT = 16
 SWEEP_BATCH = 1000
 MAX_FAILURE_LENGTH = 200
 PENDING, DELIVERED, DEAD = "pending", "delivered", "dead"
@@ -165,6 +173,18 @@ async def _check_open(conn: AsyncConnection, org_id: str, endpoint_id: str) -> N
         raise ReadOnly("endpoint_id", "an archived endpoint is sent nothing")
     if endpoint.disabled_at is not None:
         raise ReadOnly("endpoint_id", "a disabled endpoint is sent nothing")
+
+
+def delay_s(attempts: int, retry_after: str | None, draw: Callable[[float, float], float]) -> float:
+    """Return the seconds until the next attempt. `retry_after`: the header's text, if there was
+    one; a date in it is ignored. `draw`: evenly between two numbers."""
+    assert attempts > 0
+    exponent = min(attempts - 1, MAX_EXPONENT)
+    found = min(FIRST_DELAY_S * GROWTH**exponent, MAX_DELAY_S)
+    found *= draw(1 - SPREAD, 1 + SPREAD)
+    if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
+        found = max(found, min(float(retry_after[:9]), MAX_RETRY_AFTER_S))
+    return found
 
 
 # ---- for whoever sends: of all orgs

@@ -10,8 +10,10 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
+import msgspec
 from cryptography.exceptions import InvalidTag
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -22,18 +24,20 @@ from gateway.db import DATABASE_ERRORS
 from gateway.ids import uuid7
 from gateway.mcp import call_arguments as asked_arguments
 from gateway.net.egress import Egress, EgressError
-from gateway.secret import Cipher, UnknownSecret
+from gateway.secret import Cipher, Secret, UnknownSecret
+from gateway.telemetry import Telemetry
 from gateway.webhooks import deliveries
 from gateway.webhooks.deliveries import (
     DEAD,
     LEASE_S,
     AttemptOutcome,
     LeasedDelivery,
+    delay_s,
     end_attempt,
     lease,
 )
+from gateway.webhooks.endpoints import CIPHER_PURPOSE
 from gateway.webhooks.outbox import fan_out
-from gateway.webhooks.schedule import delay_s
 from gateway.webhooks.standard_webhooks import headers
 
 log = logging.getLogger(__name__)
@@ -175,3 +179,39 @@ class Sender:
             sealed.append((delivery.older_secret_sealed, delivery.older_secret_id))
         context = delivery.endpoint_id.encode()
         return [self._cipher.open(data, context, key_id).decode() for data, key_id in sealed]
+
+
+class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The webhook services that routes need."""
+
+    secrets: Cipher
+    """Of endpoints."""
+    allow_loopback: bool
+
+
+def open_webhooks(
+    stack: AsyncExitStack,
+    secret: Secret,
+    system_db: AsyncEngine,
+    telemetry: Telemetry,
+    *,
+    allow_loopback: bool,
+) -> Webhooks:
+    """Open webhooks. allow_loopback: for development, send to receivers on this machine."""
+    secrets = Cipher(secret, CIPHER_PURPOSE)
+    egress = Egress(
+        allow_loopback=allow_loopback,
+        per_host=MAX_CONCURRENT,
+        timeout_s=TIMEOUT_S,
+        wait_s=WAIT_S,
+    )
+    stack.callback(egress.close)
+    sender = Sender(
+        system_db,
+        secrets,
+        egress,
+        on_outcome=lambda outcome: telemetry.webhook_attempts.labels(outcome).inc(),
+    )
+    sender.start()
+    stack.push_async_callback(sender.close)
+    return Webhooks(secrets=secrets, allow_loopback=allow_loopback)

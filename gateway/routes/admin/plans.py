@@ -4,20 +4,49 @@ operator makes and changes those that do not stand in the settings file.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import sqlalchemy as sa
+from msgspec import Meta
 from msgspec.structs import asdict
 
+from foundation.structs import patch_of, with_fields
 from gateway.db import tenant
+from gateway.principal import LIMIT_NAMES, Plan
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.money import plans as verbs
 from gateway.tenancy.money.plans import PlanRow
 from gateway.tenancy.tables import plans as table
-from gateway.wire.admin.plans import NewPlan, PlanPatch, PlanView
 from gateway.wire.shared.page_query import ArchivedPageQuery
 from gateway.wire.shared.resource import view_of
+
+PlanName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+
+
+class NewPlan(Plan, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: PlanName
+
+
+@patch_of(NewPlan, without=("name",))
+class PlanPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+@with_fields(LIMIT_NAMES, int | None, after="name")
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan. `read_only`: it stands in the settings file, and is changed there."""
+
+    object: str = "plan"
+    name: str
+    weight: float | None
+    lane: str | None
+    price_list: str | None
+    read_only: bool
+    created_at: int
+    archived_at: int | None
+
 
 plans = AdminResource[PlanRow](
     path="/v1/admin/plans",

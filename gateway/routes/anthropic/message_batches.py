@@ -19,8 +19,15 @@ from litestar.params import FromPath
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.batches import message_batches
-from gateway.batches.batches import create_batch, get_batch, select_batches, to_batches
+from gateway.batches.batches import (
+    MESSAGE_BATCH_ID,
+    cancel_message_batch,
+    create_batch,
+    delete_message_batch,
+    get_batch,
+    select_batches,
+    to_batches,
+)
 from gateway.batches.results import DEFAULT_EXPIRY_S
 from gateway.batches.states import MESSAGES
 from gateway.batches.tables import batches as table
@@ -198,7 +205,7 @@ async def retrieve(
 async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
     async with tenant(services(request).db, request.user.org_id) as conn:
-        made = await message_batches.cancel_message_batch(
+        made = await cancel_message_batch(
             conn, **where(request, message_batch_id), actor=actor_of(request)
         )
     services(request).batches.wake()
@@ -211,7 +218,7 @@ async def cancel(request: AuthenticatedRequest, message_batch_id: FromPath[str])
 async def remove(request: AuthenticatedRequest, message_batch_id: FromPath[str]) -> Response[bytes]:
     names_version(request)
     async with tenant(services(request).db, request.user.org_id) as conn:
-        await message_batches.delete_message_batch(
+        await delete_message_batch(
             conn, **where(request, message_batch_id), actor=actor_of(request)
         )
     return answer(request, DeletedMessageBatch(id=message_batch_id))
@@ -233,9 +240,9 @@ async def results(request: AuthenticatedRequest, message_batch_id: FromPath[str]
 async def results_of(request: AuthenticatedRequest, batch: Batch) -> File:
     """Raises: InvalidField, NotFound."""
     if batch.status not in ENDED:
-        raise InvalidField(message_batches.FIELD, "the batch has not ended, and has no results yet")
+        raise InvalidField(MESSAGE_BATCH_ID, "the batch has not ended, and has no results yet")
     if batch.output_file_id is None:
-        raise NotFound(message_batches.FIELD, f"no results of {batch.id!r}")
+        raise NotFound(MESSAGE_BATCH_ID, f"no results of {batch.id!r}")
     principal = request.user
     async with tenant(services(request).db, principal.org_id) as conn:
         return await get_file(
@@ -243,7 +250,7 @@ async def results_of(request: AuthenticatedRequest, batch: Batch) -> File:
             org_id=principal.org_id,
             project_id=principal.project_id,
             file_id=batch.output_file_id,
-            field=message_batches.FIELD,
+            field=MESSAGE_BATCH_ID,
             is_inner=True,
         )
 
@@ -259,7 +266,7 @@ def where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:
     return {
         "org_id": request.user.org_id,
         "project_id": request.user.project_id,
-        "batch_id": check_id(message_batches.FIELD, batch_id),
+        "batch_id": check_id(MESSAGE_BATCH_ID, batch_id),
     }
 
 

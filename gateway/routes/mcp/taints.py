@@ -5,13 +5,34 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import NotAllowed
-from gateway.wire.admin.mcp_taints import McpTaint, McpTaints
 
 if TYPE_CHECKING:
     from gateway.mcp.calls import Taint
+
+
+class McpTaint(msgspec.Struct, frozen=True, kw_only=True):
+    """A taint: the calls with side effects of its caller ask a person first."""
+
+    object: str = "mcp.taint"
+    client_id: str
+    """The key or OAuth client."""
+    subject_id: str
+    """The user, service account or key that it acts for."""
+    project_id: str
+    servers: list[str]
+    """The servers whose results taint a session."""
+    expires_at: int
+    """In Unix seconds, if they say nothing more."""
+
+
+class McpTaints(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[McpTaint]
 
 
 def to_view(taints: list[Taint]) -> McpTaints:
@@ -53,8 +74,7 @@ async def list_taints(request: AdminRequest) -> list[Taint]:
 )
 async def lift_taint(request: AdminRequest) -> list[Taint]:
     """Raises: NotFound, NotAllowed (of one's own)."""
-    from gateway.mcp.admin.taints_admin import lifting
-    from gateway.mcp.calls import lift
+    from gateway.mcp.calls import lift, lifting
 
     org_id = request.org_id
     if request.id in (request.user.key_id, request.user.client_id):

@@ -1,5 +1,6 @@
 """The pages on which people sign in and out: /oauth/login, /oauth/logout, /oauth/account, and the
-files they need.
+files they need. On the account page an owner makes a key of administration for themselves, which
+never has more power than they have, and ends with them.
 
 Where somebody is sent after signing in is made here out of a request that was checked, never taken
 from a parameter.
@@ -17,6 +18,7 @@ from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
 from redis.exceptions import RedisError
 
+from gateway.audit.errors import CredentialInAudit
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy
 from gateway.auth.login.sessions import Session, end_session
@@ -27,7 +29,8 @@ from gateway.db import tenant
 from gateway.permissions import within
 from gateway.principal import SCOPE_ADMIN
 from gateway.routes.oauth.authorize import AUTHORIZE, LOGIN, find_request, raw_query, refuse
-from gateway.routes.shared.access import PUBLIC
+from gateway.routes.organization.keys import ADMIN_KEY_SCOPES
+from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.browser import (
     BadForm,
     Browser,
@@ -43,6 +46,8 @@ from gateway.routes.shared.browser import (
     signed_out,
     stale_form,
 )
+from gateway.tenancy.errors import InvalidField
+from gateway.tenancy.keys.keys import create_key
 from gateway.tenancy.tables import orgs
 
 ACCOUNT = "/oauth/account"
@@ -262,4 +267,33 @@ async def show_asset(request: Request[Any, Any, Any]) -> Response[bytes]:
     return found
 
 
-routes = [show_login, sign_in, show_account, sign_out, show_asset]
+@FormRoute(ADMIN_KEYS, status_code=200)
+async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
+    desk = desk_of(request)
+    try:
+        browser, session, form = await read_account_form(request)
+    except BadForm:
+        return stale_form()
+    if not may_make_admin_key(session):
+        return stale_form()
+    pepper_id, pepper = services(request).authenticator.pepper
+    try:
+        async with tenant(desk.db, session.org_id) as conn:
+            made = await create_key(
+                conn,
+                org_id=session.org_id,
+                project_id=None,
+                user_id=session.user_id,
+                name=form.get("name", "").strip(),
+                scopes=ADMIN_KEY_SCOPES,
+                pepper=pepper,
+                pepper_id=pepper_id,
+                actor=browser.where.actor(session.user_id),
+            )
+    except (InvalidField, CredentialInAudit):
+        problem = "A key needs a name of 1 to 100 printable characters."
+        return await account_page(desk, browser, session, problem=problem)
+    return await account_page(desk, browser, session, admin_key=made.secret)
+
+
+routes = [show_login, sign_in, show_account, make_admin_key, sign_out, show_asset]

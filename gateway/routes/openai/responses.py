@@ -19,7 +19,7 @@ from gateway.http_errors.table import HttpError, to_responses_error
 from gateway.inference.calls import RequestContext
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
-from gateway.responses.created import StartableResponse
+from gateway.responses.background import StartableResponse
 from gateway.responses.creation import count_input, create
 from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services

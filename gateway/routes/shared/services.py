@@ -33,7 +33,7 @@ from gateway.routes.shared.readiness import Readiness
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
-from gateway.webhooks.wiring import Webhooks
+from gateway.webhooks.sender import Webhooks
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.batches.batches import cancel_batch
-from gateway.batches.message_batches import cancel_message_batch, delete_message_batch
+from gateway.batches.batches import cancel_batch, cancel_message_batch, delete_message_batch
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
 from gateway.tenancy.errors import InvalidField

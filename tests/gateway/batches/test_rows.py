@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.batches import batches as verbs
-from gateway.batches.batches import create_batch
-from gateway.batches.message_batches import delete_message_batch
+from gateway.batches.batches import create_batch, delete_message_batch
 from gateway.batches.states import MESSAGES
 from gateway.batches.tables import batches
 from gateway.db import tenant

@@ -26,9 +26,8 @@ from gateway.responses import background as module
 from gateway.responses import events as events_module
 from gateway.responses import running
 from gateway.responses import store as store_module
-from gateway.responses.background import Background
+from gateway.responses.background import Background, StartableResponse
 from gateway.responses.conversations import ConversationStore
-from gateway.responses.created import StartableResponse
 from gateway.responses.events import EventRows
 from gateway.responses.kept import ResponseOwner
 from gateway.responses.running import RunningRows

@@ -202,8 +202,8 @@ LEFT_OUT = {
 """A key is of a user or of a service account, a cap of a project or of a key."""
 OF_MESSAGES = "UPDATE batches SET endpoint = '/v1/messages'"
 FIRST = {
-    "batches.message_batches.cancel_message_batch": OF_MESSAGES,
-    "batches.message_batches.delete_message_batch": OF_MESSAGES,
+    "batches.batches.cancel_message_batch": OF_MESSAGES,
+    "batches.batches.delete_message_batch": OF_MESSAGES,
 }
 """What makes the rows of both tenants what a verb is about."""
 FOREIGN_KEY = "23503"

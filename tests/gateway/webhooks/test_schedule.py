@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.webhooks.schedule import (
+from gateway.webhooks.deliveries import (
     LIFETIME_S,
     MAX_DELAY_S,
     MAX_RETRY_AFTER_S,

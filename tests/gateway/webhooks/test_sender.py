@@ -25,7 +25,7 @@ from gateway.db import tenant
 from gateway.secret import Cipher
 from gateway.webhooks import deliveries
 from gateway.webhooks import sender as sending
-from gateway.webhooks.deliveries import lease, ping_endpoint, redeliver
+from gateway.webhooks.deliveries import MAX_RETRY_AFTER_S, lease, ping_endpoint, redeliver
 from gateway.webhooks.endpoints import (
     EndpointOnce,
     archive_endpoint,
@@ -33,7 +33,6 @@ from gateway.webhooks.endpoints import (
     update_endpoint,
 )
 from gateway.webhooks.outbox import fan_out
-from gateway.webhooks.schedule import MAX_RETRY_AFTER_S
 from tests.gateway.webhooks.conftest import (
     OK,
     MakeSender,

@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook
 from billing.events import Price, Quantities
 from billing.ingestion.ingest import ingest
 from gateway.telemetry import Telemetry
-from gateway.webhooks.wiring import open_webhooks
+from gateway.webhooks.sender import open_webhooks
 from tests.billing.alerts.test_alerts import cap
 from tests.billing.samples import an_attempt, an_event
 from tests.gateway.webhooks.conftest import SECRET, Receiver, add_endpoint

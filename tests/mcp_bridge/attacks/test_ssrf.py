@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from gateway.mcp.network import UpstreamResolver
+from gateway.mcp.upstreams import UpstreamResolver
 from gateway.net.egress import Resolve, lookup_on
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, attacked
 from tests.mcp_bridge.processes import ask_modern

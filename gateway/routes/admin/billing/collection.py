@@ -1,8 +1,9 @@
 """/v1/admin/credit-notes and /v1/admin/payments: what was taken back and paid of an org's invoices,
-and of one invoice which credits have paid it.
+and of one invoice which credits have paid it; /v1/admin/journal: what was asked of an org and paid
+by it, in double entry, for beancount or hledger.
 
-They are made below the invoice that they are of (`billing_account`). Amounts are in the currency of
-that invoice.
+Notes and payments are made below the invoice that they are of (`billing_account`). Amounts are in
+the currency of that invoice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import sqlalchemy as sa
+from litestar import Response
 from msgspec import Meta
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,6 +21,7 @@ from billing.invoices.invoice import get_invoice
 from billing.invoices.tables import credit_notes
 from billing.invoices.tables import invoices as table
 from billing.money import format_usd
+from gateway.routes.admin.billing.invoice_exports import BEANCOUNT, HLEDGER, Ledgers, journal
 from gateway.routes.admin.billing.invoices import invoices
 from gateway.routes.shared.pages import keyset
 from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
@@ -29,7 +32,7 @@ from gateway.wire.admin.billing.invoices import (
     to_note_view,
     to_payment_view,
 )
-from gateway.wire.shared.page_query import OrgPageQuery
+from gateway.wire.shared.page_query import OrgPageQuery, OrgQuery
 
 InvoiceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,200}\Z")]
 
@@ -90,4 +93,18 @@ async def list_credits(
         return await read_rows(conn, paid_by_credits(invoice), query)
 
 
-routes = [list_notes, list_payments, list_credits]
+class JournalQuery(OrgQuery):
+    format: Ledgers = "beancount"
+
+
+@invoices.get(
+    "The journal of an organization: its credits, final invoices, credit notes, payments",
+    path="/v1/admin/journal",
+    query=JournalQuery,
+    said={200: {BEANCOUNT: str, HLEDGER: str}},
+)
+async def retrieve(request: AdminRequest, query: JournalQuery) -> Response[Any]:
+    return await journal(request.system_db, org_id=request.org_id, format=query.format)
+
+
+routes = [list_notes, list_payments, list_credits, retrieve]

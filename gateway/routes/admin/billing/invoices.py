@@ -30,7 +30,11 @@ from billing.invoices.invoice import (
 )
 from billing.invoices.states import DRAFT
 from gateway.request_errors import BadField
-from gateway.routes.admin.billing.invoice_exports import SAID, Format, exported
+from gateway.routes.admin.billing.invoice_exports import (
+    SAID,
+    Format,
+    exported,
+)
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
 from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
@@ -155,4 +159,12 @@ def to_hour(text: str) -> datetime:
         raise BadField("Invalid value for 'hour': no such day.", param="hour") from None
 
 
-routes = [list_, retrieve, list_lines, list_hours, list_requests, list_tags, export]
+routes = [
+    list_,
+    retrieve,
+    list_lines,
+    list_hours,
+    list_requests,
+    list_tags,
+    export,
+]

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.mcp.network import UpstreamResolvers
+from gateway.mcp.upstreams import UpstreamResolvers
 from mcp_bridge.pinning import ApprovedPins, approve
 from mcp_bridge.protocol import rpc
 from mcp_bridge.routing.catalog import changes_of
