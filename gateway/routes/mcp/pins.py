@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from gateway.mcp.service.service import pins_of
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -43,15 +41,12 @@ if TYPE_CHECKING:
 
 def to_server(seen: ServerOffer, found: Sequence[UpstreamHealth] = ()) -> McpServer:
     unlooked = "approved" if seen.approved else "unapproved"
-    return msgspec.convert(
-        {
-            "name": seen.config.name,
-            "state": "trusted" if seen.config.trust == "all" else unlooked,
-            "transport": seen.config.transport,
-            "approved": seen.approved,
-            "health": to_health([one for one in found if one.upstream == seen.config.name]),
-        },
+    return view_of(
         McpServer,
+        seen.config,
+        state="trusted" if seen.config.trust == "all" else unlooked,
+        approved=seen.approved,
+        health=to_health([one for one in found if one.upstream == seen.config.name]),
     )
 
 
@@ -77,33 +72,29 @@ def to_offer(seen: ServerOffer) -> McpServerOffer:
     state = "waiting" if seen.waits else "approved"
     if seen.config.trust == "all":
         state = "trusted"
-    said = {
-        "name": seen.config.name,
-        "state": state if seen.problem is None else "unreachable",
-        "problem": seen.problem,
-        "approved": seen.approved,
-        "waiting": len(seen.waits),
-        "digest": seen.digest,
-        "changes": [to_change(*one) for one in seen.waits[:MAX_SHOWN]],
-        "never": [view_of(McpNeverShown, one) for one in seen.never[:MAX_SHOWN]],
-    }
-    return msgspec.convert(said, McpServerOffer)
+    return view_of(
+        McpServerOffer,
+        seen,
+        name=seen.config.name,
+        state=state if seen.problem is None else "unreachable",
+        waiting=len(seen.waits),
+        changes=[to_change(*one) for one in seen.waits[:MAX_SHOWN]],
+        never=[view_of(McpNeverShown, one) for one in seen.never[:MAX_SHOWN]],
+    )
 
 
 def to_change(change: Change, findings: tuple[Finding, ...]) -> McpChange:
     from mcp_bridge.pinning import differences
 
     was, now = ({} if pin is None else pin.value() for pin in (change.was, change.now))
-    said = {
-        "state": change.state,
-        "kind": change.kind,
-        "name": change.name,
-        "was": None if change.was is None else change.was.digest,
-        "now": None if change.now is None else change.now.digest,
-        "differences": [view_of(McpDifference, one) for one in differences(was, now)],
-        "findings": [view_of(McpFinding, one) for one in findings],
-    }
-    return msgspec.convert(said, McpChange)
+    return view_of(
+        McpChange,
+        change,
+        was=None if change.was is None else change.was.digest,
+        now=None if change.now is None else change.now.digest,
+        differences=[view_of(McpDifference, one) for one in differences(was, now)],
+        findings=[view_of(McpFinding, one) for one in findings],
+    )
 
 
 def named_in(body: NamedOffer) -> frozenset[Key] | None:

@@ -26,6 +26,7 @@ from gateway.wire.admin.mcp_rules import (
     McpRules,
     McpRulesBody,
 )
+from gateway.wire.shared.resource import view_of
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.trust.approvals import Approval, Approvals, Outcome, decided, expired
@@ -35,22 +36,19 @@ def to_view(approval: Approval) -> McpApproval:
     late = expired(approval, time.time())
     approval = approval if late is None else late.approval
     call, caller = approval.call, Caller.of(approval.call.caller)
-    return McpApproval(
+    by_caller = approval.decided_by == call.caller
+    return view_of(
+        McpApproval,
+        call,
         id=approval.id,
         state=approval.state,
-        server=call.server,
         tool=approval.tool,
         project_id=caller.project_id,
         subject_id=caller.subject,
         client_id=caller.client,
-        pin=call.pin,
-        arguments_digest=call.arguments_digest,
-        policy_version=call.policy_version,
         requested_at=int(approval.requested_at_s),
         expires_at=int(approval.expires_at_s),
-        decider=call.decider,
-        decided_by=(caller.client if approval.decided_by == call.caller else approval.decided_by)
-        or None,
+        decided_by=(caller.client if by_caller else approval.decided_by) or None,
         call_id=approval.used_by or None,
     )
 

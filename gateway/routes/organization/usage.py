@@ -37,6 +37,7 @@ from gateway.wire.organization.usage import (
     parse_query,
     to_amount,
 )
+from gateway.wire.shared.resource import view_of
 
 USAGE = "/v1/organization/usage/"
 WINDOW = ("start_time", "end_time", "bucket_width", "limit", "page")
@@ -84,45 +85,24 @@ async def report_to(
 
 def to_usage(row: UsageRow) -> UsageResult:
     quantities = row.quantities
-    return UsageResult(
+    return view_of(
+        UsageResult,
+        row,
         input_tokens=quantities.prompt_total,
         output_tokens=quantities.output_total,
-        num_model_requests=row.num_model_requests,
         input_uncached_tokens=quantities.uncached_input,
         input_cached_tokens=quantities.cache_read,
         input_cache_write_tokens=quantities.cache_write_5m + quantities.cache_write_1h,
-        project_id=row.project_id,
-        user_id=row.user_id,
-        api_key_id=row.api_key_id,
-        model=row.model,
-        batch=row.batch,
-        service_tier=row.service_tier,
-        tag=row.tag,
     )
 
 
 def to_embeddings(row: UsageRow) -> EmbeddingsUsageResult:
-    return EmbeddingsUsageResult(
-        input_tokens=row.quantities.embedding_input,
-        num_model_requests=row.num_model_requests,
-        project_id=row.project_id,
-        user_id=row.user_id,
-        api_key_id=row.api_key_id,
-        model=row.model,
-    )
+    return view_of(EmbeddingsUsageResult, row, input_tokens=row.quantities.embedding_input)
 
 
 def to_costs(row: CostRow) -> CostsResult:
-    return CostsResult(
-        amount=to_amount(row.amount_pico),
-        line_item=row.line_item,
-        quantity=row.quantity,
-        quantity_unit=row.unit,
-        project_id=row.project_id,
-        user_id=row.user_id,
-        api_key_id=row.api_key_id,
-        tag=row.tag,
-    )
+    amount = to_amount(row.amount_pico)
+    return view_of(CostsResult, row, amount=amount, quantity_unit=row.unit)
 
 
 def page(

@@ -126,29 +126,24 @@ async def key(request: AuthenticatedRequest) -> Response[bytes]:
 def to_key(principal: Principal, spent: SpentByKey) -> KeyData:
     own = [cap for cap in principal.spend_caps if cap.scope == "key"]
     cap = min(own, key=lambda each: left_of(each, spent), default=None)
-    limit = None if cap is None else cap.amount_nano * PICO_PER_NANO
-    left = None if cap is None else max(0, left_of(cap, spent))
-    amounts = KeyAmounts(
-        usage=format_usd(spent.total),
-        usage_daily=format_usd(spent.day),
-        usage_weekly=format_usd(spent.week),
-        usage_monthly=format_usd(spent.month),
-        limit=None if limit is None else format_usd(limit),
-        limit_remaining=None if left is None else format_usd(left),
-    )
+    pico = {
+        "usage": spent.total,
+        "usage_daily": spent.day,
+        "usage_weekly": spent.week,
+        "usage_monthly": spent.month,
+        "limit": None if cap is None else cap.amount_nano * PICO_PER_NANO,
+        "limit_remaining": None if cap is None else max(0, left_of(cap, spent)),
+    }
+    texts: dict[str, Any] = {k: None if n is None else format_usd(n) for k, n in pico.items()}
+    numbers: dict[str, Any] = {k: None if n is None else to_decimal(n) for k, n in pico.items()}
     return KeyData(
+        **numbers,
         id=principal.key_id,
         label=principal.key_hint,
-        usage=to_decimal(spent.total),
-        usage_daily=to_decimal(spent.day),
-        usage_weekly=to_decimal(spent.week),
-        usage_monthly=to_decimal(spent.month),
-        limit=None if limit is None else to_decimal(limit),
-        limit_remaining=None if left is None else to_decimal(left),
         limit_reset=None if cap is None else RESETS.get(cap.period),
         is_provisioning_key=False,
         rate_limit=RateLimitView(requests=requests_per_minute(principal)),
-        amounts=amounts,
+        amounts=KeyAmounts(**texts),
         org_id=principal.org_id,
         project_id=principal.project_id,
     )

@@ -1,5 +1,5 @@
 """Lists what the structs of a surface cannot say: which fields are ignored by their specification,
-and notes on single fields.
+notes on single fields, and which headers a request may have.
 
 Paths are those of refusals, without indices: `messages[].content[].type`.
 """
@@ -10,21 +10,41 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
+import msgspec
+
 from gateway.wire.anthropic import messages as anthropic
+from gateway.wire.anthropic.batches import MessageBatchesQuery, NewMessageBatch
 from gateway.wire.anthropic.messages import CountTokensRequest, MessagesRequest
-from gateway.wire.fields.batch_surfaces import BATCH_SURFACES
-from gateway.wire.fields.kept_surfaces import KEPT_SURFACES, MODELS
-from gateway.wire.fields.surface import SurfaceFields
+from gateway.wire.anthropic.models import ModelsQuery
+from gateway.wire.openai.batches import BatchesQuery, NewBatch, WrittenLine
 from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.completions import CompletionRequest
 from gateway.wire.openai.embeddings import EmbeddingRequest
+from gateway.wire.openai.files import ANCHOR, SECONDS, FilesQuery, FileUpload
 from gateway.wire.openai.forward import BILLED_OTHERWISE
 from gateway.wire.openai.tokenizing import DetokenizeRequest, TokenizeRequest
 from gateway.wire.openai_responses import request as responses
+from gateway.wire.openai_responses.conversations import (
+    ConversationUpdate,
+    NewConversation,
+    NewItems,
+)
+from gateway.wire.openai_responses.queries import IncludeQuery, ItemsQuery, RetrieveQuery
 from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.shared.refusals import NOT_YET
 
 T = TypeVar("T")
+
+
+class SurfaceFields(msgspec.Struct, frozen=True, kw_only=True):
+    title: str
+    body: type[msgspec.Struct]
+    ignored: Mapping[str, str] = {}
+    """Path to why."""
+    notes: Mapping[str, str] = {}
+    """Path to what is to be known."""
+    refused_values: Mapping[str, frozenset[str]] = {}
+    """By honoured field, the values that a vendor knows and that are refused by name."""
 
 
 def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
@@ -227,7 +247,6 @@ COMPLETIONS = SurfaceFields(
         "min_tokens": "not beside `stop`",
         "suffix": "nothing is written before a text",
     },
-    refused_values={},
 )
 EMBEDDINGS = SurfaceFields(
     title="POST /v1/embeddings, of our engine's models",
@@ -239,7 +258,6 @@ EMBEDDINGS = SurfaceFields(
         "encoding_format": "`base64` is of float32, little-endian",
         "dimensions": "so many of the first numbers, brought to unit length if the model's are",
     },
-    refused_values={},
 )
 TOKENIZE = SurfaceFields(
     title="POST /v1/tokenize, of our engine's models",
@@ -256,9 +274,6 @@ TOKENIZE = SurfaceFields(
 DETOKENIZE = SurfaceFields(
     title="POST /v1/detokenize, of our engine's models",
     body=DetokenizeRequest,
-    ignored={},
-    notes={},
-    refused_values={},
 )
 COUNT_TOKENS = SurfaceFields(
     title="POST /v1/messages/count_tokens",
@@ -267,9 +282,192 @@ COUNT_TOKENS = SurfaceFields(
     notes=counted(MESSAGES.notes),
     refused_values=counted(MESSAGES.refused_values),
 )
+ITEM_IGNORED = {
+    "content[].annotations": "of an earlier answer",
+    "content[].logprobs": "of an earlier answer",
+    "content[].parsed": "what a client's library read in the text",
+}
+ITEM_NOT_YET = {
+    path.replace("input[]", "items[]"): values
+    for path, values in responses.NOT_YET.items()
+    if path.startswith("input[]")
+}
+INCLUDED = "taken; what could be included is in it, where it was asked for when it was made"
+RESPONSE = SurfaceFields(
+    title="GET /v1/responses/{id} (query)",
+    body=RetrieveQuery,
+    ignored={"include": INCLUDED},
+    notes={
+        "stream": "of one that runs in the background: its events",
+        "starting_after": "with `stream`: the number of the event behind which it goes on",
+        "include_obfuscation": "true is refused: events are not padded",
+    },
+)
+INPUT_ITEMS = SurfaceFields(
+    title="GET /v1/responses/{id}/input_items (query)",
+    body=ItemsQuery,
+    ignored={"include": INCLUDED},
+    notes={"order": "the newest come first unless it is said"},
+)
+NEW_CONVERSATION = SurfaceFields(
+    title="POST /v1/conversations",
+    body=NewConversation,
+    ignored={f"items[].{path}": why for path, why in ITEM_IGNORED.items()},
+    notes={"items": "as `input` of `POST /v1/responses`"},
+    refused_values=ITEM_NOT_YET,
+)
+CONVERSATION = SurfaceFields(
+    title="POST /v1/conversations/{id}",
+    body=ConversationUpdate,
+    notes={"metadata": "in place of what was there"},
+)
+NEW_ITEMS = SurfaceFields(
+    title="POST /v1/conversations/{id}/items",
+    body=NewItems,
+    ignored=NEW_CONVERSATION.ignored,
+    notes=NEW_CONVERSATION.notes,
+    refused_values=ITEM_NOT_YET,
+)
+ITEMS = SurfaceFields(
+    title="GET /v1/conversations/{id}/items (query)",
+    body=ItemsQuery,
+    ignored=INPUT_ITEMS.ignored,
+    notes=INPUT_ITEMS.notes,
+)
+ITEM = SurfaceFields(
+    title="POST /v1/conversations/{id}/items (query),"
+    " GET /v1/conversations/{id}/items/{id} (query)",
+    body=IncludeQuery,
+    ignored=INPUT_ITEMS.ignored,
+)
+MODELS = SurfaceFields(
+    title="GET /v1/models (query) of who sends `anthropic-version`",
+    body=ModelsQuery,
+    ignored={"beta": "an SDK's name for the same models"},
+    notes={
+        "after_id": "those behind it",
+        "before_id": "those before it, the nearest of them",
+    },
+)
+KEPT_SURFACES = (RESPONSE, INPUT_ITEMS, NEW_CONVERSATION, CONVERSATION, NEW_ITEMS, ITEMS, ITEM)
+OTHER_ENDPOINTS = frozenset(
+    {"/v1/moderations", "/v1/images/generations", "/v1/images/edits", "/v1/videos"}
+)
+FILES = SurfaceFields(
+    title="POST /v1/files (multipart/form-data)",
+    body=FileUpload,
+    notes={
+        "file": "up to `max_file_bytes`, streamed",
+        "purpose": "`batch` alone is put to a use here; files for others are kept",
+        ANCHOR: f"with `{SECONDS}`, or neither",
+        SECONDS: "of a file for a batch 30 days unless it is said; others stay",
+    },
+    refused_values={"purpose": frozenset({"evals"})},
+)
+FILE_LIST = SurfaceFields(
+    title="GET /v1/files (query)",
+    body=FilesQuery,
+)
+BATCHES = SurfaceFields(
+    title="POST /v1/batches",
+    body=NewBatch,
+    notes={
+        "input_file_id": "of the same project, uploaded for a batch",
+        "endpoint": "`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/responses`",
+        "output_expires_after": "30 days after they are written unless it is said",
+    },
+    refused_values={"endpoint": OTHER_ENDPOINTS},
+)
+BATCH_LINE = SurfaceFields(
+    title="A line of a batch's input",
+    body=WrittenLine,
+    notes={
+        "custom_id": "once in a file",
+        "method": "`POST`",
+        "url": "the batch's `endpoint`",
+        "body": "as that endpoint takes it; `stream` is refused, and of `/v1/responses` also"
+        " `background` and `conversation`; what a model cannot take fails its line alone",
+    },
+)
+BATCH_LIST = SurfaceFields(
+    title="GET /v1/batches (query)",
+    body=BatchesQuery,
+    notes={"order": "not OpenAI's: the newest come first unless it is said"},
+)
+MESSAGE_BATCHES = SurfaceFields(
+    title="POST /v1/messages/batches",
+    body=NewMessageBatch,
+    notes={
+        "requests": "or as many as `max_batch_lines` says",
+        "requests[].custom_id": "letters, digits, `_` and `-`; once in a batch",
+        "requests[].params": "as `POST /v1/messages` takes them; `stream` is refused; what is wrong"
+        " with them fails that request alone",
+    },
+)
+MESSAGE_BATCH_LIST = SurfaceFields(
+    title="GET /v1/messages/batches (query)",
+    body=MessageBatchesQuery,
+    ignored={"beta": "an SDK's name for the same batches"},
+    notes={
+        "after_id": "those that are older",
+        "before_id": "those that are newer, the nearest of them",
+    },
+)
+BATCH_SURFACES = (
+    *(FILES, FILE_LIST, BATCHES, BATCH_LINE, BATCH_LIST),
+    *(MESSAGE_BATCHES, MESSAGE_BATCH_LIST),
+)
 SURFACES = (
     *(CHAT, COMPLETIONS, RESPONSES, *KEPT_SURFACES, EMBEDDINGS, TOKENIZE, DETOKENIZE),
     *(MESSAGES, COUNT_TOKENS, MODELS, *BATCH_SURFACES),
 )
 FORWARDED = BILLED_OTHERWISE
 """Fields that are refused for an upstream's model, with the reason."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    on: tuple[str, ...]
+    """`METHOD path`, or a prefix of it with `*`."""
+    meaning: str
+
+
+GENERATION = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/embeddings",
+    "POST /v1/messages",
+    "POST /v1/responses",
+)
+BATCH_ROUTES = ("POST /v1/batches", "POST /v1/messages/batches")
+REQUEST_HEADERS = (
+    Header(
+        name="Idempotency-Key",
+        on=(*GENERATION, *BATCH_ROUTES, "POST /v1/conversations", "POST /v1/files"),
+        meaning="up to 255 characters; repeated with it within 24 hours by the same credential (an"
+        " API key, or an OAuth client for the same person: another key of the same project is"
+        " another), the request is done and billed once and answered as before; 409 while the first"
+        " runs, 400 with another body. Every POST below `/v1/admin` takes it, too",
+    ),
+    Header(
+        name="X-Request-Timeout-Ms",
+        on=GENERATION,
+        meaning="how long the answer may take: what cannot begin by then is a 503, what is not"
+        " complete by then is cut off and billed for what was generated",
+    ),
+    Header(
+        name="X-Tollgate-Cost",
+        on=GENERATION,
+        meaning="`true`, `1`, `false` or `0`: whether the answer says what it cost",
+    ),
+    Header(
+        name="X-Tollgate-Tags",
+        on=(*GENERATION, *BATCH_ROUTES),
+        meaning="what usage is counted by, as `team=search,feature=chat`",
+    ),
+    Header(
+        name="anthropic-version",
+        on=("* /v1/messages*", "GET /v1/models*"),
+        meaning="from 2023-06-01 on; on `/v1/models` it asks for the list in Anthropic's shape",
+    ),
+)

@@ -16,9 +16,7 @@ from typing import Literal
 import msgspec
 from msgspec import inspect
 
-from gateway.wire.fields.kept_surfaces import REQUEST_HEADERS
-from gateway.wire.fields.surface import SurfaceFields
-from gateway.wire.fields.surfaces import FORWARDED, SURFACES
+from gateway.wire.fields.surfaces import FORWARDED, REQUEST_HEADERS, SURFACES, SurfaceFields
 
 Treatment = Literal["honoured", "refused", "ignored"]
 INTRODUCTION = """\

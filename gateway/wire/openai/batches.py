@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from gateway.tenancy.pages import Order
 from gateway.wire.openai.files import ExpirySeconds
-from gateway.wire.organization.organization import to_unix, to_unix_or_none
 from gateway.wire.shared.batch import Batch, Status
 from gateway.wire.shared.page_query import PageQuery
+from gateway.wire.shared.resource import view_of
 
 MAX_METADATA = 16
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -95,23 +95,10 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-_SAME = (
-    *("id", "endpoint", "model", "input_file_id", "completion_window", "status"),
-    *("output_file_id", "error_file_id", "metadata"),
-)
-_MOMENTS = (
-    *("in_progress_at", "finalizing_at", "completed_at", "failed_at"),
-    *("expired_at", "cancelling_at", "cancelled_at"),
-)
-
-
 def to_batch_object(batch: Batch) -> BatchObject:
-    moments: dict[str, Any] = {name: to_unix_or_none(getattr(batch, name)) for name in _MOMENTS}
-    return BatchObject(
-        **{name: getattr(batch, name) for name in _SAME},
-        **moments,
-        created_at=to_unix(batch.created_at),
-        expires_at=to_unix(batch.expires_at),
+    return view_of(
+        BatchObject,
+        batch,
         errors=None if batch.errors is None else BatchErrors(data=batch.errors),
         request_counts=RequestCounts(
             total=batch.num_total, completed=batch.num_completed, failed=batch.num_failed

@@ -14,9 +14,9 @@ from gateway.files.files import BATCH, File, Purpose
 from gateway.files.uploads import MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.request_errors import BadField
 from gateway.tenancy.pages import Order
-from gateway.wire.organization.organization import to_unix, to_unix_or_none
 from gateway.wire.shared.page_query import PageQuery
 from gateway.wire.shared.refusals import to_bad_value
+from gateway.wire.shared.resource import view_of
 
 BATCH_EXPIRY_S = 30 * 86_400
 """The default expiry of a file that is uploaded for a batch."""
@@ -85,11 +85,4 @@ def read_upload(fields: dict[str, str], filename: str | None) -> FileUpload:
 
 
 def to_file_object(file: File) -> FileObject:
-    return FileObject(
-        id=file.id,
-        bytes=file.size_bytes,
-        created_at=to_unix(file.created_at),
-        expires_at=to_unix_or_none(file.expires_at),
-        filename=file.filename,
-        purpose=file.purpose,
-    )
+    return view_of(FileObject, file, bytes=file.size_bytes)

@@ -8,15 +8,13 @@ honoured here is refused by name, and one that nobody knows too. Which values ar
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from foundation.structs import with_fields
 from gateway.principal import PROJECT_LIMITS
-from gateway.wire.organization.usage import parse_query
 
 MAX_SECONDS = 10 * 366 * 24 * 3600
 MAX_SCOPES = 64
@@ -28,17 +26,6 @@ Limit = Annotated[int, Meta(ge=1, le=100)]
 Cursor = Annotated[str, Meta(min_length=1, max_length=1024)]
 Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS)]
 Amount = Annotated[int, Meta(ge=0, le=2**53)]
-
-Q = TypeVar("Q", bound=msgspec.Struct)
-
-
-def to_unix(moment: datetime) -> int:
-    return int(moment.timestamp())
-
-
-def to_unix_or_none(moment: datetime | None) -> int | None:
-    return None if moment is None else to_unix(moment)
-
 
 # ---- bodies
 
@@ -160,11 +147,6 @@ class RateLimitsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     after: Cursor | None = None
     before: Cursor | None = None
     limit: Limit = 100
-
-
-def read_query(query_string: str, kind: type[Q]) -> Q:
-    """Raises: BadField."""
-    return parse_query(query_string, kind)
 
 
 # ---- answers

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from gateway.generation_events import CacheCause
 from gateway.wire.organization.usage import Filter, Number
+from gateway.wire.shared.resource import view_of
 
 HIT_RATE_DIGITS = 4
 
@@ -106,31 +107,21 @@ class CacheResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def to_cache_result(row: CacheRow) -> CacheResult:
     names = row.names or {}
-    return CacheResult(
+    return view_of(
+        CacheResult,
+        row,
         num_model_requests=row.num_requests,
-        input_tokens=row.input_tokens,
-        cached_tokens=row.cached_tokens,
         hit_rate=round(row.cached_tokens / row.input_tokens, HIT_RATE_DIGITS),
         causes=msgspec.convert(row.causes, CacheCauses),
         breaks=[
-            CacheBreak(
-                cause=each.cause,
-                position=each.position,
-                requests=each.requests,
-                uncached_tokens=each.uncached_tokens,
-                message=each.message,
-                message_index=each.message_index,
-                role=each.role,
-                last_at=int(each.at),
-                last_request_id=each.request_id,
-            )
+            view_of(CacheBreak, each, last_at=int(each.at), last_request_id=each.request_id)
             for each in row.breaks
         ],
         project_id=names.get("project"),
         api_key_id=names.get("key"),
         model=names.get("model"),
         prefix=names.get("prefix"),
-        prefix_kind=names.get("prefix_kind"),  # type: ignore[arg-type]
+        prefix_kind=names.get("prefix_kind"),
         is_rest=row.names is None,
     )
 

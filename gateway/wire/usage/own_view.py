@@ -22,6 +22,7 @@ from billing.pricing.rating import rate
 from billing.reports.request_record import CreditPayment, TransferRecord
 from gateway.request_errors import BadField
 from gateway.wire.organization.usage import UsdNumber
+from gateway.wire.shared.resource import view_of
 from gateway.wire.usage.cost import CURRENCY, ComponentCost, to_usage_cost
 
 UsdNumberOrNull = Annotated[Any, Meta(extra_json_schema={"type": ["number", "null"]})]
@@ -152,14 +153,10 @@ def to_attempt(event: UsageEvent, known: KnownAttempts) -> AttemptView:
 
 
 def to_transfer(moved: TransferRecord) -> TransferView:
-    return TransferView(
-        id=moved.id,
-        debit=moved.debit,
-        credit=moved.credit,
+    return view_of(
+        TransferView,
+        moved,
         amount=format_usd(moved.amount_pico),
-        kind=moved.kind,
-        phase=moved.phase,
-        corrects=moved.corrects,
         posted_at=moved.posted_at.isoformat(timespec="milliseconds"),
     )
 

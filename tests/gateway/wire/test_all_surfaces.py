@@ -29,9 +29,8 @@ from gateway.routes.openai import (
     responses,
     tokenize,
 )
-from gateway.wire.fields import kept_surfaces as kept
-from gateway.wire.fields.surface import SurfaceFields
-from gateway.wire.fields.surfaces import COUNT_TOKENS, RESPONSES, SURFACES
+from gateway.wire.fields import surfaces as kept
+from gateway.wire.fields.surfaces import COUNT_TOKENS, RESPONSES, SURFACES, SurfaceFields
 from gateway.wire.fields.table import rows
 
 MODULES = (

@@ -18,7 +18,7 @@ from openai.types import (
 
 from gateway.request_errors import BadField
 from gateway.routes.openai.batches import ENDPOINTS
-from gateway.wire.fields.batch_surfaces import (
+from gateway.wire.fields.surfaces import (
     BATCH_LIST,
     BATCH_SURFACES,
     BATCHES,
@@ -26,8 +26,8 @@ from gateway.wire.fields.batch_surfaces import (
     FILES,
     MESSAGE_BATCH_LIST,
     MESSAGE_BATCHES,
+    SurfaceFields,
 )
-from gateway.wire.fields.surface import SurfaceFields
 from gateway.wire.fields.table import rows
 from gateway.wire.openai.files import ANCHOR, SECONDS, read_upload
 from gateway.wire.organization.usage import parse_query
