@@ -83,7 +83,7 @@ async def list_servers(settings: Settings, org: str, project: str, as_json: bool
         org_id = await org_of(db, org, project)
         if not as_json:
             click.echo(header_of(SERVER_COLUMNS))
-        for config in map(to_config, settings.mcp_servers):
+        for config in map(to_config, settings.mcp.servers):
             if not config.audience.has(org_id, None):
                 continue
             async with db.connect() as conn:
@@ -341,7 +341,7 @@ async def org_of(db: AsyncEngine, org: str, project: str) -> str:
 def server_of(settings: Settings, name: str) -> ServerConfig:
     from gateway.mcp.service.service import to_config
 
-    for each in settings.mcp_servers:
+    for each in settings.mcp.servers:
         if each.name == name:
             return to_config(each)
     raise click.ClickException(f"{name}: the settings file has no such server")
@@ -351,7 +351,7 @@ def names_for(settings: Settings, org_id: str) -> list[str]:
     """Return the servers that exist for this org."""
     from gateway.settings.mcp_servers import to_audience
 
-    return [each.name for each in settings.mcp_servers if to_audience(each).has(org_id, None)]
+    return [each.name for each in settings.mcp.servers if to_audience(each).has(org_id, None)]
 
 
 async def offered(

@@ -66,7 +66,7 @@ def accept_launch(name: str, flags: dict[str, Flags]) -> None:
     is nothing to pin. Raises: click.ClickException."""
     from gateway.settings.mcp_servers import to_launch
 
-    for server in load(flags).mcp_servers:
+    for server in load(flags).mcp.servers:
         if server.name == name and server.command is not None:
             spec = to_launch(server)
             found = now(name, spec.command, spec.args, spec.digests)

@@ -126,7 +126,7 @@ def remove(name: str, **flags: Flags) -> None:
     """Take a server out of the settings file; a running gateway asks it until it is started anew.
     What was approved of it stays approved (`tollgate mcp approve NAME --revoke --all` before)."""
     path = config_path(flags)
-    if name not in [each.name for each in load(flags).mcp_servers]:
+    if name not in [each.name for each in load(flags).mcp.servers]:
         raise click.ClickException(f"{name}: the settings file has no such server")
     rewrite(path, without_server(path.read_text(), name), flags)
     click.echo(f"{name} stands in {path} no more.")

@@ -92,7 +92,7 @@ def open_exchanges(
     does not have."""
     clients = {
         each.name: UpstreamClient(**client_fields(each.oauth))
-        for each in settings.mcp_servers
+        for each in settings.mcp.servers
         if each.oauth is not None and each.oauth.grant == EXCHANGE
     }
     return Exchanges(db=db, tokens=tokens, keys=keys, issuer=settings.issuer, clients=clients)

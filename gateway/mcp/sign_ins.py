@@ -168,7 +168,7 @@ def open_sign_ins(
     """Open the sign-ins. Raises: SettingsError, for a secret that the environment does not have."""
     ours = ourselves(settings.issuer)
     discovery = Discovery(egress)
-    found = [to_signed_in_at(each) for each in settings.mcp_servers]
+    found = [to_signed_in_at(each) for each in settings.mcp.servers]
     return SignIns(
         db=db,
         vault=vault,

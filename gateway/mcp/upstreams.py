@@ -87,7 +87,7 @@ def open_transports(
             trust=resolvers.trust,
             credentials=credentials,
             launcher=launcher_of(settings),
-            idle_stop_s=settings.mcp_stdio.idle_stop_s,
+            idle_stop_s=settings.mcp.stdio.idle_stop_s,
             on_end=on_end,
         )
 
@@ -96,7 +96,7 @@ def launcher_of(settings: Settings) -> Callable[[], Launcher]:
     """Return a function that makes the launcher for the first server process: it ends what a dead
     gateway left running, and tries whether it can isolate processes. It blocks meanwhile. Raises:
     StdioError."""
-    written = settings.mcp_stdio
+    written = settings.mcp.stdio
 
     def open_launcher() -> Launcher:
         isolation = choose_isolation(written.isolation, written.uids)

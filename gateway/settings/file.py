@@ -291,10 +291,11 @@ class Scalars(Strict, frozen=True, kw_only=True):
 
 
 class PlainSettings(Scalars, frozen=True, kw_only=True):
-    """The settings that are the same as written and complete."""
+    """The settings that are the same as written and complete: a new one is a field here."""
 
     deadlines: LaneDeadlines = LaneDeadlines()
     """For the first token, by lane."""
+    mcp: WrittenMcp = WrittenMcp()
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
     max_body_bytes: BodyBytes = 16 * 1024 * 1024
@@ -325,7 +326,6 @@ class SettingsFile(PlainSettings, frozen=True, kw_only=True):
     plan: dict[Name, Any] = {}
     """Each a `WrittenPlan`; converted one by one, so that an error can name it."""
     engine: EngineTable = {}
-    mcp: WrittenMcp = WrittenMcp()
     price_books: list[Path] = []
 
 

@@ -27,11 +27,8 @@ from gateway.settings.file import (
     Scalars,
     SettingsError,
     SettingsFile,
-    WrittenMcpServer,
-    WrittenMcpStdio,
     WrittenModel,
     WrittenPlan,
-    WrittenToolLoop,
     decode_path,
     explain,
 )
@@ -65,13 +62,6 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
     """The one named "default" binds the keys of the first start."""
     price_books: tuple[Path, ...]
     """Those that come with Tollgate, then the configured ones."""
-    mcp_servers: tuple[WrittenMcpServer, ...] = ()
-    """Behind /mcp, for every org."""
-    mcp_stdio: WrittenMcpStdio = WrittenMcpStdio()
-    tool_loop: WrittenToolLoop = WrittenToolLoop()
-    """How far a request may go whose tools are called here."""
-    mcp_max_catalogue_tokens: int = 200_000
-    mcp_search_model: str | None = None
 
     @property
     def issuer(self) -> str:
@@ -88,7 +78,7 @@ class Settings(PlainSettings, frozen=True, kw_only=True):
     def bases(self) -> dict[str, str]:
         """The base's name, by the adapter's; and of what MCP servers are priced as."""
         adapters = {each.name: model.name for model in self.models for each in model.adapters}
-        return adapters | {priced_as(each.name): MCP_CALLS for each in self.mcp_servers}
+        return adapters | {priced_as(each.name): MCP_CALLS for each in self.mcp.servers}
 
 
 FROM_ENVIRONMENT = {f"TOLLGATE_{name.upper()}": name for name in Scalars.__struct_fields__}
@@ -248,11 +238,6 @@ def _complete(file: SettingsFile, source: str, only: WrittenModel | None) -> Set
         **plain | complete,
         models=models,
         plans=tuple(plans.values()),
-        mcp_servers=tuple(file.mcp.servers),
-        mcp_stdio=file.mcp.stdio,
-        tool_loop=file.mcp.loop,
-        mcp_max_catalogue_tokens=file.mcp.max_catalogue_tokens,
-        mcp_search_model=file.mcp.search_model,
     )
 
 

@@ -120,7 +120,7 @@ class UpstreamVault:
 def open_egress(settings: Settings) -> IssuerEgress:
     """Open the client that asks issuers; the caller closes it."""
     loopback = settings.egress_to_loopback
-    found = {each.name: issuer_hosts_of(each) for each in settings.mcp_servers}
+    found = {each.name: issuer_hosts_of(each) for each in settings.mcp.servers}
     own = {name: Egress(allow_loopback=loopback, near=near) for name, near in found.items() if near}
     return IssuerEgress(Egress(allow_loopback=loopback), own)
 
@@ -130,7 +130,7 @@ async def vault_credentials(
     settings: Settings, secret: Secret, db: AsyncEngine, redis: Redis
 ) -> AsyncIterator[VaultCredentials]:
     """Give a command what a worker shows servers, for as long as the command takes."""
-    servers = {each.name: each for each in settings.mcp_servers}
+    servers = {each.name: each for each in settings.mcp.servers}
 
     def sign_in_url(owner: UpstreamOwner, server: str) -> str | None:
         at = servers[server]
@@ -204,7 +204,7 @@ async def open_vault(
         sign_ins=sign_ins,
         servers={
             each.name: to_audience(each)
-            for each in settings.mcp_servers
+            for each in settings.mcp.servers
             if each.credential != "none"
         },
     )

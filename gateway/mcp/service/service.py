@@ -140,7 +140,7 @@ async def open_mcp(
     """Open the bridge; None: there is no server. `auth`: its keys sign who calls."""
     stack, secret = resources.stack, resources.secret
     db, redis, telemetry = resources.db, resources.redis, resources.telemetry
-    if not settings.mcp_servers:
+    if not settings.mcp.servers:
         return None
     from gateway.mcp.admin.credentials_admin import open_vault
     from gateway.mcp.admin.pins_admin import PinsAdmin
@@ -170,7 +170,7 @@ async def open_mcp(
         tasks=generation.tasks,
         calls=telemetry.mcp_calls,
     )
-    servers = [to_config(each) for each in settings.mcp_servers]
+    servers = [to_config(each) for each in settings.mcp.servers]
     warn_of_drift(servers)
     taints = any(server.taints for server in servers)
     records = await open_records(stack, db)
@@ -187,7 +187,7 @@ async def open_mcp(
         guard=guard,
         transports=transports,
         sampler=open_sampler(settings, own, records),
-        pruner=Pruner(settings.mcp_max_catalogue_tokens, open_embedder(settings, own)),
+        pruner=Pruner(settings.mcp.max_catalogue_tokens, open_embedder(settings, own)),
     )
     await bridge.start()
     stack.push_async_callback(bridge.close)
@@ -203,7 +203,7 @@ async def open_mcp(
 
 def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> Sampler | None:
     """Open the sampler; None: no server is answered by a model of ours."""
-    written = {each.name: each.sampling for each in settings.mcp_servers}
+    written = {each.name: each.sampling for each in settings.mcp.servers}
     asked = {name: each for name, each in written.items() if each.by == "engine"}
     if not asked:
         return None
@@ -214,11 +214,11 @@ def open_sampler(settings: Settings, own: OwnModels, records: AuditRecords) -> S
 
 def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
     """Open the embedder; None: tools are found by their words."""
-    if settings.mcp_search_model is None:
+    if settings.mcp.search_model is None:
         return None
     from gateway.mcp.models.embedding import ModelEmbedder
 
-    return ModelEmbedder(own, settings.mcp_search_model)
+    return ModelEmbedder(own, settings.mcp.search_model)
 
 
 def vault_of(door: McpService | None) -> UpstreamVault:
@@ -239,7 +239,7 @@ def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | 
     """Open the tool loops; None: there is no server to ask."""
     if door is None:
         return None
-    written = msgspec.structs.asdict(settings.tool_loop)
+    written = msgspec.structs.asdict(settings.mcp.loop)
     most_usd = written.pop("max_cost_usd")
     most = None if most_usd is None else round(most_usd * PICO_PER_USD)
     return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))

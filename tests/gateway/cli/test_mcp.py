@@ -50,7 +50,7 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     one = add(config, "files", "--command", "/bin/true", "--arg", "--root", "--arg", 'a "b"')
     assert one.exit_code == 0, one.output
     assert config.read_text().startswith(BEFORE) and config.stat().st_mode & 0o777 == 0o640
-    maps, nearby, files = load({"config": config}, {}).mcp_servers
+    maps, nearby, files = load({"config": config}, {}).mcp.servers
     assert (maps.name, maps.url, maps.trust) == ("maps", "https://maps.example/mcp", "pinned")
     assert (nearby.network, nearby.namespace) == ("loopback", "n")
     assert (maps.credential, nearby.credential) == ("user", "none")
@@ -71,7 +71,7 @@ def test_a_server_is_removed_with_what_is_of_it_alone(config: Path) -> None:
     assert add(config, "files", "--command", "/bin/true").exit_code == 0
     assert add(config, "more", "--command", "/bin/true").exit_code == 0
     assert remove(config, "files").exit_code == 0
-    assert [each.name for each in load({"config": config}, {}).mcp_servers] == ["maps", "more"]
+    assert [each.name for each in load({"config": config}, {}).mcp.servers] == ["maps", "more"]
     assert remove(config, "nobody").exit_code == 1
     assert remove(config, "more").exit_code == 0
     assert config.read_text().rstrip() == middle.rstrip()
@@ -146,7 +146,7 @@ def test_an_api_is_added_by_its_document(config: Path) -> None:
     assert add(config, "two", *given).exit_code == 0
     far = ("--openapi", "https://api.example/openapi.json", "--url", "https://api.example")
     assert add(config, "far", *far).exit_code == 0
-    found = load({"config": config}, {}).mcp_servers
+    found = load({"config": config}, {}).mcp.servers
     assert [(each.openapi, each.url) for each in found] == [
         (there, "https://api.example/v1"),
         (there, "https://api.example/v3"),

@@ -47,7 +47,7 @@ class World:
         return invoke(self.environ, "mcp", *arguments, "--config", str(self.config))
 
     def servers(self) -> list[dict[str, object]]:
-        found = load({"config": self.config}, self.environ).mcp_servers
+        found = load({"config": self.config}, self.environ).mcp.servers
         return [{"command": one.command, "digests": one.digests} for one in found]
 
 

@@ -256,7 +256,7 @@ def test_the_command_line_writes_down_for_whom(world: World) -> None:
         ):
             done = world.command("add", *arguments, "--url", "https://h.example/mcp")
             assert done.exit_code == 0, done.output
-        found = load({"config": path}, {}).mcp_servers[-3:]
+        found = load({"config": path}, {}).mcp.servers[-3:]
         assert [(each.orgs, each.projects) for each in found] == [
             ([f"org_{ACME.hex}"], None),
             (None, [f"org_{ACME.hex}/proj_{WEB.hex}"]),

@@ -34,7 +34,7 @@ def signed_in_at(tmp_path: Path, more: str, **changed: str) -> SignedInAt:
         text = text.replace(before, after)
     path = tmp_path / "tollgate.toml"
     path.write_text(text + more)
-    (server,) = load({"home": tmp_path, "config": path}, {}).mcp_servers
+    (server,) = load({"home": tmp_path, "config": path}, {}).mcp.servers
     found = to_signed_in_at(server)
     assert found is not None
     return found

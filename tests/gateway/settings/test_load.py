@@ -369,7 +369,7 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
     found = load({}, {"TOLLGATE_REDIS_URL": "redis://:secret@h:1/0"})
     assert found.trusted_proxies == ("10.0.0.0/8", "::1")
     assert found.file_store is not None and found.file_store.prefix == "a/b"
-    assert found.mcp_servers[0].url == "https://h/mcp"
+    assert found.mcp.servers[0].url == "https://h/mcp"
     path = tmp_path / "settings.json"
     for _ in range(2):
         save(found, path)

@@ -63,7 +63,7 @@ def test_an_issuers_endpoints_lie_where_they_may(tmp_path: Path, hosts: str, may
     )
     path.write_text(f"{NEAR}issuer_hosts = {hosts}\n{oauth}")
     if may:
-        (server,) = load({"config": path}, {}).mcp_servers
+        (server,) = load({"config": path}, {}).mcp.servers
         hosts_of = issuer_hosts_of(server)
         assert hosts_of["login.internal"] == hosts_of["h.example"] == "private"
         return
@@ -74,4 +74,4 @@ def test_an_issuers_endpoints_lie_where_they_may(tmp_path: Path, hosts: str, may
 def test_what_is_of_the_other_kind_may_stand_as_it_is_without(tmp_path: Path) -> None:
     path = tmp_path / "tollgate.toml"
     path.write_text(f"{URL}offline = false\nnamespace = 'identity'\n{COMMAND}namespace = 'n'")
-    assert [each.name for each in load({"config": path}, {}).mcp_servers] == ["a", "b"]
+    assert [each.name for each in load({"config": path}, {}).mcp.servers] == ["a", "b"]
