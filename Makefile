@@ -6,8 +6,6 @@ VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
 TESTERS ?= 2
-# Those that Triton's interpreter runs: together it is on from the start, and no file needs a process of its own.
-KERNELS := $(filter-out %/test_aot.py,$(shell find tests/engine/kernels -name "test_*.py"))
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
@@ -41,8 +39,7 @@ clients: $(VENV)/.dev .clients/.done
 run: $(VENV)/.runtime
 	@exec $(BIN)/tollgate up $(ARGS)
 
-# Everything but what is marked `nightly`, with small budgets (tests/budget.py): the kernels, which need Triton's
-# interpreter from the start of the process, then the rest, whose workers have a Postgres and a Redis each.
+# Everything but what is marked `nightly`, with small budgets (tests/budget.py); each worker has a Postgres and a Redis.
 test: $(VENV)/.dev lint
 ifeq ($(strip $(PYTEST_ARGS)),)
 	@$(MAKE) --no-print-directory tests
@@ -52,8 +49,7 @@ endif
 
 # Without the checks of `make lint`.
 tests: $(VENV)/.dev
-	$(if $(shell command -v nvidia-smi),,TRITON_INTERPRET=1) $(TWO) $(KERNELS)
-	$(TWO) $(addprefix --ignore=,$(KERNELS) tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
+	$(TWO) $(addprefix --ignore=,tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
 
 # All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
 # The suites of others, which need npm: `make auth-conformance mcp-conformance`.

@@ -1,5 +1,5 @@
 """Real parts for every test: a throw-away Postgres and a throw-away Valkey per session (per xdist
-worker).
+worker), and Triton's interpreter where there is no GPU.
 
 `postgres_url`: a migrated database without rows (`databases`). `db`: an engine on it. `redis_url`:
 flushed before the test. `redis`: a client on it. Both servers die with the session, killed or not
@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import ssl
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
@@ -32,12 +33,20 @@ from gateway.auth.login import passwords
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from tests.budget import NIGHTLY
+from tests.budget import NIGHTLY, examples
 from tests.databases import Databases
+
+KERNELS = Path(__file__).parent / "engine" / "kernels"
+INTERPRETED = shutil.which("nvidia-smi") is None
+if INTERPRETED:  # before anything defines a kernel
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # A busy machine is slow to draw and to run; that says nothing of a strategy or of a test.
 settings.register_profile(
-    "shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "shared cores",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared cores")
 
@@ -72,6 +81,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Run kernels in Triton's interpreter for the tests of kernels alone: it is a thousand times
+    slower than torch, which other tests of an engine on a CPU run as its users do."""
+    triton = sys.modules.get("triton")
+    if triton is not None:
+        triton.knobs.runtime.interpret = INTERPRETED and KERNELS in item.path.parents
 
 
 @pytest.hookimpl(trylast=True)

@@ -348,3 +348,4 @@ def test_no_file_holds_a_key_or_a_prompt(stack: Stack, upstream: LiveUpstream) -
     assert {"worker-0.log", "worker-1.log", "postgres.log"} <= {path.name for path in files}
     files = files - {stack.home / "credentials.json"} | {stack.log}
     assert [path for path in files if any(word in path.read_bytes() for word in secret)] == []
+    stack.start()

@@ -1,19 +1,11 @@
-"""Chooses where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter.
-
-The interpreter must be chosen before triton is first imported and then holds for the whole process,
-so without a GPU every file of this folder is one test here, which runs the file in a child pytest:
-unless it is on from the start, as `make test` has it, and who wants to run a single test:
-`TRITON_INTERPRET=1 python -m pytest tests/engine/kernels/FILE::TEST`.
+"""Chooses where the kernels' tests run: on the GPU if there is one, else in Triton's interpreter,
+which `tests/conftest.py` turns on.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,53 +14,12 @@ from numpy.typing import NDArray
 
 from bench.gpu.findings import poisoned as poisoned_memory
 
-ROOT = Path(__file__).resolve().parents[3]
-COMPILED = {"test_aot.py"}
-"""Files that start their own children."""
-CHILD_TIMEOUT_S = 280.0
-WITHOUT = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
-"""Plugins that nothing there asks for; the second is a second of imports in every child."""
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-NATIVE = torch.cuda.is_available() and not INTERPRETED
+NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
 
-class InterpretedFile(pytest.File):
-    def collect(self) -> Iterator[pytest.Item]:
-        found = InterpretedTests.from_parent(self, name="in_the_interpreter")
-        found.add_marker("slow")
-        yield found
-
-
-class InterpretedTests(pytest.Item):
-    """The tests of one file, run by a child that has the interpreter on."""
-
-    def runtest(self) -> None:
-        if not HAS_TRITON:
-            pytest.skip("triton is not installed")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *WITHOUT, str(self.path)],
-            cwd=ROOT,
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=CHILD_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.fail(done.stdout[-20_000:], pytrace=False)
-
-    def reportinfo(self) -> tuple[Path, None, str]:
-        return self.path, None, f"{self.path.name} in the interpreter"
-
-
-def pytest_pycollect_makemodule(
-    module_path: Path, parent: pytest.Collector
-) -> InterpretedFile | None:
-    if INTERPRETED or NATIVE or module_path.name in COMPILED:
-        return None
-    return InterpretedFile.from_parent(parent, path=module_path)
+@pytest.fixture(autouse=True, scope="session")
+def triton() -> None:
+    pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""Every list of administration, found in the route table, is walked by pages without loss: 25 rows
-by `limit=7` and `after`, which is all that a client of the official SDK does.
+"""Every list of administration, found in the route table, is walked by pages without loss: `ROWS`
+by `LIMIT` and `after`, which is all that a client of the official SDK does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from gateway.auth.tables import signing_keys
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens
+from tests.budget import cycles
 from tests.gateway.routes.admin.changing import ADMIN, ORG, Maker, admin_key, top_up
 from tests.gateway.routes.admin.conftest import World
 
-ROWS, LIMIT, MAX_PAGES = 25, 7, 300
+ROWS, LIMIT, MAX_PAGES = cycles(25, 9), cycles(7, 4), 300
 CURRENCIES = sorted(
     each.code for each in Currency if each.exponent is not None and each.code != USD
 )
