@@ -108,7 +108,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
 
     async def described(self, upstream: Upstream) -> ServerDescription:
         """Raises: RpcError, of a server that may not be dialled as of one that gives no answer."""
-        if not await self.guard.opens(self.caller, upstream):
+        if not await self.guard.may_dial(self.caller, upstream):
             raise Unreachable(upstream.name, "not_approved")
         return await upstream.describe(self.envelope)
 
@@ -151,7 +151,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         if len(found) != 1:
             return can, None
         upstream, described = found[0]
-        return can, await self.guard.instructions(self.caller, upstream, described.instructions)
+        text = described.instructions
+        return can, await self.guard.shown_instructions(self.caller, upstream, text)
 
     async def request(
         self, upstream: Upstream, method: str, params: dict[str, Any]
@@ -268,9 +269,9 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         if self.guard.catalog is None or method not in KIND_OF:
             return None
         shown = VisibleList((), stale=False)
-        if await self.guard.opens(self.caller, upstream):
+        if await self.guard.may_dial(self.caller, upstream):
             seen = await self._listing(self.guard.catalog, upstream)
-            shown = await self.guard.offered(self.caller, upstream, method, seen)
+            shown = await self.guard.shown_list(self.caller, upstream, method, seen)
         first, pins = 0, shown.pins
         if cursor is not None:
             first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
@@ -288,7 +289,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         self, upstream: Upstream, method: str, page: dict[str, Any]
     ) -> dict[str, Any]:
         items = as_list(page.get(LISTS[method]))
-        shown = await self.guard.screened(self.caller, upstream, method, items)
+        shown = await self.guard.shown_items(self.caller, upstream, method, items)
         return self._renamed(upstream, method, {**page, LISTS[method]: shown})
 
     async def list_digests(self, upstream: Upstream, *, passes_on: bool) -> Mapping[str, bytes]:
@@ -296,7 +297,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         notification that says that the list changed. `passes_on`: as `Catalog.current` has it.
         Raises: RpcError."""
         catalog = self.guard.catalog
-        if catalog is None or not await self.guard.opens(self.caller, upstream):
+        if catalog is None or not await self.guard.may_dial(self.caller, upstream):
             return {}
         seen = await self._listing(catalog, upstream, passes_on=passes_on)
         return await self.guard.list_digests(self.caller, upstream, seen)
@@ -460,7 +461,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
                     found += (upstream,)
             except RpcError as error:
                 lost = error
-                if upstream.known_claims is not None and await self.guard.opens(
+                if upstream.known_claims is not None and await self.guard.may_dial(
                     self.caller, upstream
                 ):
                     found += (upstream,)

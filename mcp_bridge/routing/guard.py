@@ -1,14 +1,14 @@
 """The guard between clients and servers, as the protocol sees it: it decides which of a server's
 offer is shown, and whether a request goes out.
 
-One object is injected; `AllowAll` is that of a bridge without trust, `trust.Trust` the real one.
+One object is injected: `Guard` itself for a bridge without trust, else a `trust.Trust`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,8 +33,8 @@ again; `left`: nobody waited for the end."""
 
 
 class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it would go out. `alias`: what its tool or prompt is called in front of us.
-    `continues`: the client's state says that it went out before, and what proves that. `seen`: the
+    """A request as it would go out. `alias`: the name of its tool or prompt for our client.
+    `continues`: the client's state, which proves that the request went out before. `seen`: the
     server's approved listing, where `needs_listing` and there is a catalogue."""
 
     upstream: Upstream
@@ -52,122 +52,73 @@ def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
     return method in ("tools/call", "prompts/get")
 
 
-class RequestPermit(Protocol):
-    """A permit for one request that may go out."""
+class RequestPermit:
+    """A permit for one request that may go out; this one neither checks nor records anything.
 
-    @property
-    def answered(self) -> dict[str, Any] | None:
-        """The result, where nothing goes out after all."""
-        ...
+    `answer`: the result of a request that does not go out, since its result is known.
+    """
 
-    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return what the client gets of what the server said. Raises: RpcError."""
-        ...
-
-    def ended(self, outcome: Outcome) -> None:
-        """Tell the outcome of the request; called once, whatever became of it."""
-        ...
-
-
-class KnownResult(msgspec.Struct, frozen=True):
-    """A Passage of a call that does not go out: its result is known."""
-
-    answered: dict[str, Any]
+    def __init__(self, answer: dict[str, Any] | None = None) -> None:
+        self.answer = answer
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        raise AssertionError("nothing went out")
+        """Return what the client gets of a server's result. Raises: RpcError."""
+        return result
 
     def ended(self, outcome: Outcome) -> None:
-        """Do nothing: nothing began."""
+        """Tell the outcome of the request; called once for each that went out."""
 
 
-class Guard(Protocol):
-    @property
-    def catalog(self) -> Catalog | None:
-        """The approved lists of servers, which may change though no server says so. None: what
-        servers list is passed on as it is, and no other method here is given a listing."""
-        ...
+class Guard:
+    """The guard of a bridge without trust: it shows everything and permits every request."""
+
+    catalog: Catalog | None = None
+    """The approved lists of servers, which may change though no server says so. None: lists are
+    passed on as they are, and neither `shown_list` nor `list_digests` is called."""
 
     async def list_digests(
         self, caller: Caller, upstream: Upstream, seen: ServerListing
     ) -> Mapping[str, bytes]:
         """Return a digest of what the caller is shown of each list of a server, by the
         notification that says that the list changed. Raises: RpcError."""
-        ...
+        raise AssertionError("there is no catalogue")
 
-    async def opens(self, caller: Caller, upstream: Upstream) -> bool:
+    async def may_dial(self, caller: Caller, upstream: Upstream) -> bool:
         """True if this server may be dialled at all."""
-        ...
+        return True
 
-    async def instructions(
-        self, caller: Caller, upstream: Upstream, said: str | None
-    ) -> str | None: ...
+    async def shown_instructions(
+        self, caller: Caller, upstream: Upstream, instructions: str | None
+    ) -> str | None:
+        return instructions
 
-    async def offered(
+    async def shown_list(
         self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
     ) -> VisibleList:
         """Return what the caller is shown of the list that `method` asks for. Raises: RpcError."""
-        ...
-
-    async def screened(
-        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
-    ) -> list[Any]:
-        """Return what the caller is shown of a page of what is not pinned."""
-        ...
-
-    async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
-        """True if the caller may be told that the resource is there."""
-        ...
-
-    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
-        """Check a request before it goes out. None: there is nothing to say of such a request.
-        Raises: RpcError, if it is not to go out."""
-        ...
-
-    async def heard(self, caller: Caller, upstream: Upstream) -> None:
-        """Note that the caller is about to be told what a server says of its own."""
-        ...
-
-
-class AllowAll:
-    catalog = None
-
-    async def list_digests(
-        self, caller: Caller, upstream: Upstream, seen: ServerListing
-    ) -> Mapping[str, bytes]:
         raise AssertionError("there is no catalogue")
 
-    async def opens(self, caller: Caller, upstream: Upstream) -> bool:
-        return True
-
-    async def instructions(
-        self, caller: Caller, upstream: Upstream, said: str | None
-    ) -> str | None:
-        return said
-
-    async def offered(
-        self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
-    ) -> VisibleList:
-        raise AssertionError("there is no catalogue")
-
-    async def screened(
-        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
+    async def shown_items(
+        self, caller: Caller, upstream: Upstream, method: str, items: list[Any]
     ) -> list[Any]:
-        return list(items)
+        """Return what the caller is shown of a page of items that are not pinned."""
+        return items
 
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
+        """True if the caller may be told that the resource exists."""
         return True
 
-    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
-        return None
+    async def permit(self, caller: Caller, request: GuardedRequest) -> RequestPermit:
+        """Check a request before it goes out. Raises: RpcError, if it must not go out."""
+        return RequestPermit()
 
-    async def heard(self, caller: Caller, upstream: Upstream) -> None:
-        """Do nothing: nobody asks for it."""
+    async def note_message(self, caller: Caller, upstream: Upstream) -> None:
+        """Note that the caller is about to get a message that the server wrote."""
 
 
 class GuardedExchange:
-    """An exchange that is opened only if the guard lets it, and whose result the guard has seen.
-    What is said and asked before the result loses what hides."""
+    """An exchange that begins only if the guard permits it, and whose result the guard checks.
+    Questions and notifications before the result lose their hidden characters."""
 
     def __init__(
         self, inner: Exchange, guard: Guard, caller: Caller, request: GuardedRequest
@@ -175,27 +126,27 @@ class GuardedExchange:
         self._inner, self._guard = inner, guard
         self._caller, self._request = caller, request
         self.holds = inner.holds
-        self._has_heard = False
+        self._has_noted = False
 
     @property
     def is_out(self) -> bool:
         return self._inner.is_out
 
     async def events(self) -> AsyncGenerator[Event]:
-        permit = await self._guard.before(self._caller, self._request)
-        if permit is not None and permit.answered is not None:
-            yield ResultEvent(permit.answered)
+        permit = await self._guard.permit(self._caller, self._request)
+        if permit.answer is not None:
+            yield ResultEvent(permit.answer)
             return
         outcome: Outcome | None = None
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
                     if not isinstance(found, WaitEvent):
-                        await self._heard()
+                        await self._note_message()
                     event = clean_event(found)
                     if event is None:
                         continue
-                    if permit is not None and isinstance(event, ResultEvent):
+                    if isinstance(event, ResultEvent):
                         event = ResultEvent(await permit.result(event.result))
                         outcome = "done"
                     elif isinstance(event, QuestionEvent) and not self.holds:
@@ -205,22 +156,21 @@ class GuardedExchange:
         except RpcError as error:
             outcome = "failed"
             if not isinstance(error, Unreachable):
-                await self._heard()
+                await self._note_message()
             raise
         except Exception:
             outcome = "failed"
             raise
         finally:
-            if permit is not None:
-                left: Outcome = "left" if self._inner.is_out else "failed"
-                permit.ended(outcome or left)
+            left: Outcome = "left" if self._inner.is_out else "failed"
+            permit.ended(outcome or left)
 
-    async def _heard(self) -> None:
-        """Tell the guard once that something came of the server: results, errors, questions and
-        notifications alike."""
-        if not self._has_heard:
-            await self._guard.heard(self._caller, self._request.upstream)
-            self._has_heard = True
+    async def _note_message(self) -> None:
+        """Tell the guard once that a message of the server came: a result, error, question or
+        notification."""
+        if not self._has_noted:
+            await self._guard.note_message(self._caller, self._request.upstream)
+            self._has_noted = True
 
     async def answer(self, answers: Answers) -> None:
         await self._inner.answer(answers)

@@ -13,7 +13,7 @@ from mcp_bridge.pinning import Offer, offer_of
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
-from mcp_bridge.routing.guard import AllowAll
+from mcp_bridge.routing.guard import Guard
 from mcp_bridge.upstream.credentials import UpstreamOwner
 from mcp_bridge.upstream.transports.factory import Transports
 from mcp_bridge.upstream.upstream import ServerConfig, Upstream, UpstreamSession
@@ -66,7 +66,7 @@ async def read_offer(
         endpoint=Endpoint(key="", upstreams=(upstream,), keeps_names=True),
         envelope=envelope,
         sessions=sessions,
-        guard=AllowAll(),
+        guard=Guard(),
     )
     try:
         fetched = await context.fetch(upstream)

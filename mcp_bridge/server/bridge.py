@@ -20,7 +20,7 @@ from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
 from mcp_bridge.routing.endpoint import Endpoint
-from mcp_bridge.routing.guard import AllowAll, Guard
+from mcp_bridge.routing.guard import Guard
 from mcp_bridge.routing.pruning import Pruner
 from mcp_bridge.routing.sessions import Sessions
 from mcp_bridge.routing.shared_streams import SharedStreams
@@ -76,7 +76,7 @@ class Bridge:
         if transports is None:
             transports = Transports(resolver_of=None if resolve is None else lambda _: resolve)
         self._transports = transports
-        self.info, self._guard = info, guard or AllowAll()
+        self.info, self._guard = info, guard or Guard()
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing = TaskSet()
         self.relay = Relay(redis)

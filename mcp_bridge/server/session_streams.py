@@ -246,7 +246,7 @@ class SessionStreams:
             except RpcError as error:
                 answered = {"error": error.to_error()}
         else:
-            await self._guard.heard(context.caller, upstream)
+            await self._guard.note_message(context.caller, upstream)
             answered = await self._questions.ask(session, message, stream)
         kept = answer_for_server(answered)
         own = await context.sessions.get(upstream)

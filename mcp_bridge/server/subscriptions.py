@@ -91,11 +91,10 @@ async def permitted(
     Raises: RpcError.
     """
     request = GuardedRequest(upstream=owner, alias=uri, method=method, params={"uri": uri})
-    permit = await context.guard.before(context.caller, request)
+    permit = await context.guard.permit(context.caller, request)
     outcome: Outcome = "failed"
     try:
         yield
         outcome = "done"
     finally:
-        if permit is not None:
-            permit.ended(outcome)
+        permit.ended(outcome)

@@ -1,9 +1,9 @@
-"""Permits one call before it goes out, and settles it where it does not."""
+"""Permits one call before it goes out, and settles it when it has ended or does not go out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from foundation.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import ApprovalRefused
 from mcp_bridge.protocol.rpc import DENIED, RpcError
-from mcp_bridge.routing.guard import GuardedRequest, Outcome
+from mcp_bridge.routing.guard import GuardedRequest, Outcome, RequestPermit
 from mcp_bridge.trust.approvals import Approval, Approvals, ApprovedCall, Decider, no_yes
 from mcp_bridge.trust.call_records import (
     CallMemory,
@@ -28,10 +28,11 @@ from mcp_bridge.trust.policy import CallState, Decision, ToolCall, ToolRule, dec
 
 APPROVAL_TTL_S = 3600.0
 
+Check = Callable[[CallRecord, dict[str, Any]], Awaitable[dict[str, Any]]]
+
 
 class Ports(msgspec.Struct):
-    """The services that a check asks and tells. `endings`: work that ends a call, outside of what
-    may be cancelled."""
+    """The services that a check uses. `endings`: tasks that end calls, which no client cancels."""
 
     records: Records
     memory: CallMemory
@@ -40,10 +41,10 @@ class Ports(msgspec.Struct):
     endings: TaskSet
 
 
-class CallAdmission:
-    """Checks one call before it goes out, in this order: its caller's limits, the rules, a person's
-    yes where they ask for one, what the rules count; then the yes is spent, and the call is on
-    record."""
+class CallPermit(RequestPermit):
+    """The permit of one call. Before the call goes out it is checked in this order: its caller's
+    limits, the rules, a person's approval where they ask for one, what the rules count; then the
+    approval is used, and the call is recorded. `check`: returns its checked result."""
 
     def __init__(
         self,
@@ -52,22 +53,20 @@ class CallAdmission:
         call: ToolCall,
         rules: Rules,
         record: CallRecord,
+        check: Check,
         *,
         goes_on: bool,
     ) -> None:
+        super().__init__()
         self._ports, self._request, self._goes_on = ports, request, goes_on
+        self._check, self._is_closed = check, False
         self._call, self._rules, self.record = call, rules, record
         self._by: list[ToolRule] = []
         self._ticket: Ticket | None = None
         self._taken: CountOutcome | None = None
 
-    @property
-    def holds(self) -> bool:
-        """There is something to give back."""
-        return self._ticket is not None
-
-    async def ask(self) -> None:
-        """Raises: RpcError."""
+    async def admit(self) -> None:
+        """Check the call, and count it. Raises: RpcError."""
         ports, call, rules = self._ports, self._call, self._rules.rules
         decision = decide(call, rules, CallState())
         if decision.effect == "deny":
@@ -102,24 +101,36 @@ class CallAdmission:
             self.record, rules=decision.rules, approval_id=approval_id
         )
 
-    async def record_it(self) -> None:
-        """Put the call on record, before anything goes out. Raises: RpcError."""
+    async def begin(self) -> None:
+        """Record the call, before anything goes out. Raises: RpcError."""
         await self._ports.records.opened(self.record)
         if self._ticket is not None:
             await self._ticket.begun()
 
-    async def ended(self, outcome: Outcome) -> None:
-        """Settle the call: what was done is on the bill and on record. Raises: RpcError."""
+    def give_back(self) -> None:
+        """Give back what the call holds, in a task: it did not go out."""
+        if self._ticket is not None:
+            self._ports.endings.spawn(self._settle(None))
+
+    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the checked result, once the call is billed and recorded."""
+        found = await self._check(self.record, result)
+        self._is_closed = True
+        await asyncio.shield(self._ports.endings.spawn(self._close("done")))
+        return found
+
+    def ended(self, outcome: Outcome) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._ports.endings.spawn(self._close(outcome))
+
+    async def _close(self, outcome: Outcome) -> None:
         try:
-            await self._settled(outcome)
+            await self._settle(outcome)
         finally:
             await self._ports.records.closed(self.record, outcome)
 
-    async def give_back(self) -> None:
-        """Give back what the call holds: it did not go out."""
-        await self._settled(None)
-
-    async def _settled(self, outcome: Outcome | None) -> None:
+    async def _settle(self, outcome: Outcome | None) -> None:
         if self._ticket is None:
             return
         paid = False
@@ -130,7 +141,7 @@ class CallAdmission:
                 await self._untake(self._taken)
 
     async def _take(self) -> CountOutcome:
-        """Count the call by the rules; who leaves meanwhile has it given back."""
+        """Count the call by the rules; a caller that leaves meanwhile has it given back."""
         if not any(rule.rate is not None or rule.budget is not None for rule in self._by):
             return CountOutcome()
         memory, cost_pico = self._ports.memory, self._cost_pico
@@ -172,8 +183,8 @@ class CallAdmission:
             raise
 
     async def _said_yes(self, decider: Decider) -> Approval | None:
-        """Return what a person approved of this call, not spent yet; None: it was spent when the
-        call went out that this continues. Raises: RpcError."""
+        """Return the unused approval of this call; None: it was used by the call that this one
+        continues. Raises: RpcError."""
         record, approvals = self.record, self._ports.approvals
         if self._goes_on:
             return None
@@ -218,8 +229,8 @@ def denial_of(caller: Caller, request: GuardedRequest, name: str, reason: str) -
 async def record_denial(
     records: Records, denial: Denial, decision: Decision, called: str
 ) -> RpcError:
-    """Record that the rules refuse a request, and return the error for its client. `called`: what
-    the client called the thing."""
+    """Record that the rules refuse a request, and return the error for its client. `called`: the
+    client's name for the tool, prompt or resource."""
     denial = msgspec.structs.replace(denial, reason=decision.reason, rules=decision.rules)
     await records.denied(denial)
     data: dict[str, Any] = {"reason": decision.reason, "rules": list(decision.rules)}

@@ -1,8 +1,4 @@
-"""The services that `trust` asks and tells: rules, the memory of calls, and the record of each.
-
-`MemoryRules`, `MemoryCalls` and `MemoryRecords` are those for tests. Of arguments a record has the
-digest, of results nothing.
-"""
+"""The services that `trust` uses: rules, the memory of calls, their records and their meter."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from mcp_bridge.routing.guard import Outcome
 from mcp_bridge.trust.policy import CallState, ToolRule, checked_rules, policy_version
 
 ALLOWS_ALL = ToolRule(id="default", effect="allow")
-"""Of an org that has no rules: what was approved may be called."""
+"""The rule of an org without rules: every approved tool may be called."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -31,8 +27,8 @@ class Rules(msgspec.Struct, frozen=True):
 
     @classmethod
     def stored(cls, rules: Iterable[ToolRule]) -> Rules:
-        """Return rules that were checked as they were written: what is refused since then holds on,
-        and a condition that may cost too much cannot be said."""
+        """Return rules that were checked when they were written: those that would be refused today
+        stay valid, and a condition that may cost too much counts as not evaluated."""
         found = tuple(sorted(rules, key=lambda rule: rule.id)) or (ALLOWS_ALL,)
         return cls(found, policy_version(found))
 
@@ -62,13 +58,13 @@ class CallMemory(Protocol):
     async def take(
         self, org_id: str, rules: Iterable[ToolRule], call_id: str, cost_pico: int
     ) -> CountOutcome:
-        """Counts a call under every rule that has a rate or a budget, or under none."""
+        """Count a call under every rule that has a rate or a budget, or under none."""
         ...
 
     async def give_back(
         self, org_id: str, rules: Iterable[ToolRule], cost_pico: int, taken: CountOutcome
     ) -> None:
-        """The money of a call that costs nothing after all; it was a call all the same."""
+        """Give back the money of a call that costs nothing after all; its rate stays counted."""
         ...
 
     async def tainted_by(self, caller: Caller) -> tuple[str, ...]: ...
@@ -96,7 +92,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource that is read or subscribed to, a prompt that is got, or what is completed of one.
+    """The record of a resource that is read or subscribed to, a prompt, or a completion of one.
     `name`: at its server, or a URI."""
 
     id: str
@@ -136,53 +132,28 @@ class Records(Protocol):
 
 
 class Ticket(Protocol):
-    """A call that somebody may make, and pays for if it is made."""
+    """An admitted call, which its caller pays for if it is made."""
 
     @property
     def cost_pico(self) -> int: ...
 
     async def begun(self) -> None:
-        """It goes out now. Raises: RpcError, where nobody could account for it."""
+        """Note that the call goes out now. Raises: RpcError, if it could not be accounted for."""
         ...
 
     async def ended(self, outcome: Outcome | None) -> bool:
-        """End the ticket, once, whatever became of the call; None: it did not go out.
-
-        Whether it is paid for. Raises: RpcError, where that could not be kept.
-        """
+        """End the ticket, once, and return whether the call is paid for. `outcome` None: it did not
+        go out. Raises: RpcError, if that could not be stored."""
         ...
 
 
 class Meter(Protocol):
-    """Admits calls: who may make one now, and what it costs.
-
-    Its caller's limits are asked first.
-    """
+    """Admits calls by the limits of their caller, and prices them."""
 
     async def admit(self, call: CallRecord) -> Ticket:
         """Raises: RpcError."""
         ...
 
     async def count(self, read: ReadRecord) -> None:
-        """It is a request, and costs nothing. Raises: RpcError."""
+        """Count a request that costs nothing. Raises: RpcError."""
         ...
-
-
-class FreeTicket(msgspec.Struct, frozen=True):
-    cost_pico: int = 0
-
-    async def begun(self) -> None:
-        """Do nothing: there is nothing to keep."""
-
-    async def ended(self, outcome: Outcome | None) -> bool:
-        return False
-
-
-class FreeMeter:
-    """The meter of a bridge whose calls nobody pays for."""
-
-    async def admit(self, call: CallRecord) -> Ticket:
-        return FreeTicket()
-
-    async def count(self, read: ReadRecord) -> None:
-        """Do nothing: nobody's limits are asked."""

@@ -1,10 +1,9 @@
-"""Decides whether somebody may read or hear of a resource, get a prompt or have something
-completed.
+"""Decides whether a caller may read a resource or be told of it, get a prompt or a completion.
 
-To rules a prompt is `server__prompt`, a resource `server__` and its URI as it is written, a
-completion what it completes; all of them only read, and their arguments are the prompt's, or the
-URI. Nobody is asked about them: a rule that asks refuses. They count to their caller's limits and
-to rates of rules, and cost nothing.
+Rules match a prompt as `server__prompt`, a resource as `server__` and its URI, and a completion as
+what it completes; all of them only read, and their arguments are the prompt's, or the URI. Nobody
+is asked about them: a rule that asks refuses. They count for their caller's limits and the rates of
+rules, and cost nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mcp_bridge.names import SEPARATOR, alias_of
 from mcp_bridge.pinning import Kind
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
-from mcp_bridge.routing.guard import GuardedRequest, Outcome
+from mcp_bridge.routing.guard import GuardedRequest, Outcome, RequestPermit
 from mcp_bridge.trust.call_permit import Ports, record_denial, record_limit
 from mcp_bridge.trust.call_records import Denial, ReadRecord, Rules
 from mcp_bridge.trust.policy import CallState, ToolCall, decide
@@ -63,7 +62,7 @@ def subject_of(request: GuardedRequest) -> RequestSubject | None:
 
 
 def ruled_as(server: str, kind: Kind, name: str) -> str:
-    """Return what the globs of rules are matched with."""
+    """Return the text that the globs of rules are matched with."""
     if kind in ("tool", "prompt"):
         return alias_of(server, name)
     return f"{server}{SEPARATOR}{name}"
@@ -142,10 +141,8 @@ async def permit_read(
     return ReadPermit(ports, now_s, record, origin)
 
 
-class ReadPermit:
+class ReadPermit(RequestPermit):
     """The permit of a read."""
-
-    answered = None
 
     def __init__(
         self,
@@ -154,6 +151,7 @@ class ReadPermit:
         record: ReadRecord,
         origin: Provenance,
     ) -> None:
+        super().__init__()
         self._ports, self._now_s = ports, now_s
         self._record, self._origin = record, origin
 

@@ -1,20 +1,18 @@
-"""The guard of a bridge that trusts nobody by default: by pins, rules, approvals, checks.
+"""The guard that trusts no server by default: it checks pins, rules, approvals and schemas.
 
 A call goes out if its tool is offered exactly as it was approved, its arguments conform to the
-pinned schema, the rules let it, a person has said yes where they ask for one, and it is on record.
-Its result comes back if it conforms and is within bounds, marked with where it is from. A server of
-`trust = "all"` needs no pins; everything else is the same.
-
-What it remembers and where it is recorded is handed in (`call_records`).
+pinned schema, the rules allow it, a person has approved it where they ask for that, and it is
+recorded. Its result comes back if it conforms and is within bounds, marked with its origin. A
+server of `trust = "all"` needs no pins; everything else is the same.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from foundation.tasks import TaskSet
@@ -24,19 +22,12 @@ from mcp_bridge.pinning import Pin, pin_of
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.routing.catalog import KIND_OF, Catalog, ServerListing, VisibleList
-from mcp_bridge.routing.guard import GuardedRequest, KnownResult, Outcome, RequestPermit
+from mcp_bridge.routing.guard import Guard, GuardedRequest, RequestPermit
 from mcp_bridge.trust.approvals import Approvals, arguments_digest
-from mcp_bridge.trust.call_permit import CallAdmission, Ports, denial_of
-from mcp_bridge.trust.call_records import (
-    CallMemory,
-    CallRecord,
-    FreeMeter,
-    Meter,
-    Records,
-    RuleSource,
-)
+from mcp_bridge.trust.call_permit import CallPermit, Ports, denial_of
+from mcp_bridge.trust.call_records import CallMemory, CallRecord, Meter, Records, RuleSource
 from mcp_bridge.trust.read_permit import RequestSubject, permit_read, subject_of, to_call
-from mcp_bridge.trust.visibility import Screen, digests_of, resources_shown, shows, view_of
+from mcp_bridge.trust.visibility import Screen, Viewer
 from mcp_bridge.upstream.upstream import Unreachable, Upstream
 from mcp_bridge.validation.arguments import (
     CompiledSchema,
@@ -55,11 +46,11 @@ from mcp_bridge.validation.sandboxed_validator import KillableValidator
 
 log = logging.getLogger(__name__)
 REPLAY_TTL_S = 900.0
-"""Longer than a client's state is good for."""
+"""Longer than a client's state is valid."""
 URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
 
 
-class Trust:
+class Trust(Guard):
     """The guard that checks pins, rules, approvals and schemas.
 
     `new_id`: ids of calls; `now_s`: seconds since the epoch.
@@ -74,28 +65,19 @@ class Trust:
         memory: CallMemory,
         records: Records,
         new_id: Callable[[], str],
-        meter: Meter | None = None,
+        meter: Meter,
         killable: KillableEngine | None = None,
         bounds: ResultBounds | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._catalog, self.rules = catalog, rules
-        self.ports = Ports(
-            records=records,
-            memory=memory,
-            meter=meter or FreeMeter(),
-            approvals=approvals,
-            endings=TaskSet(),
-        )
+        self.catalog: Catalog = catalog
+        self.rules = rules
+        self.ports = Ports(records, memory, meter, approvals, endings=TaskSet())
         self.new_id, self.now_s = new_id, now_s
         self.killable = killable or KillableValidator()
         self.bounds = bounds or ResultBounds()
         self.schemas = SchemaCache()
         self._screen = Screen()
-
-    @property
-    def catalog(self) -> Catalog:
-        return self._catalog
 
     async def close(self) -> None:
         """Wait for the ends of calls, once nothing calls any more."""
@@ -103,67 +85,65 @@ class Trust:
         if isinstance(self.killable, KillableValidator):
             await self.killable.close()
 
-    # What is shown.
+    # Lists and messages.
+
+    async def _viewer(self, caller: Caller, upstream: Upstream) -> Viewer:
+        return Viewer(caller, upstream.name, await self.rules.rules(caller.org_id))
 
     async def list_digests(
         self, caller: Caller, upstream: Upstream, seen: ServerListing
     ) -> Mapping[str, bytes]:
-        rules = await self.rules.rules(caller.org_id)
-        return await digests_of(seen.shown, caller=caller, server=upstream.name, rules=rules)
+        return await (await self._viewer(caller, upstream)).digests_of(seen.shown)
 
-    async def opens(self, caller: Caller, upstream: Upstream) -> bool:
+    async def may_dial(self, caller: Caller, upstream: Upstream) -> bool:
         return await self.catalog.opens(caller.org_id, upstream.config)
 
-    async def instructions(
-        self, caller: Caller, upstream: Upstream, said: str | None
+    async def shown_instructions(
+        self, caller: Caller, upstream: Upstream, instructions: str | None
     ) -> str | None:
-        if said is None:
+        if instructions is None:
             return None
         try:
-            pin = pin_of("instructions", said)
+            pin = pin_of("instructions", instructions)
         except (NotCanonical, NotPinnable):
             return None
         admitted = await self.catalog.admits(caller.org_id, upstream.config, pin)
-        return said if admitted else None
+        return instructions if admitted else None
 
-    async def offered(
+    async def shown_list(
         self, caller: Caller, upstream: Upstream, method: str, seen: ServerListing
     ) -> VisibleList:
-        kind, server = KIND_OF[method], upstream.name
-        rules = await self.rules.rules(caller.org_id)
-        shown = await view_of(seen.shown[kind], kind, caller=caller, server=server, rules=rules)
+        kind = KIND_OF[method]
+        shown = await (await self._viewer(caller, upstream)).view_of(seen.shown[kind], kind)
         count = len(shown.pins)
-        await self.ports.records.listed(caller, server, method, count, shown.stale)
+        await self.ports.records.listed(caller, upstream.name, method, count, shown.stale)
         return shown
 
-    async def screened(
-        self, caller: Caller, upstream: Upstream, method: str, items: Iterable[Any]
+    async def shown_items(
+        self, caller: Caller, upstream: Upstream, method: str, items: list[Any]
     ) -> list[Any]:
-        """Return the items without what looks like an attack: resources come and go, so nobody
+        """Return the items that the scanner does not flag: resources come and go, so nobody
         approves each."""
-        shown = list(items)
         if upstream.config.trust != "all":
-            shown = [item for item in shown if self._screen.is_harmless(item)]
+            items = [item for item in items if self._screen.is_harmless(item)]
         if member := URI_OF.get(method):
-            rules = await self.rules.rules(caller.org_id)
-            shown = await resources_shown(shown, member, caller, upstream.name, rules)
-        await self.ports.records.listed(caller, upstream.name, method, len(shown), False)
-        return shown
+            items = await (await self._viewer(caller, upstream)).shown_resources(items, member)
+        await self.ports.records.listed(caller, upstream.name, method, len(items), False)
+        return items
 
     async def shows_resource(self, caller: Caller, upstream: Upstream, uri: str) -> bool:
-        rules = await self.rules.rules(caller.org_id)
-        return shows(rules.rules, caller, upstream.name, "resource", uri, {})
+        return (await self._viewer(caller, upstream)).shows("resource", uri)
 
-    async def heard(self, caller: Caller, upstream: Upstream) -> None:
+    async def note_message(self, caller: Caller, upstream: Upstream) -> None:
         if upstream.config.taints:
             await self.ports.memory.taint(caller, upstream.name)
 
     # A call.
 
-    async def before(self, caller: Caller, request: GuardedRequest) -> RequestPermit | None:
+    async def permit(self, caller: Caller, request: GuardedRequest) -> RequestPermit:
         about = subject_of(request)
         if about is None:
-            return None
+            return RequestPermit()
         if about.kind == "resource":
             return await self._before_read(caller, request, about)
         seen = request.seen
@@ -198,13 +178,14 @@ class Trust:
         denial = denial_of(caller, request, pin.name, "arguments")
         if wrong:
             await self.ports.records.denied(denial)
-            return KnownResult(failed_result("The arguments do not conform to inputSchema.", wrong))
+            text = "The arguments do not conform to inputSchema."
+            return RequestPermit(failed_result(text, wrong))
         try:
             digest = arguments_digest(arguments)
         except NotCanonical as error:
             problem = Problem(error.param, "type", error.message)
             await self.ports.records.denied(denial)
-            return KnownResult(failed_result("The arguments cannot be written down.", (problem,)))
+            return RequestPermit(failed_result("The arguments cannot be written down.", (problem,)))
         rules = await self.rules.rules(caller.org_id)
         config = request.upstream.config
         # By its own name, however the client calls it.
@@ -228,20 +209,20 @@ class Trust:
             continues=request.continues is not None,
         )
         goes_on = await self._goes_on(caller, request)
-        permit = CallAdmission(self.ports, request, call, rules, record, goes_on=goes_on)
+        check = partial(self.checked, request.upstream, pin, tool)
+        permit = CallPermit(self.ports, request, call, rules, record, check, goes_on=goes_on)
         try:
-            await permit.ask()
-            output = self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
-            await permit.record_it()
+            await permit.admit()
+            self._output_schema(pin, tool)  # a call is refused whose result could not be checked
+            await permit.begin()
         except BaseException:
-            if permit.holds:
-                self.ports.endings.spawn(permit.give_back())
+            permit.give_back()
             raise
-        return CallPermit(self, request.upstream, permit, output)
+        return permit
 
     async def _goes_on(self, caller: Caller, request: GuardedRequest) -> bool:
-        """It went out before, was permitted and counted then, and its client was asked something.
-        Each of its states goes on once; shown again it is a call like all others."""
+        """True if the call went out before, was permitted and counted then, and its client was
+        asked something. Each state continues once; shown again it is a call like all others."""
         if request.continues is None:
             return False
         state = hashlib.sha256(request.continues.encode()).hexdigest()
@@ -265,13 +246,22 @@ class Trust:
             data = {"reason": "schema_refused", "part": part, "path": error.param}
             raise RpcError(INTERNAL_ERROR, "The tool's schema cannot be checked", data) from None
 
+    def _output_schema(self, pin: Pin, tool: Mapping[str, Any]) -> CompiledSchema | None:
+        return self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
+
     async def checked(
-        self, upstream: Upstream, record: CallRecord, output: CompiledSchema | None, result: Any
+        self,
+        upstream: Upstream,
+        pin: Pin,
+        tool: Mapping[str, Any],
+        record: CallRecord,
+        result: dict[str, Any],
     ) -> dict[str, Any]:
         """Return a result as clients get it: within bounds, by its schema, marked.
 
-        Never raises of what a server sent.
+        Never raises because of what a server sent.
         """
+        output = self._output_schema(pin, tool)
         try:
             wrong = await result_problems(result, output, self.killable, self.bounds)
         except ValidationTimedOut:
@@ -288,28 +278,3 @@ class Trust:
             trusted=upstream.config.trust == "all",
         )
         return enveloped(result, origin)
-
-
-class CallPermit:
-    answered = None
-
-    def __init__(
-        self, trust: Trust, upstream: Upstream, permit: CallAdmission, output: CompiledSchema | None
-    ) -> None:
-        self._trust, self._upstream = trust, upstream
-        self._permit, self._output = permit, output
-        self._is_closed = False
-
-    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the checked result; what was done is on the bill and on record before it is
-        told."""
-        record = self._permit.record
-        found = await self._trust.checked(self._upstream, record, self._output, result)
-        self._is_closed = True
-        await asyncio.shield(self._trust.ports.endings.spawn(self._permit.ended("done")))
-        return found
-
-    def ended(self, outcome: Outcome) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._trust.ports.endings.spawn(self._permit.ended(outcome))

@@ -6,11 +6,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
 from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import ApprovedPins, Change, approve
 from mcp_bridge.routing.guard import Outcome
 from mcp_bridge.trust.approvals import Approval, ApprovalEvent, ApprovalTransition
-from mcp_bridge.trust.call_records import CallRecord, CountOutcome, Denial, ReadRecord, Rules
+from mcp_bridge.trust.call_records import (
+    CallRecord,
+    CountOutcome,
+    Denial,
+    ReadRecord,
+    Rules,
+    Ticket,
+)
 from mcp_bridge.trust.policy import CallState, ToolRule, is_spent
 
 
@@ -152,6 +161,26 @@ class MemoryRecords:
 
     async def closed(self, call: CallRecord, outcome: Outcome) -> None:
         self.ends.append((call.id, outcome))
+
+
+class FreeTicket(msgspec.Struct, frozen=True):
+    cost_pico: int = 0
+
+    async def begun(self) -> None:
+        """Do nothing: there is nothing to keep."""
+
+    async def ended(self, outcome: Outcome | None) -> bool:
+        return False
+
+
+class FreeMeter:
+    """A Meter of calls that nobody pays for."""
+
+    async def admit(self, call: CallRecord) -> Ticket:
+        return FreeTicket()
+
+    async def count(self, read: ReadRecord) -> None:
+        """Do nothing: nobody's limits are asked."""
 
 
 class MemoryPins:

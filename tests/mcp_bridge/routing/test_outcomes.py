@@ -14,34 +14,34 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.routing.exchanges import Event, LegacyExchange, NotificationEvent, ResultEvent
-from mcp_bridge.routing.guard import AllowAll, GuardedExchange, GuardedRequest, Outcome
+from mcp_bridge.routing.guard import (
+    Guard,
+    GuardedExchange,
+    GuardedRequest,
+    Outcome,
+    RequestPermit,
+)
 from mcp_bridge.upstream.http import Timeouts
 from tests.mcp_bridge.upstream.test_http import pool_to
 
 PROGRESS = rpc.notification("notifications/progress", {"progressToken": 1, "progress": 1})
 
 
-class Kept:
-    """A permit."""
-
-    answered = None
-
+class Kept(RequestPermit):
     def __init__(self) -> None:
+        super().__init__()
         self.outcomes: list[Outcome] = []
-
-    async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        return result
 
     def ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
 
 
-class Passing(AllowAll):
+class Passing(Guard):
     def __init__(self) -> None:
-        self.permit = Kept()
+        self.given = Kept()
 
-    async def before(self, *_: Any) -> Any:
-        return self.permit
+    async def permit(self, *_: Any) -> Any:
+        return self.given
 
 
 class Inner:
@@ -74,7 +74,7 @@ def guarded(inner: Any) -> tuple[GuardedExchange, Kept]:
     caller = Caller(org_id="org_a", project_id="p", subject="s", client="c")
     source: Any = type("Source", (), {"caller": caller})
     asking: Any = GuardedRequest(upstream=source, alias="a", method="tools/call", params={})
-    return GuardedExchange(inner, guard, caller, asking), guard.permit
+    return GuardedExchange(inner, guard, caller, asking), guard.given
 
 
 async def drained(exchange: GuardedExchange) -> None:

@@ -31,7 +31,13 @@ from mcp_bridge.trust.policy import ToolRule
 from mcp_bridge.trust.trust import Trust
 from mcp_bridge.trust.visibility import may_name
 from mcp_bridge.upstream.upstream import ServerConfig
-from tests.mcp_bridge.memory import MemoryApprovals, MemoryCalls, MemoryPins, MemoryRecords
+from tests.mcp_bridge.memory import (
+    FreeMeter,
+    MemoryApprovals,
+    MemoryCalls,
+    MemoryPins,
+    MemoryRecords,
+)
 from tests.mcp_bridge.test_hostile import KEYS, OK, SSE, Server, whole
 from tests.mcp_bridge.trust.test_trust import WEATHER
 
@@ -227,6 +233,7 @@ async def two_workers(store: Redis, *, modern: bool) -> AsyncIterator[World]:
                 ),
                 memory=MemoryCalls(),
                 records=MemoryRecords(),
+                meter=FreeMeter(),
                 new_id=lambda: "id",
             )
             info = {"name": "t", "version": "1"}

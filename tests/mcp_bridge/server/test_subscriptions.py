@@ -28,6 +28,7 @@ from mcp_bridge.trust.trust import Trust
 from mcp_bridge.upstream import circuit_breaker as breaker
 from tests.mcp_bridge.attacks.hostile import Attacker, Client, answer, attacked, caller_of, note
 from tests.mcp_bridge.memory import (
+    FreeMeter,
     MemoryApprovals,
     MemoryCalls,
     MemoryPins,
@@ -162,6 +163,7 @@ async def world_of(store: Redis, *libraries: Library) -> AsyncIterator[World]:
         approvals=Approvals(MemoryApprovals(), now_s=lambda: 0.0, new_id=str, new_nonce=str),
         memory=MemoryCalls(),
         records=records,
+        meter=FreeMeter(),
         new_id=lambda: "id",
     )
     async with asyncio.timeout(120):

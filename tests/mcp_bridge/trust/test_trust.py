@@ -78,6 +78,7 @@ class World:
             approvals=self.approvals,
             memory=self.memory,
             records=self.records,
+            meter=kept.FreeMeter(),
             new_id=self.new_id,
             bounds=ResultBounds(size_bytes=2_000, content_parts=4),
         )
