@@ -21,13 +21,13 @@ LEFT_OUT = shutil.ignore_patterns("*.pyc.*", "*.nbi", "*.nbc")
 def copy_product(
     folder: Path,
     *,
-    lines: Mapping[str, tuple[str, str]] | None = None,
+    lines: Mapping[str, Mapping[str, str]] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> int:
     """Make a copy in `folder` and return in how many places it differs.
 
-    `lines`: by file, the lines that are added and the line that they are added before. `files`: by
-    name, new ones. What holds none of them is a link.
+    `lines`: by file, and by the line that they are added before. `files`: new ones, by name. A
+    folder that holds none of them is a link.
     """
     lines, files = lines or {}, files or {}
     changed = {name.partition("/")[0] for name in (*lines, *files)}
@@ -36,14 +36,16 @@ def copy_product(
             shutil.copytree(ROOT / name, folder / name, ignore=LEFT_OUT)
         else:
             (folder / name).symlink_to(ROOT / name)
-    for name, (added, before) in lines.items():
+    for name, insertions in lines.items():
         source = (folder / name).read_text()
-        assert source.count(before) == 1, name
-        (folder / name).write_text(source.replace(before, added + before))
+        for before, added in insertions.items():
+            assert source.count(before) == 1, f"{name}: {before}"
+            source = source.replace(before, added + before)
+        (folder / name).write_text(source)
     for name, text in files.items():
         assert not (folder / name).exists(), name
         (folder / name).write_text(text)
-    return len(lines) + len(files)
+    return sum(map(len, lines.values())) + len(files)
 
 
 def next_migration(name: str, text: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import httpx
 
 import gateway
+from engine.fake.engine import FAKE_CONFIG, FakeCore
 from gateway.app.create import create_app
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.settings.load import load
@@ -30,7 +31,7 @@ async def scrape(folder: Path, shared: Path) -> None:
         generation=SimpleNamespace(open_calls={}),
         spool=SimpleNamespace(backlog=0),
         shipper=SimpleNamespace(alarms=SimpleNamespace(conflicts=0, refused=0)),
-        engines={},
+        engines={"m": SimpleNamespace(connected=True, status=FakeCore(FAKE_CONFIG).status())},
         rooms={"m": [WaitingRoom(1), WaitingRoom(1)]},
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """A metric is added in at most three places: its entry in `gateway.telemetry`, where it is counted
-or set, and, of an engine's, the field in which the engine tells it. Here are a counter and a gauge,
-made in a copy of the product whose workers are then asked."""
+or set, and, of an engine's, the field in which the engine tells it. Here are a counter, a gauge and
+what engines tell already, made in a copy of the product whose workers are then asked."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ USES = """\
         self.telemetry.observations.inc()
         self.telemetry.queues.set(sum(map(len, self.rooms.values())))
 """
+OF_ENGINES = """\
+    "num_steps": ("engine_steps", "Steps since the engine's start."),
+"""
 INSERTED = {
-    "gateway/telemetry.py": (ENTRIES, '        self.tasks = self._worker_gauge("tasks",'),
-    "gateway/routes/shared/services.py": (USES, "        self.telemetry.tasks.set("),
+    "gateway/telemetry.py": {
+        '        self.tasks = self._worker_gauge("tasks",': ENTRIES,
+        '    "num_preemptions": (': OF_ENGINES,
+    },
+    "gateway/routes/shared/services.py": {"        self.telemetry.tasks.set(": USES},
 }
 
 
-def test_a_metric_is_added_in_two_places(tmp_path: Path) -> None:
-    assert copy_product(tmp_path, lines=INSERTED) == 2
+def test_a_metric_is_added_in_at_most_two_places(tmp_path: Path) -> None:
+    assert copy_product(tmp_path, lines=INSERTED) == 3
     shared = tmp_path / "metrics"
     shared.mkdir()
     program = ("-m", "tests.gateway.added_metrics", str(tmp_path), str(shared))
     told = run_copy(tmp_path, program, PROMETHEUS_MULTIPROC_DIR=str(shared))
-    found = re.findall("^tollgate_(?:observations|queues).*", told.stdout, re.M)
-    one = ["tollgate_observations_total 1.0", "tollgate_queues 2.0"]
-    two = ["tollgate_observations_total 2.0", "tollgate_queues 4.0"]
-    assert [*map(sorted, (found[:2], found[2:]))] == [one, two], told.stderr or found
+    found = re.findall("^tollgate_(?:observations|queues|engine_steps).*", told.stdout, re.M)
+    steps = 'tollgate_engine_steps{model="fake"} 0.0'
+    one = [steps, "tollgate_observations_total 1.0", "tollgate_queues 2.0"]
+    two = [steps, "tollgate_observations_total 2.0", "tollgate_queues 4.0"]
+    assert [*map(sorted, (found[:3], found[3:]))] == [one, two], told.stderr or found
 
 
 def test_one_place_of_the_product_names_metrics() -> None:

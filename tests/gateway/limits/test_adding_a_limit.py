@@ -32,10 +32,9 @@ COUNTED = """\
             "weighted_tokens": self.input_tokens + 4 * self.output_tokens,
 """
 INSERTED = {
-    "gateway/principal.py": (ENTRIES, "    weight: Weight | None = None\n"),
-    "gateway/limits/outcomes.py": (COUNTED, '            "requests": requests,\n'),
+    "gateway/principal.py": {"    weight: Weight | None = None\n": ENTRIES},
+    "gateway/limits/outcomes.py": {'            "requests": requests,\n': COUNTED},
 }
-"""By file, the lines that are added and the line that they are added before."""
 
 MIGRATION = '''\
 """Plans: requests by the day, and tokens of which output weighs four times."""

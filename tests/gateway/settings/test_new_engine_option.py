@@ -45,7 +45,7 @@ def test_the_documentation_has_every_option() -> None:
 
 
 def test_a_new_engine_option_is_one_field(tmp_path: Path) -> None:
-    assert copy_product(tmp_path, lines={"engine/options.py": (FIELD, AFTER)}) == 1
+    assert copy_product(tmp_path, lines={"engine/options.py": {AFTER: FIELD}}) == 1
     told = run_copy(tmp_path, ("-c", ASK))
     assert told.stdout.splitlines() == [
         "--step-patience 5",
