@@ -85,8 +85,8 @@ from gateway.routes.shared.services import Services
 from gateway.secret import Secret
 from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
+from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
-from gateway.tenancy.money.suspension import tell_workers
 from gateway.webhooks.sender import open_webhooks
 from gateway.wire.surfaces import MESSAGES, RESPONSES, SURFACES
 
@@ -355,7 +355,7 @@ def start_shipper(
 def start_bookkeeping(settings: Settings, resources: Resources) -> None:
     stack, system_db = resources.stack, resources.system_db
     start_superseded(stack, system_db, resources.redis)
-    invoicer = Invoicer(system_db, on_suspension=lambda: tell_workers(resources.redis))
+    invoicer = Invoicer(system_db, on_suspension=lambda: announce_suspensions(resources.redis))
     invoicer.start()
     stack.push_async_callback(invoicer.close)
     start_daily_agreement(stack, Home(settings.home), settings.models, system_db)

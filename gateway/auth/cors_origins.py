@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from foundation.tasks import SharedTasks
 from gateway.db import DATABASE_ERRORS
 from gateway.tenancy.keys.origins import all_origins
 
@@ -33,22 +34,19 @@ class CorsOrigins:
         self._clock = clock
         self._known: Mapping[str, frozenset[str]] = {}
         self._as_of = self._asked_at = -math.inf
-        self._reading: asyncio.Task[None] | None = None
+        self._reads: SharedTasks[None, None] = SharedTasks("read cors origins")
 
     async def close(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._reads.close()
 
     async def orgs_of(self, origin: str) -> frozenset[str]:
         """Return the ids of the organizations that list the origin; never raises."""
         now = self._clock()
-        if now - max(self._as_of, self._asked_at) > REFRESH_S and self._reading is None:
+        if now - max(self._as_of, self._asked_at) > REFRESH_S and None not in self._reads:
             self._asked_at = now
-            self._reading = asyncio.create_task(self._read(), name="read cors origins")
-        if now - self._as_of > MAX_AGE_S and self._reading is not None:
-            # Shielded: other requests wait for it too.
-            await asyncio.shield(self._reading)
+            self._reads.start(None, self._read)
+        if now - self._as_of > MAX_AGE_S and None in self._reads:
+            await self._reads.run(None, self._read)
         return self._known.get(origin, frozenset())
 
     async def _read(self) -> None:
@@ -60,5 +58,3 @@ class CorsOrigins:
                 self._as_of = as_of
         except DATABASE_ERRORS as error:
             log.warning("CORS origins cannot be read (%s)", type(error).__name__)
-        finally:
-            self._reading = None

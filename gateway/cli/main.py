@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +36,7 @@ from gateway.settings.file import Flags, SettingsError
 from gateway.settings.load import Settings, load, restore
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
-
     from gateway.tenancy.keys.keys import CreatedKey, KeyRow
-    from gateway.tenancy.orgs import Org
 
 MAX_LIFETIME_DAYS = 36_500
 ADDRESS = (
@@ -304,25 +300,19 @@ async def create(
 async def list_(settings: Settings, as_json: bool) -> None:
     """List all keys, by organization, oldest first: revoked and expired ones too, never the keys
     themselves."""
+    from gateway.tenancy.keys.keys import KeyRow, select_keys
+    from gateway.tenancy.pages import read_all
+    from gateway.tenancy.tables import api_keys
+
     async with connections(settings) as (db, _), db.connect() as conn:
         show_header(COLUMNS, as_json)
         async for owner in all_orgs(conn, archived=True):
-            async for key in all_keys(conn, owner):
+            async for key in read_all(conn, select_keys(owner.id), api_keys.c.id, KeyRow):
                 if as_json:
                     fields = msgspec.structs.asdict(key) | {"state": state_of(key)}
                     click.echo(msgspec.json.encode(fields).decode())
                 else:
                     click.echo(to_line(key))
-
-
-async def all_keys(conn: AsyncConnection, org: Org) -> AsyncIterator[KeyRow]:
-    from gateway.tenancy.keys.keys import list_keys
-
-    page = await list_keys(conn, org_id=org.id)
-    while page:
-        for key in page:
-            yield key
-        page = await list_keys(conn, org_id=org.id, after=page[-1].id)
 
 
 COLUMNS = (

@@ -87,7 +87,7 @@ async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan:
     async with connections(settings) as (db, redis):
         async with db.connect() as conn:
             org = await org_verbs.find_org(conn, name=name)
-        await org_verbs.update_org_plan(db, redis, org.id, wanted, actor=COMMAND_LINE)
+        await org_verbs.update_org(db, redis, org.id, {"plan": wanted}, actor=COMMAND_LINE)
     click.echo(f"{org.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
 
@@ -140,15 +140,19 @@ async def create_project(
 @click.option("--org", help="Those of this organization. Default: of all.")
 async def list_projects(settings: Settings, org: str | None, as_json: bool) -> None:
     """List the projects, oldest first, by organization."""
-    from gateway.tenancy import orgs as org_verbs
+    from gateway.tenancy.orgs import find_org
+    from gateway.tenancy.pages import read_all
+    from gateway.tenancy.projects import Project, select_projects
+    from gateway.tenancy.tables import projects as table
 
     async with connections(settings) as (db, _), db.connect() as conn:
         if org is not None:
-            await org_verbs.find_org(conn, name=org)
+            await find_org(conn, name=org)
         show_header(PROJECT_COLUMNS, as_json)
         async for owner in all_orgs(conn):
             if org in (None, owner.name):
-                async for project in all_projects(conn, owner):
+                listed = select_projects(owner.id)
+                async for project in read_all(conn, listed, table.c.id, Project):
                     click.echo(to_json(project) if as_json else to_line(project, owner))
 
 
@@ -160,13 +164,13 @@ async def set_project_plan(
     settings: Settings, name: str, org: str, plan: str | None, no_plan: bool
 ) -> None:
     """Set or remove the plan of a project; every worker applies it within a second."""
-    from gateway.tenancy.projects import update_project_plan
+    from gateway.tenancy.projects import update_project
 
     wanted = chosen(plan, no_plan)
     async with connections(settings) as (db, redis):
         project = await project_named(db, org, name)
-        await update_project_plan(
-            db, redis, project.id, wanted, org_id=project.org_id, actor=COMMAND_LINE
+        await update_project(
+            db, redis, project.id, {"plan": wanted}, org_id=project.org_id, actor=COMMAND_LINE
         )
     click.echo(f"{project.id} has {'no plan' if wanted is None else f'plan {wanted}'}.")
 
@@ -210,24 +214,13 @@ async def project_named(db: AsyncEngine, org: str, name: str) -> Project:
         return await find_project(conn, org_id=owner.id, name=name)
 
 
-async def all_orgs(conn: AsyncConnection, *, archived: bool = False) -> AsyncIterator[Org]:
-    from gateway.tenancy.orgs import list_orgs
+def all_orgs(conn: AsyncConnection, *, archived: bool = False) -> AsyncIterator[Org]:
+    """Yield the organizations, oldest first: the live ones, or with `archived` all."""
+    from gateway.tenancy.orgs import Org, select_orgs
+    from gateway.tenancy.pages import read_all
+    from gateway.tenancy.tables import orgs as table
 
-    page = await list_orgs(conn, archived=archived)
-    while page:
-        for org in page:
-            yield org
-        page = await list_orgs(conn, after=page[-1].id, archived=archived)
-
-
-async def all_projects(conn: AsyncConnection, org: Org) -> AsyncIterator[Project]:
-    from gateway.tenancy.projects import list_projects
-
-    page = await list_projects(conn, org_id=org.id)
-    while page:
-        for project in page:
-            yield project
-        page = await list_projects(conn, org_id=org.id, after=page[-1].id)
+    return read_all(conn, select_orgs(archived=archived), table.c.id, Org)
 
 
 def chosen(plan: str | None, no_plan: bool) -> str | None:

@@ -6,14 +6,14 @@ entries are numbered, so that is where it stands, whatever the filters are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.audit.chain import AuditEntry
 from gateway.audit.errors import UnknownAuditEntry
 from gateway.audit.tables import entries
 from gateway.tenancy.member_tables import users
@@ -25,55 +25,28 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class AuditFilter(Protocol):
     """Selects the entries of a page, as the wire's query does; moments are in Unix seconds."""
 
-    @property
-    def after(self) -> str | None: ...
-    @property
-    def before(self) -> str | None: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def actor_emails(self) -> Sequence[str]: ...
-    @property
-    def actor_ids(self) -> Sequence[str]: ...
-    @property
-    def event_types(self) -> Sequence[str]: ...
-    @property
-    def project_ids(self) -> Sequence[str]: ...
-    @property
-    def resource_ids(self) -> Sequence[str]: ...
-    @property
-    def tenant_only(self) -> bool: ...
-    @property
-    def effective_after(self) -> int | None: ...
-    @property
-    def effective_from(self) -> int | None: ...
-    @property
-    def effective_before(self) -> int | None: ...
-    @property
-    def effective_until(self) -> int | None: ...
+    after: str | None
+    before: str | None
+    limit: int
+    actor_emails: list[str]
+    actor_ids: list[str]
+    event_types: list[str]
+    project_ids: list[str]
+    resource_ids: list[str]
+    tenant_only: bool
+    effective_after: int | None
+    effective_from: int | None
+    effective_before: int | None
+    effective_until: int | None
 
 
-class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEvent(AuditEntry, frozen=True, kw_only=True):
     """An entry of the log with the names that stand beside its ids."""
 
-    org_id: str
-    sequence: int
-    id: str
-    occurred_at: datetime
-    action: str
-    target: str
-    project_id: str | None
-    actor_kind: str
-    actor_id: str
-    on_behalf_of: str | None
-    ip: str | None
-    request_id: str | None
-    before: str | None
-    after: str | None
     hash: bytes
     project_name: str | None
     emails: Mapping[str, str]
-    """By user id, of each actor that the entry names."""
+    """The address of each actor that the entry names, by user id."""
 
 
 async def list_entries(
@@ -158,9 +131,7 @@ async def _named(conn: AsyncConnection, org_id: str, rows: list[Any]) -> list[Au
     names = {
         each.id: each.name for each in await conn.execute(titles.where(projects.c.id.in_(wanted)))
     }
-    return [to_event(row, names, emails) for row in rows]
-
-
-def to_event(row: Any, names: dict[str, str], emails: dict[str, str]) -> AuditEvent:
-    fields = {name: value for name, value in row._mapping.items() if name != "previous"}
-    return AuditEvent(**fields, project_name=names.get(row.project_id or ""), emails=emails)
+    return [
+        AuditEvent(**row._mapping, project_name=names.get(row.project_id or ""), emails=emails)
+        for row in rows
+    ]

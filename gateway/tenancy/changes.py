@@ -65,6 +65,22 @@ async def announce(redis: Redis, subject: str) -> None:
         raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
 
 
+async def announce_suspensions(redis: Redis) -> None:
+    """Announce that somebody may be suspended, or is no longer. Never raises: it is said again.
+
+    Which invoice suspends whom `billing.invoices.suspension` says; each credential is read with it.
+    """
+    try:
+        await announce(redis, EVERYTHING)
+    except ChangeNotAnnounced as error:
+        log.warning("workers hear of a suspension later: %s", error.message)
+
+
+def unchecked(_: object) -> None:
+    """Allow any change: the default of `check`, which may keep a row, as it is under its lock, from
+    being changed (`If-Match`, or a credential that may not)."""
+
+
 class ChangeListener:
     """Calls `on_change(subject)` for each announcement on `channel`, from one task of its own, in
     order.

@@ -16,10 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from billing.invoices.suspension import suspended_since
 from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
-from gateway.tenancy.changes import EVERYTHING, changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import EVERYTHING, changing, unchecked
 from gateway.tenancy.errors import NameTaken, NotFound
-from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs
+from gateway.tenancy.tables import check_name, check_plan, orgs
 
 
 class Org(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,21 +93,10 @@ async def find_org(conn: AsyncConnection, *, name: str) -> Org:
     return Org(**row._mapping)
 
 
-async def list_orgs(conn: AsyncConnection, *, after: str = "", archived: bool = False) -> list[Org]:
-    """Return up to MAX_PAGE organizations with ids above `after`, oldest first: the live ones, or
-    with `archived` all."""
-    listed = sa.select(orgs).where(orgs.c.id > after)
-    if not archived:
-        listed = listed.where(orgs.c.archived_at.is_(None))
-    rows = await conn.execute(listed.order_by(orgs.c.id).limit(MAX_PAGE))
-    return [Org(**row._mapping) for row in rows]
-
-
-async def update_org_plan(
-    db: AsyncEngine, redis: Redis, org_id: str, plan: str | None, *, actor: Actor
-) -> None:
-    """Raises: NotFound, ChangeNotAnnounced."""
-    await update_org(db, redis, org_id, {"plan": plan}, actor=actor)
+def select_orgs(*, archived: bool = False) -> sa.Select[Any]:
+    """Select the live organizations, or with `archived` all."""
+    listed = sa.select(orgs)
+    return listed if archived else listed.where(orgs.c.archived_at.is_(None))
 
 
 async def update_org(

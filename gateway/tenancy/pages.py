@@ -6,13 +6,16 @@ pages is neither skipped nor shown twice.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import AsyncIterator
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.tenancy.errors import InvalidField
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
@@ -62,3 +65,16 @@ async def read_page(
     page = keyset(listed, key, after=cursor.after, limit=cursor.limit, order=cursor.order)
     rows = (await conn.execute(page)).all()
     return list(rows[: cursor.limit]), len(rows) > cursor.limit
+
+
+async def read_all(
+    conn: AsyncConnection, listed: sa.Select[Any], key: sa.ColumnElement[str], kind: type[R]
+) -> AsyncIterator[R]:
+    """Yield all rows as structs with their columns, read a page at a time."""
+    cursor, more = Cursor(limit=MAX_LIMIT), True
+    while more:
+        rows, more = await read_page(conn, listed, key, cursor)
+        for row in rows:
+            yield kind(**row._mapping)
+        if rows:
+            cursor = Cursor(limit=MAX_LIMIT, after=rows[-1].id)

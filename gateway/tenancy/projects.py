@@ -18,10 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
-from gateway.tenancy.changes import EVERYTHING, changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import EVERYTHING, changing, unchecked
 from gateway.tenancy.errors import ArchivedError, NameTaken, NotFound
-from gateway.tenancy.tables import MAX_PAGE, check_name, check_plan, orgs, projects
+from gateway.tenancy.tables import check_name, check_plan, orgs, projects
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,27 +119,6 @@ async def find_project(conn: AsyncConnection, *, org_id: str, name: str) -> Proj
     return Project(**row._mapping)
 
 
-async def list_projects(conn: AsyncConnection, *, org_id: str, after: str = "") -> list[Project]:
-    """Return up to MAX_PAGE live projects with ids above `after`, oldest first."""
-    live = sa.select(projects).where(projects.c.org_id == org_id, projects.c.id > after)
-    live = live.where(projects.c.archived_at.is_(None))
-    rows = await conn.execute(live.order_by(projects.c.id).limit(MAX_PAGE))
-    return [Project(**row._mapping) for row in rows]
-
-
-async def update_project_plan(
-    db: AsyncEngine,
-    redis: Redis,
-    project_id: str,
-    plan: str | None,
-    *,
-    org_id: str,
-    actor: Actor,
-) -> None:
-    """Raises: NotFound, ArchivedError, ChangeNotAnnounced."""
-    await update_project(db, redis, project_id, {"plan": plan}, org_id=org_id, actor=actor)
-
-
 async def update_project(
     db: AsyncEngine,
     redis: Redis,
@@ -191,20 +169,6 @@ async def _change(
         after=wanted,
     )
     return Project(**made.one()._mapping)
-
-
-async def archive_project(
-    db: AsyncEngine,
-    redis: Redis,
-    project_id: str,
-    *,
-    org_id: str,
-    actor: Actor,
-) -> None:
-    """Archive a project, like `archive`; every worker knows within a second. Raises: NotFound,
-    ChangeNotAnnounced."""
-    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
-        await archive(conn, org_id=org_id, project_id=project_id, actor=actor)
 
 
 async def archive(conn: AsyncConnection, *, org_id: str, project_id: str, actor: Actor) -> Project:

@@ -17,8 +17,6 @@ from gateway.principal import KEY_LIMIT_NAMES, LIMIT_NAMES
 from gateway.tenancy.errors import InvalidField, NotFound
 
 MAX_NAME_LENGTH = 100
-MAX_PAGE = 1000
-"""Rows one listing returns at most; the next page starts after the last id."""
 
 metadata = sa.MetaData()
 

@@ -15,7 +15,6 @@ import msgspec
 
 from gateway.auth.federation.external_login import basic
 from gateway.net.egress import EgressError
-from gateway.tenancy.errors import InvalidField
 from gateway.vault.errors import IssuerUnavailable
 from gateway.vault.issuer_egress import IssuerEgress
 
@@ -163,11 +162,3 @@ def _good(upstream: str, said: dict[str, Any]) -> TokenResponse:
 
 def _named(**values: str | None) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def check_client(client: UpstreamClient) -> None:
-    """Raises: InvalidField. Where its endpoints may lie, the egress says when they are asked."""
-    for field in ("client_id", "client_secret", "scope", "resource", "issuer"):
-        value = getattr(client, field)
-        if value is not None and OPAQUE.fullmatch(value) is None:
-            raise InvalidField(field, "must be 1 to 8192 printable ASCII characters")

@@ -17,7 +17,7 @@ from gateway.audit.log import Actor, record
 from gateway.ids import uuid7
 from gateway.net.egress_targets import Forbidden, parse_target
 from gateway.secret import Cipher
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import unchecked
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
 from gateway.webhooks.standard_webhooks import new_secret
 from gateway.webhooks.tables import deliveries, endpoints

@@ -37,7 +37,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
 from gateway.audit.log import Actor
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.oauth.tokens.grants import revoke_grant
@@ -203,23 +203,26 @@ class Denylist:
         a read that began later. `_missed_again`: so it is since the last read began."""
         self._polled_at = -math.inf
         self._poll_until = -math.inf
-        self._wake = asyncio.Event()
         self._fresh = asyncio.Condition()
         self._failing = False
         self._swept_at = clock()
-        self._task: asyncio.Task[None] | None = None
+        self._rounds = Periodic(
+            "revocations",
+            lambda: min(POLL_S, max(0.0, self._next_poll_s)),
+            self._poll_and_sweep,
+            log=log,
+            failure="revocations cannot be read",
+        )
 
     async def start(self) -> None:
         """Start to follow revocations. Without Redis or Postgres it starts too, and goes on
         trying."""
         await self._listener.start()
-        self._task = asyncio.create_task(self._run(), name="revocations")
+        self._rounds.start()
 
     async def close(self) -> None:
         await self._listener.close()
-        if self._task is not None:
-            await end_tasks(self._task)
-            self._task = None
+        await self._rounds.close()
 
     @property
     def as_of(self) -> float:
@@ -238,7 +241,7 @@ class Denylist:
         """
         if self.is_current:
             return
-        self._wake.set()
+        self._rounds.wake()
         try:
             async with asyncio.timeout(MAX_STALENESS_S), self._fresh:
                 await self._fresh.wait_for(lambda: self.is_current)
@@ -264,7 +267,7 @@ class Denylist:
             self._fall_behind()
         elif message.encode() == INTENT:
             self._poll_until = self._clock() + INTENT_S
-            self._wake.set()
+            self._rounds.wake()
         else:
             try:
                 announced = DECODER.decode(message)
@@ -282,7 +285,7 @@ class Denylist:
 
     def _fall_behind(self) -> None:
         self._behind = self._missed_again = True
-        self._wake.set()
+        self._rounds.wake()
 
     def _learn(self, found: Iterable[Revocation], *, advance: bool) -> None:
         for each in found:
@@ -304,20 +307,11 @@ class Denylist:
         """Return the seconds until the next read, if the feed stays healthy."""
         return self._polled_at + HEALTHY_POLL_S - self._clock()
 
-    async def _run(self) -> None:
-        unforeseen = LogAndContinue(log, "revocations cannot be read")
-        while True:
-            self._wake.clear()
-            with unforeseen:
-                if self._must_poll:
-                    await self._poll()
-            try:
-                async with asyncio.timeout(min(POLL_S, max(0.0, self._next_poll_s))):
-                    await self._wake.wait()
-            except TimeoutError:
-                with unforeseen:
-                    if self._sweep():
-                        await self._purge()
+    async def _poll_and_sweep(self) -> None:
+        if self._must_poll:
+            await self._poll()
+        if self._sweep():
+            await self._purge()
 
     async def _poll(self) -> None:
         started = self._polled_at = self._clock()

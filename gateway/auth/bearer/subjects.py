@@ -19,8 +19,8 @@ from gateway.auth.oauth.tokens.rfc9068_access_token import AccessClaims
 from gateway.auth.tables import oauth_clients, oauth_grants
 from gateway.permissions import SERVICE_SCOPES
 from gateway.principal import Principal
-from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
 from gateway.tenancy.keys.owners import EVERYWHERE, owned_projects
+from gateway.tenancy.keys.rate_limits import limits_by_model, to_plans
 from gateway.tenancy.keys.restrictions import ModelPermissions
 from gateway.tenancy.member_tables import project_members, service_accounts, users
 from gateway.tenancy.money.plans import plan_columns, plan_of

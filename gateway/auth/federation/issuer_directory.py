@@ -26,7 +26,7 @@ from gateway.db import DATABASE_ERRORS
 from gateway.principal import Plan
 from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING, ChangeListener
-from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
+from gateway.tenancy.keys.rate_limits import limits_by_model, to_plans
 from gateway.tenancy.money.plans import plan_columns, plan_of
 from gateway.tenancy.tables import orgs, plans, projects
 

@@ -21,8 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.principal import Principal
-from gateway.tenancy.changes import changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import changing, unchecked
 from gateway.tenancy.delegation import check_changed, check_secret
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.keys.keys import (

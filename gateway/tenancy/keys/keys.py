@@ -28,8 +28,7 @@ from gateway.ids import uuid7
 from gateway.networks import Networks
 from gateway.permissions import KEY_SCOPES
 from gateway.principal import KEY_LIMIT_NAMES, KeyLane, Principal
-from gateway.tenancy.changes import changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import changing, unchecked
 from gateway.tenancy.delegation import (
     Bounds,
     Owner,
@@ -48,7 +47,6 @@ from gateway.tenancy.keys.restrictions import (
 )
 from gateway.tenancy.member_tables import service_accounts, users
 from gateway.tenancy.tables import (
-    MAX_PAGE,
     api_keys,
     check_name,
     check_plan,
@@ -278,18 +276,6 @@ async def _lock_place(conn: AsyncConnection, *, org_id: str, project_id: str | N
 
 def public_columns() -> list[sa.ColumnElement[Any]]:
     return [api_keys.c[field] for field in KeyRow.__struct_fields__]
-
-
-async def list_keys(
-    conn: AsyncConnection, *, org_id: str, project_id: str | None = None, after: str = ""
-) -> list[KeyRow]:
-    """Return up to MAX_PAGE keys of the org with ids above `after`, oldest first; revoked and
-    expired ones too."""
-    listed = sa.select(*public_columns()).where(api_keys.c.org_id == org_id, api_keys.c.id > after)
-    if project_id is not None:
-        listed = listed.where(api_keys.c.project_id == project_id)
-    rows = await conn.execute(listed.order_by(api_keys.c.id).limit(MAX_PAGE))
-    return [KeyRow(**row._mapping) for row in rows]
 
 
 def select_keys(org_id: str, *, project_id: str | None = None) -> sa.Select[Any]:

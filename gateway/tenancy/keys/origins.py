@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.db import tenant
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import unchecked
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.keys.restrictions import check_origins
 from gateway.tenancy.orgs import Check, Org
@@ -20,15 +20,6 @@ from gateway.tenancy.tables import orgs
 
 MAX_ORGS_WITH_ORIGINS = 20_000
 """Those of more, by age, are not known to browsers."""
-
-
-async def read_origins(conn: AsyncConnection, org_id: str) -> list[str]:
-    """Raises: NotFound."""
-    found = sa.select(orgs.c.cors_origins).where(orgs.c.id == org_id, orgs.c.archived_at.is_(None))
-    origins: list[str] | None = await conn.scalar(found)
-    if origins is None:
-        raise NotFound("org", f"no organization {org_id!r}")
-    return origins
 
 
 async def update_origins(

@@ -5,6 +5,7 @@ Knows no model list: a limit may stand for a model that is not served at the mom
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from foundation.structs import with_fields
 from gateway.audit.log import Actor, record
-from gateway.principal import MAX_LIMIT, PROJECT_LIMITS
+from gateway.principal import MAX_LIMIT, PROJECT_LIMITS, Plan
 from gateway.tenancy.errors import InvalidField, NotFound
+from gateway.tenancy.keys.restrictions import plans_by_model
 from gateway.tenancy.member_tables import project_rate_limits
 from gateway.tenancy.projects import lock_project
 from gateway.tenancy.tables import orgs, plans, projects
@@ -30,6 +32,23 @@ class ProjectModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_LIMITS = ProjectModelLimits()
+
+
+def limits_by_model(project_id: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """Select the limits for `to_plans`; NULL where the project has none."""
+    own = project_rate_limits.c
+    values = sa.func.jsonb_build_array(*(own[name] for name in PROJECT_LIMITS))
+    found = sa.select(sa.func.jsonb_object_agg(own.model, values))
+    return found.where(own.project_id == project_id).scalar_subquery()
+
+
+def to_plans(found: Mapping[str, list[int | None]] | None) -> dict[str, Plan]:
+    """Return the plans by model; a plan of one model is named for it."""
+    by_model = {
+        model: dict(zip(PROJECT_LIMITS, limits, strict=True))
+        for model, limits in (found or {}).items()
+    }
+    return plans_by_model(by_model)
 
 
 async def limits_of_models(

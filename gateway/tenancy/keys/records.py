@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.invoices.suspension import suspended_by
 from gateway.principal import KEY_LIMIT_NAMES, Plan, Role, SpendCap
 from gateway.tenancy.keys.keys import KeyRow, public_columns
-from gateway.tenancy.keys.model_limits import limits_by_model, to_plans
 from gateway.tenancy.keys.owners import owned_projects, owner_is_active, role_of_owner, with_owners
+from gateway.tenancy.keys.rate_limits import limits_by_model, to_plans
 from gateway.tenancy.keys.restrictions import ModelPermissions, narrowed, plans_by_model
 from gateway.tenancy.money.plans import plan_columns, plan_of
 from gateway.tenancy.money.spend_caps import hard_caps, to_spend_caps

@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import SETTINGS, Actor, record
 from gateway.principal import LIMIT_NAMES, MAX_LIMIT, UNLIMITED, Plan
-from gateway.tenancy.changes import EVERYTHING, changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import EVERYTHING, changing, unchecked
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound, ReadOnly
 from gateway.tenancy.tables import check_name, plans
 

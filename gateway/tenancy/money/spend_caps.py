@@ -25,12 +25,10 @@ from billing.money import PICO_PER_USD, Pico
 from gateway.audit.log import Actor, record_for_both
 from gateway.ids import uuid7
 from gateway.principal import CapPeriod, CapScope, SpendCap
-from gateway.tenancy.changes import EVERYTHING, changing
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import EVERYTHING, changing, unchecked
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound, ReadOnly
 from gateway.tenancy.tables import api_keys, orgs, projects, spend_caps
 
-PERIODS: tuple[CapPeriod, ...] = ("day", "month", "total")
 PICO_PER_NANO = 1000
 MAX_AMOUNT_PICO = 9_000_000 * PICO_PER_USD
 """Below 2^53 nano-USD, up to which Lua counts exactly."""

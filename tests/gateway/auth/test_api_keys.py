@@ -38,7 +38,7 @@ from gateway.tenancy.changes import CHANNEL
 from gateway.tenancy.errors import ChangeNotAnnounced
 from gateway.tenancy.keys.keys import CreatedKey, create_key, revoke_key
 from gateway.tenancy.money.plans import sync_plans
-from gateway.tenancy.orgs import archive_org, create_org, update_org_plan
+from gateway.tenancy.orgs import archive_org, create_org, update_org
 from gateway.tenancy.projects import create_project
 from migrations.runner import migrate
 from tests.pace import pace
@@ -377,7 +377,7 @@ async def test_archives_and_plans_take_effect_at_once(
     created = await make_key(db)
     async with authenticating(db, redis) as authenticator:
         assert (await authenticator.authenticate(created.secret)).org_plan == UNLIMITED
-        await update_org_plan(db, redis, created.row.org_id, "small", actor=COMMAND_LINE)
+        await update_org(db, redis, created.row.org_id, {"plan": "small"}, actor=COMMAND_LINE)
         async with asyncio.timeout(PROMISED_S):
             while (await authenticator.authenticate(created.secret)).org_plan != PLAN:
                 await asyncio.sleep(0.005)

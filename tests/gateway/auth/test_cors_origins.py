@@ -13,8 +13,8 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.cors_origins import MAX_AGE_S, REFRESH_S, CorsOrigins
 from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.keys.origins import read_origins, update_origins
-from gateway.tenancy.orgs import archive_org, create_org
+from gateway.tenancy.keys.origins import update_origins
+from gateway.tenancy.orgs import archive_org, create_org, get_org
 from tests.gateway.auth.test_api_keys import counted_queries
 
 APP = "https://app.example.com"
@@ -32,8 +32,7 @@ async def make_org(db: AsyncEngine, name: str, *origins: str) -> str:
 async def known(origins: CorsOrigins, origin: str) -> frozenset[str]:
     """Once what is being read has been read."""
     await origins.orgs_of(origin)
-    if origins._reading is not None:
-        await origins._reading
+    await origins._reads.wait()
     return await origins.orgs_of(origin)
 
 
@@ -69,7 +68,7 @@ async def test_an_origin_is_of_those_who_list_it(
 
 async def read(db: AsyncEngine, org_id: str) -> list[str]:
     async with tenant(db, org_id) as conn:
-        return await read_origins(conn, org_id)
+        return (await get_org(conn, org_id)).cors_origins
 
 
 async def test_without_postgres_what_was_known_stays(
@@ -95,7 +94,7 @@ async def test_closing_ends_the_read_under_way(db: AsyncEngine) -> None:
         await blocker.execute(sa.text("LOCK TABLE orgs IN ACCESS EXCLUSIVE MODE"))
         asking = asyncio.create_task(origins.orgs_of(APP))
         async with asyncio.timeout(30):
-            while origins._reading is None:
+            while not len(origins._reads):
                 await asyncio.sleep(0.005)
         await origins.close()
         with pytest.raises(asyncio.CancelledError):

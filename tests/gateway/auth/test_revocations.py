@@ -38,7 +38,7 @@ from gateway.tenancy import changes
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.members.members import add_member, remove_member
 from gateway.tenancy.money.plans import sync_plans
-from gateway.tenancy.orgs import archive_org, update_org_plan
+from gateway.tenancy.orgs import archive_org, update_org
 from tests.gateway.auth.parts import ISSUER, NOW, Clock
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.test_api_keys import Skewed, counted_queries
@@ -346,7 +346,7 @@ async def test_archives_and_plans_take_effect_at_once(world: World, db: AsyncEng
     await world.principal(token)
     async with db.begin() as conn:
         await sync_plans(conn, [Plan(name="small", tokens_per_minute=600)])
-    await update_org_plan(world.db, world.redis, world.org_id, "small", actor=COMMAND_LINE)
+    await update_org(world.db, world.redis, world.org_id, {"plan": "small"}, actor=COMMAND_LINE)
     world.tokens.changed(EVERYTHING)
     assert (await world.principal(token)).org_plan.name == "small"
     await archive_org(world.db, world.redis, world.org_id, actor=COMMAND_LINE)

@@ -12,36 +12,38 @@ from alembic.migration import MigrationContext
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.principal import UNLIMITED, Plan
 from gateway.processes.bootstrap import BootstrapResult, bootstrap
 from gateway.tenancy import member_tables
-from gateway.tenancy.changes import CHANNEL
+from gateway.tenancy.changes import CHANNEL, EVERYTHING, changing
 from gateway.tenancy.errors import ChangeNotAnnounced, InvalidField, NameTaken, NotFound
 from gateway.tenancy.keys.keys import (
     ADMIN_PREFIX,
     KEY_FORM,
     CreatedKey,
+    KeyRow,
     create_key,
     hash_key,
-    list_keys,
     owner_of_key,
     revoke_key,
+    select_keys,
 )
 from gateway.tenancy.keys.records import find_key
 from gateway.tenancy.money.plans import sync_plans
-from gateway.tenancy.orgs import Org, archive_org, create_org, list_orgs, update_org_plan
+from gateway.tenancy.orgs import Org, archive_org, create_org, select_orgs, update_org
+from gateway.tenancy.pages import read_all
 from gateway.tenancy.projects import (
     Project,
-    archive_project,
+    archive,
     create_project,
     find_project,
-    list_projects,
-    update_project_plan,
+    select_projects,
+    update_project,
 )
-from gateway.tenancy.tables import api_keys, check_name, metadata, plans
+from gateway.tenancy.tables import api_keys, check_name, metadata, orgs, plans, projects
 
 assert member_tables.users.metadata is metadata  # what api_keys refers to is declared there
 
@@ -69,6 +71,27 @@ async def make_tenant(db: AsyncEngine) -> tuple[Org, Project, CreatedKey]:
     return org, project, key
 
 
+async def list_orgs(conn: AsyncConnection, *, archived: bool = False) -> list[Org]:
+    return [each async for each in read_all(conn, select_orgs(archived=archived), orgs.c.id, Org)]
+
+
+async def list_projects(conn: AsyncConnection, *, org_id: str) -> list[Project]:
+    listed = select_projects(org_id)
+    return [each async for each in read_all(conn, listed, projects.c.id, Project)]
+
+
+async def list_keys(
+    conn: AsyncConnection, *, org_id: str, project_id: str | None = None
+) -> list[KeyRow]:
+    listed = select_keys(org_id, project_id=project_id)
+    return [each async for each in read_all(conn, listed, api_keys.c.id, KeyRow)]
+
+
+async def archive_project(db: AsyncEngine, redis: Redis, project_id: str, *, org_id: str) -> None:
+    async with changing(db, redis, EVERYTHING, org_id=org_id) as conn:
+        await archive(conn, org_id=org_id, project_id=project_id, actor=COMMAND_LINE)
+
+
 async def test_the_tables_are_what_the_migration_makes(db: AsyncEngine) -> None:
     def differences(connection: Connection) -> list[object]:
         context = MigrationContext.configure(
@@ -94,7 +117,6 @@ async def test_a_key_is_returned_once_and_only_its_hash_is_stored(db: AsyncEngin
         assert await list_keys(conn, org_id=org.id) == [created.row]
         assert await list_keys(conn, org_id="org_other", project_id=project.id) == []
         assert await list_keys(conn, org_id=org.id, project_id="proj_other") == []
-        assert await list_keys(conn, org_id=org.id, after=created.row.id) == []
         assert await owner_of_key(conn, created.row.id) == org.id
     assert record is not None and record.row == created.row and not record.archived
     assert created.row.scopes == ["inference", "usage:read"]
@@ -177,8 +199,8 @@ async def test_names_are_unique_among_the_living(db: AsyncEngine, redis: Redis) 
         assert await find_project(conn, org_id=org.id, name="web") == project
         assert [p.id for p in await list_projects(conn, org_id=org.id)] == [project.id]
         assert [o.id for o in await list_orgs(conn)] == [org.id]
-    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
-    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
+    await archive_project(db, redis, project.id, org_id=org.id)
+    await archive_project(db, redis, project.id, org_id=org.id)
     async with db.begin() as conn:
         with pytest.raises(NotFound):
             await find_project(conn, org_id=org.id, name="web")
@@ -202,7 +224,7 @@ async def test_an_archived_owner_archives_its_keys(
     if owner == "org":
         await archive_org(db, redis, org.id, actor=COMMAND_LINE)
     else:
-        await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
+        await archive_project(db, redis, project.id, org_id=org.id)
     async with db.begin() as conn:
         key_hash = hash_key(PEPPER, created.secret)
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
@@ -211,7 +233,7 @@ async def test_an_archived_owner_archives_its_keys(
 
 async def test_an_archived_project_gets_no_new_keys(db: AsyncEngine, redis: Redis) -> None:
     org, project, _ = await make_tenant(db)
-    await archive_project(db, redis, project.id, org_id=org.id, actor=COMMAND_LINE)
+    await archive_project(db, redis, project.id, org_id=org.id)
     with pytest.raises(NotFound, match="^project: "):
         async with db.begin() as conn:
             await create_key(
@@ -238,9 +260,11 @@ async def test_plans_follow_the_settings(db: AsyncEngine, redis: Redis) -> None:
         with pytest.raises(NotFound, match=r"^plan: "):
             await create_org(conn, name="late", plan="large", actor=COMMAND_LINE)
     with pytest.raises(NotFound, match=r"^plan: "):
-        await update_org_plan(db, redis, org.id, "large", actor=COMMAND_LINE)
-    await update_org_plan(db, redis, org.id, "small", actor=COMMAND_LINE)
-    await update_project_plan(db, redis, project.id, "small", org_id=org.id, actor=COMMAND_LINE)
+        await update_org(db, redis, org.id, {"plan": "large"}, actor=COMMAND_LINE)
+    await update_org(db, redis, org.id, {"plan": "small"}, actor=COMMAND_LINE)
+    await update_project(
+        db, redis, project.id, {"plan": "small"}, org_id=org.id, actor=COMMAND_LINE
+    )
     async with db.begin() as conn:
         record = await find_key(conn, key_hash=key_hash, pepper_id=PEPPER_ID)
         assert record is not None and record.org_plan == record.project_plan == bigger
@@ -264,10 +288,12 @@ async def test_verbs_name_what_they_cannot_find(db: AsyncEngine, redis: Redis) -
     for call, field in [
         (revoke_key(db, redis, "key_none", org_id=org.id, actor=COMMAND_LINE), "key"),
         (archive_org(db, redis, "org_none", actor=COMMAND_LINE), "org"),
-        (archive_project(db, redis, "proj_none", org_id=org.id, actor=COMMAND_LINE), "project"),
-        (update_org_plan(db, redis, "org_none", None, actor=COMMAND_LINE), "org"),
+        (archive_project(db, redis, "proj_none", org_id=org.id), "project"),
+        (update_org(db, redis, "org_none", {"plan": None}, actor=COMMAND_LINE), "org"),
         (
-            update_project_plan(db, redis, "proj_none", None, org_id=org.id, actor=COMMAND_LINE),
+            update_project(
+                db, redis, "proj_none", {"plan": None}, org_id=org.id, actor=COMMAND_LINE
+            ),
             "project",
         ),
     ]:

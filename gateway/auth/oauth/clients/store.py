@@ -31,7 +31,7 @@ from gateway.ids import uuid7
 from gateway.permissions import is_bound
 from gateway.principal import SCOPE_USAGE_READ, Principal
 from gateway.secret import Peppers, random_secret
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import unchecked
 from gateway.tenancy.delegation import NOBODY, administers, check_owner
 from gateway.tenancy.errors import InvalidField, NotAllowed, NotFound
 from gateway.tenancy.member_tables import service_accounts

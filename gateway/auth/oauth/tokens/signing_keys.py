@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,13 +22,13 @@ import sqlalchemy as sa
 from joserfc.jwk import KeyParameters, RSAKey
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from foundation.tasks import LogAndContinue, end_tasks
+from foundation.periodic import Periodic
 from gateway.audit.log import ROTATION, record
 from gateway.auth.errors import AuthUnavailable
 from gateway.auth.tables import signing_keys
 from gateway.db import DATABASE_ERRORS
 from gateway.secret import Cipher, UnknownSecret
-from gateway.tenancy.checks import unchecked
+from gateway.tenancy.changes import unchecked
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.orgs import find_operator
 
@@ -284,11 +283,18 @@ class KeyRing:
         """Called when a known key is no longer valid."""
         self._withdrawn: set[str] = set()
         """The ids of revoked keys: a read that began before may still show them."""
-        self._wake = asyncio.Event()
         self._ring: Ring | None = None
         self._read_at = -MIN_RELOAD_INTERVAL_S
         self._reading = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+        self._reloads = Periodic(
+            "signing keys",
+            lambda: RETRY_S if self._failing else RELOAD_S,
+            self._rotate_and_reload,
+            log=log,
+            failure="signing keys cannot be read",
+            at_once=False,
+        )
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
@@ -302,12 +308,11 @@ class KeyRing:
             await self.reload()
         except (*DATABASE_ERRORS, AuthUnavailable) as error:
             log.error("signing keys cannot be read (%s)", type(error).__name__)
-        self._task = asyncio.create_task(self._run(), name="signing keys")
+        self._failing = self._ring is None
+        self._reloads.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
-            self._task = None
+        await self._reloads.close()
 
     @property
     def ring(self) -> Ring:
@@ -324,7 +329,7 @@ class KeyRing:
         if kid in self._withdrawn:
             return
         self._withdrawn.add(kid)
-        self._wake.set()
+        self._reloads.wake()
         if self._ring is not None:
             self._take(self._ring)
 
@@ -364,23 +369,15 @@ class KeyRing:
         if before is not None and not before.verifying.keys() <= verifying.keys():
             self.on_withdrawn()
 
-    async def _run(self) -> None:
-        failing = self._ring is None
-        unforeseen = LogAndContinue(log, "signing keys cannot be read")
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if failing else RELOAD_S):
-                    await self._wake.wait()
-            self._wake.clear()
-            was_failing, failing = failing, True
-            with unforeseen:
-                try:
-                    await self._rotate_when_due()
-                    await self.reload()
-                    failing = False
-                except (*DATABASE_ERRORS, AuthUnavailable) as error:
-                    if not was_failing:
-                        log.error("signing keys cannot be read (%s)", type(error).__name__)
+    async def _rotate_and_reload(self) -> None:
+        was_failing, self._failing = self._failing, True
+        try:
+            await self._rotate_when_due()
+            await self.reload()
+            self._failing = False
+        except (*DATABASE_ERRORS, AuthUnavailable) as error:
+            if not was_failing:
+                log.error("signing keys cannot be read (%s)", type(error).__name__)
 
     async def _rotate_when_due(self) -> None:
         async with self._db.begin() as conn:

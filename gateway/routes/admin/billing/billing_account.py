@@ -34,7 +34,7 @@ from gateway.routes.admin.billing.invoices import invoices, viewed
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.problem import MEDIA_TYPE, Problem
 from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
-from gateway.tenancy.money.suspension import tell_workers
+from gateway.tenancy.changes import announce_suspensions
 from gateway.tenancy.orgs import get_org
 from gateway.wire.admin.billing.billing_account import (
     AccountView,
@@ -172,7 +172,7 @@ async def new_payment(request: AdminRequest, wanted: NewPayment) -> PaymentView:
         view = to_payment_view(made, found.currency)
         await noted(conn, request, "payment.created", made.id, view)
     if found.state in SUSPENDING:
-        await tell_workers(request.redis)
+        await announce_suspensions(request.redis)
     return view
 
 
@@ -204,7 +204,7 @@ async def new_credit_note(request: AdminRequest, wanted: NewCreditNote) -> Credi
         view = to_note_view(made, found.currency)
         await noted(conn, request, "credit_note.created", made.id, view)
     if found.state in SUSPENDING:
-        await tell_workers(request.redis)
+        await announce_suspensions(request.redis)
     return view
 
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from gateway.audit.log import COMMAND_LINE
-from gateway.tenancy.projects import update_project_plan
+from gateway.tenancy.projects import update_project
 from tests.gateway.routes.admin.conftest import World
 from tests.gateway.routes.admin.exactly import exact
 
@@ -63,8 +63,13 @@ async def test_a_projects_limit_of_a_model_binds_all_its_keys_within_a_second(
 async def test_a_limit_that_a_plan_would_make_void_is_refused(
     world: World, org_id: str, project_id: str
 ) -> None:
-    await update_project_plan(
-        world.db, world.services.redis, project_id, "gold", org_id=org_id, actor=COMMAND_LINE
+    await update_project(
+        world.db,
+        world.services.redis,
+        project_id,
+        {"plan": "gold"},
+        org_id=org_id,
+        actor=COMMAND_LINE,
     )
     calls = world.sdk.admin.organization.projects.rate_limits
     [limit] = (await calls.list_rate_limits(project_id)).data

@@ -11,7 +11,7 @@ import pytest
 
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.invoicer import Invoicer
-from gateway.tenancy.money.suspension import tell_workers
+from gateway.tenancy.changes import announce_suspensions
 from tests.billing.invoices.billed import ACCOUNT_MADE, book, tokens
 from tests.gateway.routes.admin.changing import ADMIN
 from tests.gateway.routes.admin.conftest import World
@@ -31,7 +31,7 @@ class Dunned:
         self.invoicer = Invoicer(
             world.db,
             wall_clock=lambda: self.now.timestamp(),
-            on_suspension=lambda: tell_workers(world.services.redis),
+            on_suspension=lambda: announce_suspensions(world.services.redis),
         )
 
     async def use(self, org_id: str) -> None:
