@@ -11,7 +11,7 @@ from engine.kernels.attention.types import AttentionPlan, KVLayer
 from engine.kernels.pointwise.rotary_cache import rotate_and_store
 from engine.kernels.pointwise.types import QKNorm, QKVHeads, Rotation
 from engine.layers.linear import ColumnParallelLinear, RowParallelLinear
-from engine.layers.parallel import ParallelGroup, share
+from engine.layers.parallel import ParallelGroup, own_shard, share
 from engine.layers.weight_source import WeightSource
 
 
@@ -47,7 +47,7 @@ class Attention:
         self._output = RowParallelLinear(
             source, f"{name}.o_proj", num_heads * head_dim, hidden, bias=output_bias, group=group
         )
-        self.kv_scales = source.kv_scales(name, num_kv_heads, (group.rank, group.size))
+        self.kv_scales = source.kv_scales(name, num_kv_heads, own_shard(group))
         """For whoever allocates this layer's cache; None where the checkpoint has none."""
         self._norm: QKNorm | None = None
         if qk_norm_eps is not None:

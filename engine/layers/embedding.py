@@ -11,7 +11,7 @@ from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import LinearWeight
 from engine.kernels.pointwise.embedding import gather_rows
 from engine.kernels.sampling.dispatch import combine_argmax, shard_argmax
-from engine.layers.parallel import ParallelGroup, share
+from engine.layers.parallel import ParallelGroup, own_shard, share
 from engine.layers.weight_source import WeightSource
 
 
@@ -23,8 +23,7 @@ class VocabParallelEmbedding:
     ) -> None:
         self._group = group
         self._first = group.rank * share(vocab_size, group, "vocab_size")
-        part = (group.rank, group.size)
-        self.weight = source.take(f"{name}.weight", (vocab_size, hidden), part=part)
+        self.weight = source.take(f"{name}.weight", (vocab_size, hidden), own_shard(group))
         """[this rank's rows, hidden]"""
 
     def __call__(self, token_ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.linear.dispatch import pack_linear, pack_parts
-from engine.layers.parallel import ParallelGroup
+from engine.layers.parallel import ParallelGroup, own_shard
 from engine.layers.weight_source import WeightSource
 
 
@@ -29,13 +29,13 @@ class ColumnParallelLinear:
         group: ParallelGroup,
     ) -> None:
         """parts: (name of the projection in the checkpoint, out_features over all ranks)."""
-        part = (group.rank, group.size)
-        weights = [source.linear(name, out, in_features, part=part) for name, out in parts]
-        biases = [source.take(f"{name}.bias", (out,), part=part) for name, out in parts if bias]
+        shard = own_shard(group)
+        weights = [source.linear(name, out, in_features, shard) for name, out in parts]
+        biases = [source.take(f"{name}.bias", (out,), shard) for name, out in parts if bias]
         self._product = pack_parts(
             weights, torch.cat(biases) if biases else None, deterministic=source.deterministic
         )
-        self._lora = source.lora(parts, in_features, part=part)
+        self._lora = source.lora(parts, in_features, shard)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._product(x)
@@ -58,14 +58,14 @@ class RowParallelLinear:
         group: ParallelGroup,
     ) -> None:
         self._group = group
-        part = (group.rank, group.size)
-        weight = source.linear(name, out_features, in_features, dim=1, part=part)
+        shard = own_shard(group, dim=1)
+        weight = source.linear(name, out_features, in_features, shard)
         # Taken by every rank, added by one: the sum over ranks must hold it once.
         taken = source.take(f"{name}.bias", (out_features,)) if bias else None
         self._product = pack_linear(
             weight, taken if group.rank == 0 else None, deterministic=source.deterministic
         )
-        self._lora = source.lora(((name, out_features),), in_features, dim=1, part=part)
+        self._lora = source.lora(((name, out_features),), in_features, shard)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._product(x)

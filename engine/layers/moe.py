@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import DenseWeight, LinearWeight, dequantise, join
 from engine.kernels.mixture.moe import pack_experts, route
-from engine.layers.parallel import ParallelGroup, share
+from engine.layers.parallel import ParallelGroup, own_shard, share
 from engine.layers.weight_source import WeightSource
 
 
@@ -64,13 +64,13 @@ class MixtureOfExperts:
         self, source: WeightSource, block: str, names: ExpertNames
     ) -> Iterator[tuple[LinearWeight, LinearWeight]]:
         """Gate with up, and down, of one expert after the other."""
-        part = (self._group.rank, self._group.size)
         hidden, intermediate = self._hidden, self._intermediate
+        outputs, inputs = own_shard(self._group), own_shard(self._group, dim=1)
         for i in range(self._num_experts):
             name = f"{block}.experts.{i}"
-            gate = source.linear(f"{name}.{names.gate}", intermediate, hidden, part=part)
-            up = source.linear(f"{name}.{names.up}", intermediate, hidden, part=part)
-            down = source.linear(f"{name}.{names.down}", hidden, intermediate, dim=1, part=part)
+            gate = source.linear(f"{name}.{names.gate}", intermediate, hidden, outputs)
+            up = source.linear(f"{name}.{names.up}", intermediate, hidden, outputs)
+            down = source.linear(f"{name}.{names.down}", hidden, intermediate, inputs)
             joined = join((gate, up))
             if joined is None:
                 joined = DenseWeight(torch.cat((dequantise(gate), dequantise(up))))
@@ -84,9 +84,8 @@ class MixtureOfExperts:
         first = self._group.rank * own
         gate_up = source.take(f"{layer}.{FUSED}", (experts, 2 * intermediate, hidden))
         pairs = gate_up.view(experts, 2, intermediate, hidden)[:, :, first : first + own]
-        part = (self._group.rank, self._group.size)
-        name = f"{layer}.mlp.experts.down_proj"
-        down = source.take(name, (experts, hidden, intermediate), dim=2, part=part)
+        name, shard = f"{layer}.mlp.experts.down_proj", own_shard(self._group, dim=2)
+        down = source.take(name, (experts, hidden, intermediate), shard)
         for i in range(experts):
             yield (
                 source.dense(pairs[i].reshape(2 * own, hidden)),

@@ -6,11 +6,22 @@ moves nothing.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from engine.errors import ConfigError
+
+
+class Shard(NamedTuple):
+    """One of so many equal parts of a tensor along `dim`."""
+
+    place: int = 0
+    parts: int = 1
+    dim: int = 0
+
+
+WHOLE = Shard()
 
 
 class ParallelGroup(Protocol):
@@ -41,6 +52,11 @@ class SingleRank:
 
 
 SINGLE_RANK: ParallelGroup = SingleRank()
+
+
+def own_shard(group: ParallelGroup, dim: int = 0) -> Shard:
+    """Return this rank's part of what the ranks share along `dim`."""
+    return Shard(group.rank, group.size, dim)
 
 
 def share(total: int, group: ParallelGroup, what: str) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kernels.attention.types import KVScales
 from engine.kernels.linear.weights import LinearWeight
 from engine.layers.lora import AdapterBatch, LoraLinear
+from engine.layers.parallel import WHOLE, Shard
 
 
 class WeightSource(Protocol):
@@ -22,29 +23,20 @@ class WeightSource(Protocol):
         """Shared by all layers that `lora` gave adapters to; None without any."""
 
     def lora(
-        self,
-        parts: Sequence[tuple[str, int]],
-        in_features: int,
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, parts: Sequence[tuple[str, int]], in_features: int, shard: Shard = WHOLE
     ) -> LoraLinear | None:
         """Return what the adapters add to linear layers of one input, (name, out_features) side by
         side; None where none does. Cut like `linear`.
         """
 
-    def take(
-        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
-        """The tensor `name`, which must have `shape`, on the source's device and in its dtype.
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
+        """The part `shard` of the tensor `name`, which must have `shape` as a whole, on the
+        source's device and in its dtype.
 
-        part: (i, n) takes the i-th of n equal parts along `dim`.
         Raises ConfigError that names the tensor when it is absent or has another shape.
         """
 
-    def kv_scales(
-        self, name: str, num_kv_heads: int, part: tuple[int, int] = (0, 1)
-    ) -> KVScales | None:
+    def kv_scales(self, name: str, num_kv_heads: int, shard: Shard = WHOLE) -> KVScales | None:
         """Return what the attention `name` divides keys and values by where its cache is float8, of
         this rank's heads; None where nothing is stored. num_kv_heads: over all ranks.
         """
@@ -59,14 +51,8 @@ class WeightSource(Protocol):
         """Return what the product with the vocabulary, [vocab, hidden], is served as."""
 
     def linear(
-        self,
-        name: str,
-        out_features: int,
-        in_features: int,
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, name: str, out_features: int, in_features: int, shard: Shard = WHOLE
     ) -> LinearWeight:
         """The weight of the linear layer `name`, in the form it is stored in, or in the one it is
-        to be served in; dim 0 cuts outputs, 1 inputs. Otherwise as `take`.
+        to be served in; dimension 0 cuts outputs, 1 inputs. Otherwise as `take`.
         """

@@ -24,7 +24,7 @@ from engine.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.moe import ExpertNames, MixtureOfExperts
 from engine.layers.norm import RMSNorm
-from engine.layers.parallel import SINGLE_RANK, ParallelGroup
+from engine.layers.parallel import SINGLE_RANK, ParallelGroup, own_shard
 from engine.layers.rotary import RotaryEmbedding, inverse_frequencies
 from engine.layers.weight_source import WeightSource
 from engine.models.config import ModelConfig
@@ -144,9 +144,7 @@ class Decoder:
         self._lm_head: ParallelLMHead | None = None
         if config.generates:
             self._lm_head = ParallelLMHead(
-                source.head(self._lm_head_weight(source)),
-                group,
-                deterministic=source.deterministic,
+                source.head(self._lm_head_weight(source)), group, deterministic=source.deterministic
             )
         self._programs = LayerPrograms(_bytes_per_token(config, dtype))
 
@@ -154,7 +152,7 @@ class Decoder:
         if self.config.tie_word_embeddings:
             return self._embedding.weight
         shape = (self.config.vocab_size, self.config.hidden_size)
-        return source.take("lm_head.weight", shape, part=(self.group.rank, self.group.size))
+        return source.take("lm_head.weight", shape, own_shard(self.group))
 
     def __call__(
         self,

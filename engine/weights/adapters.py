@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModel
+from engine.layers.parallel import Shard
 
 CONFIG_FILE = "adapter_config.json"
 TENSOR_FILE = "adapter_model.safetensors"
@@ -57,14 +58,7 @@ class Adapter:
             raise ConfigError(f"adapter {name}: {folder / TENSOR_FILE}: {error}") from error
 
     def take(
-        self,
-        module: str,
-        out_features: int,
-        in_features: int,
-        *,
-        dim: int,
-        part: tuple[int, int],
-        example: Tensor,
+        self, module: str, out_features: int, in_features: int, shard: Shard, *, example: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """A [r, in] and B [out, r] with the scale in it, cut like the layer, of the dtype and on
         the device of `example`; None when the adapter leaves `module` alone."""
@@ -72,11 +66,10 @@ class Adapter:
             return None
         a = self._pop(f"{module}.lora_A.weight", (self._rank, in_features))
         b = self._pop(f"{module}.lora_B.weight", (out_features, self._rank)) * self._scale
-        index, count = part
-        if dim == 0:
-            b = b.chunk(count)[index]
+        if shard.dim == 0:
+            b = b.chunk(shard.parts)[shard.place]
         else:
-            a = a.chunk(count, dim=1)[index]
+            a = a.chunk(shard.parts, dim=1)[shard.place]
         return a.to(example), b.to(example)
 
     def check_all_taken(self) -> None:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.layers.parallel import WHOLE, Shard
 from engine.weights.reading import Source, TensorReader
 
 SINGLE_FILE = "model.safetensors"
@@ -152,7 +153,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 class CheckpointWeights:
-    """A `TensorSource` over a checkpoint that converts, and remembers what was taken."""
+    """The `Tensors` of a checkpoint that converts, and remembers what was taken."""
 
     def __init__(
         self,
@@ -171,24 +172,16 @@ class CheckpointWeights:
         self._device = device
         self._taken: set[str] = set()
 
-    def take(
-        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
         """See `WeightSource.take`. The bytes go from the file to the tensor that is returned: there
         is no whole copy between them, and the model does not depend on the file once loaded."""
-        return self._read(name, shape, FLOATS, self.dtype, dim, part)
+        return self._read(name, shape, FLOATS, self.dtype, shard)
 
     def take_stored(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Collection[str],
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, name: str, shape: tuple[int, ...], dtypes: Collection[str], shard: Shard = WHOLE
     ) -> Tensor:
         """As `take`, in the dtype it is stored in, which must be one of `dtypes`."""
-        return self._read(name, shape, dtypes, None, dim, part)
+        return self._read(name, shape, dtypes, None, shard)
 
     def dtype_of(self, name: str) -> str | None:
         """As safetensors writes it; None when there is no such tensor."""
@@ -218,19 +211,20 @@ class CheckpointWeights:
         shape: tuple[int, ...],
         dtypes: Collection[str],
         dtype: torch.dtype | None,
-        dim: int,
-        part: tuple[int, int],
+        shard: Shard,
     ) -> Tensor:
         stored = self._checkpoint.find(name, shape)
         if stored.dtype not in dtypes:
             kind = "a float" if dtypes is FLOATS else "/".join(sorted(dtypes))
             raise ConfigError(f"{stored.path}: tensor {name} is {stored.dtype}, not {kind}")
-        if shape and shape[dim] % part[1]:
-            raise ConfigError(f"{stored.path}: {name} {list(shape)} does not fall into {part[1]}")
+        if shape and shape[shard.dim] % shard.parts:
+            raise ConfigError(
+                f"{stored.path}: {name} {list(shape)} does not fall into {shard.parts}"
+            )
         self._taken.add(name)
         began = time.perf_counter()
         kept = DTYPES[stored.dtype]
         source = Source(stored.path, stored.offset, kept, stored.shape)
-        tensor = self._reader.read(source, dtype=dtype or kept, dim=dim, part=part)
+        tensor = self._reader.read(source, shard, dtype=dtype or kept)
         self.taken_s += time.perf_counter() - began
         return tensor

@@ -1,6 +1,6 @@
 """Random weights of the right size and scale, for benchmarks: `--load-format dummy`.
 
-Implements `TensorSource` of `weights/linear_source.py`. Knows names only to tell a norm from a
+Implements `Tensors` of `weights/quantization.py`. Knows names only to tell a norm from a
 matrix. Nothing is read but config.json.
 
 A tensor is a stretch of one short random sequence, repeated: that is as fast as memory is written,
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.layers.parallel import WHOLE, Shard
 
 POOL = 1_048_573
 """Random numbers that are drawn, a prime; 2 to 4 MB, which stay in a core's cache."""
 
 
 class DummyWeights:
-    """The same seed gives the same model, however many ranks share it. A `TensorSource` that stores
+    """The same seed gives the same model, however many ranks share it. `Tensors` that store
     nothing quantised, nor anything else."""
 
     def __init__(self, *, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
@@ -32,32 +33,24 @@ class DummyWeights:
         drawn = torch.randn(POOL, generator=torch.Generator().manual_seed(seed))
         self._pool = drawn.to(dtype=dtype, device=device)
 
-    def take(
-        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
         """See `WeightSource.take`; no name is absent. Matrices have variance 1 / inputs, so that
         activations neither vanish nor overflow, norms are 1, and other vectors 0."""
-        index, count = part
-        size = shape[dim] // count
-        if dim > 0:
-            return self.take(name, shape).narrow(dim, index * size, size).contiguous()
+        size = shape[shard.dim] // shard.parts
+        if shard.dim > 0:
+            whole = self.take(name, shape)
+            return whole.narrow(shard.dim, shard.place * size, size).contiguous()
         own = (size, *shape[1:])
         tensor = torch.empty(own, dtype=self.dtype, device=self._device)
         if len(shape) < 2:
             tensor.fill_(1.0 if name.lower().endswith("norm.weight") else 0.0)
         else:
-            first = index * size * torch.Size(shape[1:]).numel()
+            first = shard.place * size * torch.Size(shape[1:]).numel()
             self._repeat(tensor.view(-1), zlib.crc32(name.encode()) + first, shape[-1] ** -0.5)
         return tensor
 
     def take_stored(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Collection[str],
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, name: str, shape: tuple[int, ...], dtypes: Collection[str], shard: Shard = WHOLE
     ) -> Tensor:
         raise ConfigError(f"dummy weights have no {name}")
 

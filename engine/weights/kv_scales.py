@@ -19,14 +19,13 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.attention.types import KVScales
+from engine.layers.parallel import Shard
 from engine.weights.quantization import FLOAT_DTYPES, Tensors
 
 NAMES = ("{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale", "kv_scale")
 
 
-def read_kv_scales(
-    tensors: Tensors, name: str, num_kv_heads: int, part: tuple[int, int]
-) -> KVScales | None:
+def read_kv_scales(tensors: Tensors, name: str, num_kv_heads: int, shard: Shard) -> KVScales | None:
     """Return the scales of this rank's heads; None where nothing is stored. Raises ConfigError when
     one of the two is missing, has another shape or is no scale.
     """
@@ -36,7 +35,7 @@ def read_kv_scales(
     absent = next((which for which, found in zip("kv", stored, strict=True) if not found), None)
     if absent is not None:
         raise ConfigError(f"{name} has a scale for its cache, but {absent}_scale is missing")
-    k, v = (_read(tensors, str(found), num_kv_heads, part) for found in stored)
+    k, v = (_read(tensors, str(found), num_kv_heads, shard) for found in stored)
     return KVScales(k, v)
 
 
@@ -45,12 +44,12 @@ def _stored(tensors: Tensors, name: str, which: str) -> str | None:
     return next((each for each in names if tensors.dtype_of(each) is not None), None)
 
 
-def _read(tensors: Tensors, name: str, num_kv_heads: int, part: tuple[int, int]) -> Tensor:
+def _read(tensors: Tensors, name: str, num_kv_heads: int, shard: Shard) -> Tensor:
     shape = tensors.shape_of(name)
     if shape is None or torch.Size(shape).numel() not in (1, num_kv_heads):
         shape = (num_kv_heads,)
     scale = tensors.take_stored(name, shape, FLOAT_DTYPES).float().reshape(-1)
     if not bool((scale.isfinite() & (scale > 0)).all()):
         raise ConfigError(f"{name} is not a scale: {scale.tolist()}")
-    own = scale.expand(num_kv_heads).chunk(part[1])[part[0]]
+    own = scale.expand(num_kv_heads).chunk(shard.parts)[shard.place]
     return own.contiguous()

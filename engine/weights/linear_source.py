@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from engine.kernels.attention.types import KVScales
 from engine.kernels.linear.weights import DenseWeight, LinearWeight, quantise_fp8, quantise_int8
 from engine.kernels.mixture.lora import deterministic, stack_adapters
 from engine.layers.lora import AdapterBatch, LoraLinear
+from engine.layers.parallel import WHOLE, Shard
 from engine.weights.adapters import Adapter
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.quantization import LayerShape, Tensors, quantization_method
@@ -39,20 +40,13 @@ class LinearOptions:
     deterministic: bool = False
 
 
-class TensorSource(Tensors, Protocol):
-    def take(
-        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
-        """See `WeightSource.take`."""
-
-
 class LinearSource:
     """A `WeightSource`. The tensors decide, layer by layer, whether one is stored quantised: what a
     configuration lists as not converted is simply dense."""
 
     def __init__(
         self,
-        tensors: TensorSource,
+        tensors: Tensors,
         asked: LinearOptions,
         *,
         device: torch.device,
@@ -77,31 +71,24 @@ class LinearSource:
         self.deterministic = asked.deterministic
         """See `WeightSource.deterministic`."""
 
-    def take(
-        self, name: str, shape: tuple[int, ...], *, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
         """See `WeightSource.take`."""
-        return self._tensors.take(name, shape, dim=dim, part=part)
+        return self._tensors.take(name, shape, shard)
 
     def lora(
-        self,
-        parts: Sequence[tuple[str, int]],
-        in_features: int,
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, parts: Sequence[tuple[str, int]], in_features: int, shard: Shard = WHOLE
     ) -> LoraLinear | None:
         """See `WeightSource.lora`."""
         found = [
             [
-                adapter.take(name, out, in_features, dim=dim, part=part, example=self._example)
+                adapter.take(name, out, in_features, shard, example=self._example)
                 for name, out in parts
             ]
             for adapter in self._adapters
         ]
         if self.adapters is None or not any(pair for pairs in found for pair in pairs):
             return None
-        share = part[1] if dim == 0 else 1
+        share = shard.parts if shard.dim == 0 else 1
         stack = stack_adapters(found, [out // share for _, out in parts], self._example)
         if self.deterministic:
             stack = deterministic(stack)
@@ -112,11 +99,9 @@ class LinearSource:
         for adapter in self._adapters:
             adapter.check_all_taken()
 
-    def kv_scales(
-        self, name: str, num_kv_heads: int, part: tuple[int, int] = (0, 1)
-    ) -> KVScales | None:
+    def kv_scales(self, name: str, num_kv_heads: int, shard: Shard = WHOLE) -> KVScales | None:
         """See `WeightSource.kv_scales`."""
-        return read_kv_scales(self._tensors, name, num_kv_heads, part)
+        return read_kv_scales(self._tensors, name, num_kv_heads, shard)
 
     def has(self, name: str) -> bool:
         """See `WeightSource.has`."""
@@ -131,19 +116,13 @@ class LinearSource:
         return quantise_int8(weight) if self._quantization == "int8" else DenseWeight(weight)
 
     def linear(
-        self,
-        name: str,
-        out_features: int,
-        in_features: int,
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, name: str, out_features: int, in_features: int, shard: Shard = WHOLE
     ) -> LinearWeight:
         """See `WeightSource.linear`."""
         if self._method is not None:
-            layer = LayerShape(name, out_features, in_features, dim, part)
+            layer = LayerShape(name, out_features, in_features, shard)
             weight = self._method(self._tensors, layer)
             if weight is not None:
                 return weight
         shape = (out_features, in_features)
-        return self.dense(self._tensors.take(f"{name}.weight", shape, dim=dim, part=part))
+        return self.dense(self._tensors.take(f"{name}.weight", shape, shard))

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError, UnsupportedModel
 from engine.kernels.linear.weights import Fp8Weight, GroupedWeight, Int8Weight, LinearWeight
+from engine.layers.parallel import WHOLE, Shard
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 FP8 = ("F8_E4M3",)
@@ -40,30 +41,25 @@ class LayerShape(NamedTuple):
     out_features: int
     in_features: int
     """Over all ranks."""
-    dim: int
-    part: tuple[int, int]
-    """The cut, as in `WeightSource.take`."""
+    shard: Shard
 
 
 class Tensors(Protocol):
-    """The view of the checkpoint that a reader sees."""
+    """The tensors of a checkpoint, or of what stands in for one."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The activations'."""
+
+    def take(self, name: str, shape: tuple[int, ...], shard: Shard = WHOLE) -> Tensor:
+        """See `WeightSource.take`."""
 
     def dtype_of(self, name: str) -> str | None: ...
 
     def shape_of(self, name: str) -> tuple[int, ...] | None: ...
 
     def take_stored(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtypes: Collection[str],
-        *,
-        dim: int = 0,
-        part: tuple[int, int] = (0, 1),
+        self, name: str, shape: tuple[int, ...], dtypes: Collection[str], shard: Shard = WHOLE
     ) -> Tensor: ...
 
     def pass_over(self, name: str) -> None: ...
@@ -169,36 +165,37 @@ METHODS: dict[str, Callable[[dict[str, Any]], QuantizationMethod]] = {
 def _read_blocks(
     tensors: Tensors, layer: LayerShape, block: tuple[int, int]
 ) -> LinearWeight | None:
-    name, num_outputs, num_inputs, dim, part = layer
+    name, num_outputs, num_inputs, shard = layer
     if tensors.dtype_of(f"{name}.weight") not in FP8:
         return None
     sizes = (num_outputs, num_inputs)
-    values = tensors.take_stored(f"{name}.weight", sizes, FP8, dim=dim, part=part)
+    values = tensors.take_stored(f"{name}.weight", sizes, FP8, shard)
     grid = (-(-num_outputs // block[0]), -(-num_inputs // block[1]))
-    if part[1] > 1 and sizes[dim] // part[1] % block[dim]:
+    if shard.parts > 1 and sizes[shard.dim] // shard.parts % block[shard.dim]:
         raise ConfigError(
-            f"{name}: {part[1]} ranks cannot share it, their parts would cut blocks of {block[dim]}"
+            f"{name}: {shard.parts} ranks cannot share it, "
+            f"their parts would cut blocks of {block[shard.dim]}"
         )
     tensors.pass_over(f"{name}.input_scale")
-    scale = tensors.take_stored(f"{name}.weight_scale_inv", grid, FLOAT_DTYPES, dim=dim, part=part)
+    scale = tensors.take_stored(f"{name}.weight_scale_inv", grid, FLOAT_DTYPES, shard)
     return Fp8Weight(values, scale.float(), block, tensors.dtype)
 
 
 def _read_scaled(tensors: Tensors, layer: LayerShape) -> LinearWeight | None:
     """One scale for the tensor, or one for each output."""
-    name, num_outputs, num_inputs, dim, part = layer
+    name, num_outputs, num_inputs, shard = layer
     kind = tensors.dtype_of(f"{name}.weight")
     if kind not in FP8 + INT8:
         return None
     sizes = (num_outputs, num_inputs)
-    values = tensors.take_stored(f"{name}.weight", sizes, FP8 + INT8, dim=dim, part=part)
+    values = tensors.take_stored(f"{name}.weight", sizes, FP8 + INT8, shard)
     tensors.pass_over(f"{name}.input_scale")
     stored = tensors.shape_of(f"{name}.weight_scale")
     by_output = stored in ((num_outputs, 1), (num_outputs,)) and num_outputs > 1
     shape = stored if by_output or stored in ((), (1,), (1, 1)) else (num_outputs, 1)
     assert shape is not None
-    cut = part if by_output and dim == 0 else (0, 1)
-    scale = tensors.take_stored(f"{name}.weight_scale", shape, FLOAT_DTYPES, part=cut)
+    own = shard if by_output and shard.dim == 0 else WHOLE
+    scale = tensors.take_stored(f"{name}.weight_scale", shape, FLOAT_DTYPES, own)
     scale = scale.float().reshape(-1, 1).expand(len(values), 1).contiguous()
     if kind in INT8:
         return Int8Weight(values, scale[:, 0], tensors.dtype)
@@ -207,16 +204,16 @@ def _read_scaled(tensors: Tensors, layer: LayerShape) -> LinearWeight | None:
 
 def _read_awq(tensors: Tensors, layer: LayerShape, awq: _Awq) -> LinearWeight | None:
     """qweight [K, N / 8], qzeros [groups, N / 8]: outputs are packed, eight to a word."""
-    name, num_outputs, num_inputs, dim, part = layer
+    name, num_outputs, num_inputs, shard = layer
     if tensors.dtype_of(f"{name}.qweight") is None:
         return None
     group = _group_size(awq.group_size, layer)
     num_groups, words = num_inputs // group, num_outputs // 8
     # Stored transposed: what cuts outputs here cuts dimension 1 there.
-    cut = 1 - dim
+    turned = shard._replace(dim=1 - shard.dim)
 
     def read(suffix: str, shape: tuple[int, ...], dtypes: Collection[str]) -> Tensor:
-        return tensors.take_stored(f"{name}.{suffix}", shape, dtypes, dim=cut, part=part)
+        return tensors.take_stored(f"{name}.{suffix}", shape, dtypes, turned)
 
     codes = _unpack(read("qweight", (num_inputs, words), INT32), 4, AWQ_ORDER)
     zeros = _unpack(read("qzeros", (num_groups, words), INT32), 4, AWQ_ORDER)
@@ -234,15 +231,15 @@ def _read_awq(tensors: Tensors, layer: LayerShape, awq: _Awq) -> LinearWeight | 
 def _read_gptq(tensors: Tensors, layer: LayerShape, gptq: _Gptq) -> LinearWeight | None:
     """qweight [K * bits / 32, N] packs inputs, qzeros [groups, N * bits / 32] outputs; g_idx [K]
     is each input's group."""
-    name, num_outputs, num_inputs, dim, part = layer
+    name, num_outputs, num_inputs, shard = layer
     if tensors.dtype_of(f"{name}.qweight") is None:
         return None
     group = _group_size(gptq.group_size, layer)
     num_groups, per_word = num_inputs // group, WORD_BITS // gptq.bits
-    cut = 1 - dim
+    turned = shard._replace(dim=1 - shard.dim)
 
     def read(suffix: str, shape: tuple[int, ...], dtypes: Collection[str]) -> Tensor:
-        return tensors.take_stored(f"{name}.{suffix}", shape, dtypes, dim=cut, part=part)
+        return tensors.take_stored(f"{name}.{suffix}", shape, dtypes, turned)
 
     packed = read("qweight", (num_inputs // per_word, num_outputs), INT32)
     codes = _unpack(packed.t().contiguous(), gptq.bits)
@@ -264,7 +261,7 @@ def _read_gptq(tensors: Tensors, layer: LayerShape, gptq: _Gptq) -> LinearWeight
 
 def _gptq_order(tensors: Tensors, layer: LayerShape, group: int) -> Tensor | None:
     """Inputs sorted by their group; None when they are in order already."""
-    name, _, num_inputs, dim, part = layer
+    name, _, num_inputs, shard = layer
     if tensors.dtype_of(f"{name}.g_idx") is None:
         return None
     groups = tensors.take_stored(f"{name}.g_idx", (num_inputs,), INT32).long()
@@ -274,19 +271,19 @@ def _gptq_order(tensors: Tensors, layer: LayerShape, group: int) -> Tensor | Non
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order], expected):
         raise ConfigError(f"{name}.g_idx does not put {group} inputs into each group")
-    if dim == 1 and part[1] > 1:
+    if shard.dim == 1 and shard.parts > 1:
         raise UnsupportedModel(f"{name}: desc_act cannot be cut over ranks by inputs")
     return order
 
 
 def _group_size(stated: int, layer: LayerShape) -> int:
     """Inputs in a group of this rank; -1 states one group of all."""
-    name, _, num_inputs, dim, part = layer
+    name, _, num_inputs, shard = layer
     group = num_inputs if stated == -1 else stated
-    local = num_inputs // part[1] if dim == 1 else num_inputs
+    local = num_inputs // shard.parts if shard.dim == 1 else num_inputs
     if group < 1 or num_inputs % group or local % group:
         raise ConfigError(
-            f"{name}: groups of {group} do not divide {num_inputs} inputs on {part[1]} ranks"
+            f"{name}: groups of {group} do not divide {num_inputs} inputs on {shard.parts} ranks"
         )
     return group
 

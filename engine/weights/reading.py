@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.layers.parallel import WHOLE, Shard
 
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_THREADS = 8
@@ -101,20 +102,17 @@ class TensorReader:
         whole = self._read_s + self._convert_s
         return self._convert_s / whole if whole else 0.0
 
-    def read(
-        self, source: Source, *, dtype: torch.dtype, dim: int = 0, part: tuple[int, int] = (0, 1)
-    ) -> Tensor:
-        """A new tensor of `dtype` on the device: the i-th of n equal parts along `dim`.
+    def read(self, source: Source, shard: Shard = WHOLE, *, dtype: torch.dtype) -> Tensor:
+        """A new tensor of `dtype` on the device: the part `shard` of it.
 
         On a CUDA device it is filled once the current stream comes to it. Raises ConfigError when
         the file cannot be read to its end.
         """
-        index, count = part
         shape = list(source.shape)
-        if count > 1:
-            shape[dim] //= count
+        if shard.parts > 1:
+            shape[shard.dim] //= shard.parts
         place = torch.empty(shape, dtype=dtype, device=self.device)
-        runs = list(_runs(source, dim, index, count, self._chunk_bytes))
+        runs = list(_runs(source, shard, self._chunk_bytes))
         descriptor = self._open(source.path)
         flat = place.view(-1)
         if self._stream is not None:  # the memory may have been another tensor's a moment ago
@@ -203,10 +201,9 @@ class TensorReader:
         return staging
 
 
-def _runs(source: Source, dim: int, index: int, count: int, chunk_bytes: int) -> Iterator[_Run]:
-    """Return what to read for part `index` of `count` along `dim`: chunks of at most
-    `chunk_bytes`.
-    """
+def _runs(source: Source, shard: Shard, chunk_bytes: int) -> Iterator[_Run]:
+    """Return what to read for the part `shard`: chunks of at most `chunk_bytes`."""
+    index, count, dim = shard
     if _product(source.shape) == 0:
         return
     item = source.dtype.itemsize

@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.layers.parallel import Shard
 from engine.protocol import EngineRequest, SamplingParams
 from engine.weights.dummy import POOL, DummyWeights
 from tests.engine import checkpoints
@@ -55,7 +56,7 @@ def test_scale_and_parts() -> None:
     assert int(torch.linalg.matrix_rank(whole)) == 1024
     for dim in (0, 1):
         parts = [
-            weights.take("model.layers.0.mlp.up_proj.weight", shape, dim=dim, part=(i, 4))
+            weights.take("model.layers.0.mlp.up_proj.weight", shape, Shard(i, 4, dim))
             for i in range(4)
         ]
         assert torch.equal(torch.cat(parts, dim), whole)

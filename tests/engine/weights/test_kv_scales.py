@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.layers.parallel import own_shard
 from engine.weights.checkpoint import Checkpoint, CheckpointWeights
 from engine.weights.kv_scales import read_kv_scales
 from engine.weights.reading import TensorReader
@@ -75,7 +76,7 @@ def test_a_rank_has_its_own_heads(tmp_path: Path) -> None:
                     Checkpoint(each), reader, dtype=torch.float32, device=CPU
                 )
                 name = "model.layers.0.self_attn"
-                found.append(read_kv_scales(weights, name, 2, (rank.rank, rank.size)))
+                found.append(read_kv_scales(weights, name, 2, own_shard(rank)))
         by_head, alike = found
         assert by_head is not None and alike is not None
         assert torch.equal(by_head.k, kv_scaled.BY_HEAD[rank.rank : rank.rank + 1])

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from engine.errors import ConfigError
 from engine.kernels.cpu.backend import KEPT_BYTES
+from engine.layers.parallel import Shard
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.reading import (
     CHUNK_BYTES,
@@ -69,7 +70,7 @@ def test_any_part_in_any_dtype(
     whole = torch.frombuffer(raw, dtype=stored)[: torch.Size(shape).numel()].view(shape)
     expected = whole.narrow(dim, index * shape[dim] // count, shape[dim] // count).to(wanted)
     with TensorReader(CPU, chunk_bytes=chunk_bytes) as reader:
-        found = reader.read(source, dtype=wanted, dim=dim, part=(index, count))
+        found = reader.read(source, Shard(index, count, dim), dtype=wanted)
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
