@@ -149,7 +149,7 @@ class HFConfig(msgspec.Struct, kw_only=True):
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """The points in which a family differs from plain Llama."""
 
-    windows: tuple[int | None, ...]
+    windows: tuple[int | None, ...] = ()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -157,6 +157,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int | None = None
     """For checkpoints that do not name one; None is hidden_size / num_attention_heads."""
     experts: Experts | None = None
+    encoder: EncoderTraits | None = None
+    """None: a decoder."""
 
 
 def parse(raw: dict[str, Any]) -> HFConfig:
@@ -169,13 +171,14 @@ def parse(raw: dict[str, Any]) -> HFConfig:
 
 def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig:
     """Raises ConfigError for sizes that do not fit, UnsupportedModel for what is not built here."""
-    _refuse_unsupported(hf)
+    _refuse_unsupported(hf, traits)
     num_kv_heads = hf.num_key_value_heads or hf.num_attention_heads
     head_dim = hf.head_dim or traits.head_dim or hf.hidden_size // hf.num_attention_heads
     _check_sizes(hf, num_kv_heads, head_dim, traits.windows)
     if traits.experts is not None:
         _check_experts(traits.experts)
     theta, scaling = _rope(hf)
+    eos = hf.eos_token_id if traits.encoder is None else None
     return ModelConfig(
         architecture=architecture,
         vocab_size=hf.vocab_size,
@@ -195,41 +198,11 @@ def model_config(architecture: str, hf: HFConfig, traits: Traits) -> ModelConfig
         qk_norm=traits.qk_norm,
         windows=traits.windows,
         dtype=_dtype(hf),
-        eos_token_ids=token_ids("config.json: eos_token_id", hf.eos_token_id, hf.vocab_size),
+        eos_token_ids=token_ids("config.json: eos_token_id", eos, hf.vocab_size),
         experts=traits.experts,
         quantization=hf.quantization_config,
-    )
-
-
-def encoder_config(architecture: str, hf: HFConfig, traits: EncoderTraits) -> ModelConfig:
-    """Raises as `model_config`."""
-    if hf.hidden_act != "gelu":
-        raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (gelu)")
-    head_dim = hf.hidden_size // hf.num_attention_heads
-    _check_sizes(hf, hf.num_attention_heads, head_dim, ())
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_attention_heads,
-        head_dim=head_dim,
-        max_position_embeddings=hf.max_position_embeddings,
-        rms_norm_eps=0.0,
-        rope_theta=DEFAULT_ROPE_THETA,
-        rope_scaling=None,
-        tie_word_embeddings=True,
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        qk_norm=False,
-        windows=(),
-        dtype=_dtype(hf),
-        eos_token_ids=(),
-        quantization=hf.quantization_config,
-        generates=False,
-        encoder=traits,
+        generates=traits.encoder is None,
+        encoder=traits.encoder,
     )
 
 
@@ -249,9 +222,13 @@ def token_ids(field: str, value: int | list[int] | None, vocab_size: int) -> tup
     return tuple(dict.fromkeys(ids))
 
 
-def _refuse_unsupported(hf: HFConfig) -> None:
-    if hf.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel(f"config.json: hidden_act {hf.hidden_act!r} is not supported (silu)")
+def _refuse_unsupported(hf: HFConfig, traits: Traits) -> None:
+    acts = ("silu", "swish") if traits.encoder is None else ("gelu",)
+    if hf.hidden_act not in acts:
+        act = f"hidden_act {hf.hidden_act!r}"
+        raise UnsupportedModel(f"config.json: {act} is not supported ({acts[0]})")
+    if traits.encoder is not None:
+        return
     if hf.partial_rotary_factor != 1.0:
         raise UnsupportedModel("config.json: partial_rotary_factor other than 1 is not supported")
     if not hf.is_causal:  # some embedding models are decoders trained to look at what comes, too

@@ -80,12 +80,7 @@ class Encoder:
     kv_scales: Sequence[KVScales | None] = ()
 
     def __init__(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, config: ModelConfig, source: WeightSource, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         traits = config.encoder
         assert traits is not None, "a decoder"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from engine.models.config import HFConfig, ModelConfig, Traits, model_config
+from engine.models.config import HFConfig, Traits
 
 
-def from_hf(hf: HFConfig) -> ModelConfig:
-    traits = Traits(
+def from_hf(hf: HFConfig) -> Traits:
+    return Traits(
         windows=(None,) * hf.num_hidden_layers,
         qkv_bias=hf.attention_bias,
         output_bias=hf.attention_bias,
         mlp_bias=hf.mlp_bias,
     )
-    return model_config("LlamaForCausalLM", hf, traits)

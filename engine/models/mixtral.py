@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec import UNSET
 
-from engine.models.config import Experts, HFConfig, ModelConfig, Traits, model_config, needed
+from engine.models.config import Experts, HFConfig, Traits, needed
 
 EXPERTS_PER_TOKEN = 2
 """The default of a config.json without the field."""
 
 
-def from_hf(hf: HFConfig) -> ModelConfig:
+def from_hf(hf: HFConfig) -> Traits:
     window = None if hf.sliding_window is UNSET else hf.sliding_window
     experts = Experts(
         num_experts=needed("num_local_experts", hf.num_local_experts),
@@ -20,5 +20,4 @@ def from_hf(hf: HFConfig) -> ModelConfig:
         layers=(True,) * hf.num_hidden_layers,
         names=("block_sparse_moe", "w1", "w3", "w2"),
     )
-    traits = Traits(windows=(window,) * hf.num_hidden_layers, experts=experts)
-    return model_config("MixtralForCausalLM", hf, traits)
+    return Traits(windows=(window,) * hf.num_hidden_layers, experts=experts)

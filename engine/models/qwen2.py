@@ -5,15 +5,14 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from engine.errors import ConfigError, UnsupportedModel
-from engine.models.config import HFConfig, ModelConfig, Traits, model_config
+from engine.models.config import HFConfig, Traits
 
 UNNAMED_WINDOW = 4096
 """The window if `use_sliding_window` is set without a `sliding_window`."""
 
 
-def from_hf(hf: HFConfig) -> ModelConfig:
-    traits = Traits(windows=layer_windows(hf), qkv_bias=True)
-    return model_config("Qwen2ForCausalLM", hf, traits)
+def from_hf(hf: HFConfig) -> Traits:
+    return Traits(windows=layer_windows(hf), qkv_bias=True)
 
 
 def layer_windows(hf: HFConfig) -> tuple[int | None, ...]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from engine.models.config import HFConfig, ModelConfig, Traits, model_config
+from engine.models.config import HFConfig, Traits
 from engine.models.qwen2 import layer_windows
 
 UNNAMED_HEAD_DIM = 128
 
 
-def from_hf(hf: HFConfig) -> ModelConfig:
-    traits = Traits(
+def from_hf(hf: HFConfig) -> Traits:
+    return Traits(
         windows=layer_windows(hf),
         qkv_bias=hf.attention_bias,
         output_bias=hf.attention_bias,
         qk_norm=True,
         head_dim=UNNAMED_HEAD_DIM,
     )
-    return model_config("Qwen3ForCausalLM", hf, traits)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.errors import ConfigError
-from engine.models.config import Experts, HFConfig, ModelConfig, Traits, model_config, needed
-from engine.models.qwen2 import layer_windows
-from engine.models.qwen3 import UNNAMED_HEAD_DIM
+from engine.models import qwen3
+from engine.models.config import Experts, HFConfig, Traits, needed
 
 EXPERTS_PER_TOKEN = 8
 """The default of a config.json without the field."""
 
 
-def from_hf(hf: HFConfig) -> ModelConfig:
+def from_hf(hf: HFConfig) -> Traits:
     # transformers 5 writes the number of experts under Mixtral's name.
     num_experts = hf.num_experts or needed("num_experts", hf.num_local_experts)
     if hf.decoder_sparse_step < 1:
@@ -28,12 +29,4 @@ def from_hf(hf: HFConfig) -> ModelConfig:
         layers=routed,
         names=("mlp", "gate_proj", "up_proj", "down_proj"),
     )
-    traits = Traits(
-        windows=layer_windows(hf),
-        qkv_bias=hf.attention_bias,
-        output_bias=hf.attention_bias,
-        qk_norm=True,
-        head_dim=UNNAMED_HEAD_DIM,
-        experts=experts,
-    )
-    return model_config("Qwen3MoeForCausalLM", hf, traits)
+    return msgspec.structs.replace(qwen3.from_hf(hf), experts=experts)

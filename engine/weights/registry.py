@@ -11,13 +11,13 @@ import msgspec
 
 from engine.errors import ConfigError, UnsupportedModel
 from engine.models import bert, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
-from engine.models.config import HFConfig, ModelConfig, parse, token_ids
+from engine.models.config import HFConfig, ModelConfig, Traits, model_config, parse, token_ids
 from engine.text.tokenizer import Tokenizer, read_tokenizer_config, special_tokens
 from engine.weights.embedding_head import read_embedding_head
 
 log = logging.getLogger(__name__)
 
-FAMILIES: dict[str, Callable[[HFConfig], ModelConfig]] = {
+FAMILIES: dict[str, Callable[[HFConfig], Traits]] = {
     "LlamaForCausalLM": llama.from_hf,
     "MistralForCausalLM": mistral.from_hf,
     "Qwen2ForCausalLM": qwen2.from_hf,
@@ -50,7 +50,8 @@ def load_model_config(folder: Path) -> ModelConfig:
         named = ", ".join(names) or "none named"
         supported = ", ".join([*FAMILIES, *ENCODERS])
         raise UnsupportedModel(f"{folder}: architecture {named} is unknown; supported: {supported}")
-    config = known[name](parse(raw))
+    hf = parse(raw)
+    config = model_config(name, hf, known[name](hf))
     if config.encoder is not None:
         return msgspec.structs.replace(config, embedding=read_embedding_head(folder, "mean"))
     ids = (
@@ -59,11 +60,7 @@ def load_model_config(folder: Path) -> ModelConfig:
         or _tokenizer_eos(folder, config.vocab_size)
     )
     return msgspec.structs.replace(
-        config,
-        architecture=name,
-        eos_token_ids=ids,
-        generates=name in FAMILIES,
-        embedding=read_embedding_head(folder),
+        config, eos_token_ids=ids, generates=name in FAMILIES, embedding=read_embedding_head(folder)
     )
 
 
