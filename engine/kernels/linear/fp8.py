@@ -45,6 +45,7 @@ def reads_fp8(device: torch.device) -> bool:
 def pack(
     weight: Fp8Weight, bias: Tensor | None, *, deterministic: bool = False
 ) -> Callable[[Tensor], Tensor]:
+    """Return the product of rows [T, K]."""
     num_outputs, num_inputs = weight.values.shape
     whole = num_outputs % CUBLAS_MULTIPLE == 0 and num_inputs % CUBLAS_MULTIPLE == 0
     # cuBLAS scales rows for bfloat16 results only, and picks a kernel by their number.
@@ -54,12 +55,10 @@ def pack(
     from engine.kernels.linear import fp8_triton as fp8_linear_triton
 
     def product(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, num_inputs)
-        values, scale = quantise_tokens(rows, weight.block[1])
-        y = fp8_linear_triton.multiply(
+        values, scale = quantise_tokens(x, weight.block[1])
+        return fp8_linear_triton.multiply(
             values, scale, weight, bias, x.dtype, deterministic=deterministic
         )
-        return y.view(*x.shape[:-1], num_outputs)
 
     return product
 
@@ -69,11 +68,10 @@ def _pack_cublas(weight: Fp8Weight, bias: Tensor | None) -> Callable[[Tensor], T
     columns, scale_b = weight.values.t(), weight.scale.view(1, num_outputs)
 
     def product(x: Tensor) -> Tensor:
-        values, scale_a = quantise_tokens(x.reshape(-1, num_inputs), num_inputs)
-        y = torch._scaled_mm(
+        values, scale_a = quantise_tokens(x, num_inputs)
+        return torch._scaled_mm(
             values, columns, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=x.dtype
         )
-        return y.view(*x.shape[:-1], num_outputs)
 
     return product
 

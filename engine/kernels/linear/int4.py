@@ -39,18 +39,15 @@ def pack(
 ) -> Callable[[Tensor], Tensor]:
     from engine.kernels.linear import int4_triton as int4_linear_triton
 
-    num_outputs, num_inputs = weight.codes.shape
+    """Return the product of rows [T, K]."""
     packed = pack_codes(weight)
     scales, zeros = weight.scales.contiguous(), weight.zeros.contiguous()
     order, span, bits = weight.order, span_of(weight.group_size), weight.bits
     spans_per_group = weight.group_size // span
 
     def product(x: Tensor) -> Tensor:
-        rows = x.reshape(-1, num_inputs)
-        if order is not None:
-            rows = rows.index_select(1, order)
-        y = int4_linear_triton.multiply(
-            rows,
+        return int4_linear_triton.multiply(
+            x if order is None else x.index_select(1, order),
             packed,
             scales,
             zeros,
@@ -60,7 +57,6 @@ def pack(
             spans_per_group=spans_per_group,
             deterministic=deterministic,
         )
-        return y.view(*x.shape[:-1], num_outputs)
 
     return product
 

@@ -20,8 +20,7 @@ from engine.kernels.attention.reference import TorchAttentionPlan
 from engine.kernels.attention.types import AttentionMetadata, AttentionShape, KVLayer
 from engine.kernels.cpu import backend as cpu_backend
 from engine.kernels.linear import cpu as cpu_linear
-from engine.kernels.linear import int8 as int8_linear
-from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.dispatch import INT8_ROWS, pack_linear
 from engine.kernels.linear.weights import quantise_int8
 from engine.kernels.pointwise.cpu import argmax
 from engine.kernels.pointwise.rms_norm import add_rms_norm, rms_norm
@@ -191,7 +190,7 @@ def test_products_in_int8(dtype: torch.dtype, rows: int, size: tuple[int, int]) 
     product = pack_linear(weight, None)
     assert error(product(x), exact) < TOLERANCE[dtype]
     assert error(pack_linear(weight, bias)(x), exact + bias.double()) < TOLERANCE[dtype]
-    if rows <= int8_linear.CPU_ROWS:
+    if rows <= INT8_ROWS:
         assert torch.equal(product(x[-1:]), product(x)[-1:])
 
 
@@ -231,7 +230,7 @@ import sys
 sys.modules["numba"] = None
 import torch
 import engine.kernels.cpu.backend as backend
-from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.dispatch import INT8_ROWS, pack_linear
 from engine.kernels.pointwise.rms_norm import rms_norm
 x = torch.ones(3, 32)
 assert not backend.uses_cpu_kernels(x.device)

@@ -51,9 +51,9 @@ def test_alone_and_in_chunks_beside_others(
     calls: list[int] = []
     multiply = deterministic_linear_triton.multiply
 
-    def note(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def note(x: torch.Tensor, **rest: torch.Tensor) -> torch.Tensor:
         calls.append(len(x))
-        return multiply(x, *rest)
+        return multiply(x, **rest)
 
     monkeypatch.setattr(deterministic_linear_triton, "multiply", note)
     options = {"num_blocks": 24, "max_num_seqs": 4, "device": device.type}

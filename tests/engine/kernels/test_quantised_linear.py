@@ -12,7 +12,6 @@ from torch import Tensor
 from engine.kernels.backend import uses_triton
 from engine.kernels.linear import fp8 as fp8_linear
 from engine.kernels.linear import int4 as int4_linear
-from engine.kernels.linear import int8 as int8_linear
 from engine.kernels.linear.dispatch import pack_linear
 from engine.kernels.linear.weights import (
     Fp8Weight,
@@ -81,7 +80,7 @@ def test_int8(
     # Rows of a wider tensor: their stride is not their length.
     x = torch.randn(num_tokens, num_inputs + 16, device=device).to(dtype)[:, :num_inputs]
     assert uses_triton(device)
-    found = int8_linear.pack(weight, bias)(x)
+    found = pack_linear(weight, bias)(x)
     assert found.dtype == dtype
     assert error(found, exact(weight, x, bias)) < LIMITS[dtype]
 

@@ -19,8 +19,7 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.kernels.cpu import backend as cpu_backend
-from engine.kernels.linear import deterministic as deterministic_linear
-from engine.kernels.linear.dispatch import pack_linear
+from engine.kernels.linear.dispatch import TILE_ROWS, in_tiles, pack_linear
 from engine.kernels.linear.weights import LinearWeight, quantise_fp8, quantise_int8
 from engine.kernels.mixture.lora import add_lora, deterministic, stack_adapters
 from engine.kernels.mixture.moe import pack_experts, route
@@ -352,9 +351,9 @@ def test_a_tile_is_all_that_the_library_sees() -> None:
         seen.append(tuple(tile.shape))
         return tile * 2
 
-    x = torch.randn(3, 9, 4)
-    assert torch.equal(deterministic_linear.in_tiles(product)(x), x * 2)
-    assert seen == [(deterministic_linear.TILE_ROWS, 4)] * 2
+    x = torch.randn(27, 4)
+    assert torch.equal(in_tiles(product)(x), x * 2)
+    assert seen == [(TILE_ROWS, 4)] * 2
 
 
 @pytest.mark.usefixtures("two_threads")
