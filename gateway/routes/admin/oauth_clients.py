@@ -39,7 +39,7 @@ from gateway.auth.oauth.tokens.consents import forget
 from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants
 from gateway.principal import Principal
 from gateway.routes.shared.access import needs
-from gateway.routes.shared.browser import desk_of
+from gateway.routes.shared.browser import auth_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.tenancy.errors import InvalidField
 from gateway.tenancy.member_tables import service_accounts
@@ -167,7 +167,7 @@ async def create(request: AdminRequest, written: ClientWritten) -> Response[byte
         await check_account(conn, request.user, written.service_account_id)
         made = await create_client(
             conn,
-            desk_of(request.http).clients.peppers,
+            auth_of(request.http).clients.peppers,
             metadata=metadata,
             scopes=scopes,
             actor=request.actor,
@@ -204,7 +204,7 @@ async def update(request: AdminRequest, written: ClientWritten) -> Client:
     answer=OAuthClientOnce,
 )
 async def rotate(request: AdminRequest, wanted: SecretRotation) -> Response[bytes]:
-    desk = desk_of(request.http)
+    auth = auth_of(request.http)
 
     def check(before: Client) -> None:
         # Whoever has its secret has its scopes.
@@ -216,11 +216,11 @@ async def rotate(request: AdminRequest, wanted: SecretRotation) -> Response[byte
         await check_account(conn, request.user, known.service_account_id)
         made = await rotate_secret(
             conn,
-            desk.clients.peppers,
+            auth.clients.peppers,
             **request.where,
             grace_s=wanted.grace_s,
             actor=request.actor,
-            now=desk.clock(),
+            now=auth.clock(),
             check=check,
             by=request.user,
         )
@@ -229,7 +229,7 @@ async def rotate(request: AdminRequest, wanted: SecretRotation) -> Response[byte
 
 @clients.delete("Archive an OAuth client: what it was given ends")
 async def archive(request: AdminRequest) -> Client:
-    async with announcing(desk_of(request.http).redis) as announcement:
+    async with announcing(auth_of(request.http).redis) as announcement:
         async with request.transaction() as conn:
             client = await archive_client(
                 conn, **request.where, actor=request.actor, check=request.check
@@ -257,14 +257,14 @@ retrieve_grant = grants.retrieve("One grant", find_grant, name="retrieve_grant")
     "/revoke", "End a grant: its tokens are refused within a second, and the user is asked again"
 )
 async def revoke(request: AdminRequest) -> Grant:
-    desk, org_id = desk_of(request.http), request.org_id
-    async with announcing(desk.redis) as announcement:
+    auth, org_id = auth_of(request.http), request.org_id
+    async with announcing(auth.redis) as announcement:
         async with request.transaction() as conn:
             known = await find_grant(conn, **request.where, lock=True)
             request.check(known)
             user_id, client_id = known.user_id, known.client_id
             await forget(
-                conn, org_id=org_id, user_id=user_id, client_id=client_id, now=desk.clock()
+                conn, org_id=org_id, user_id=user_id, client_id=client_id, now=auth.clock()
             )
             await end_grant(
                 conn,

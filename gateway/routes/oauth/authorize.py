@@ -30,8 +30,8 @@ from gateway.routes.shared.browser import (
     MAX_FORM_BYTES,
     BadForm,
     Browser,
+    auth_of,
     check_token,
-    desk_of,
     open_browser,
     page,
     read_form,
@@ -75,26 +75,26 @@ MEANINGS: Mapping[str, str] = {
 }
 
 
-async def find_request(desk: Authorization, query: str) -> tuple[AuthorizationRequest, Parameters]:
+async def find_request(auth: Authorization, query: str) -> tuple[AuthorizationRequest, Parameters]:
     """Raises: AuthorizationRefused."""
     parameters = read_parameters(query)
     client_id = parameters.get("client_id")
     try:
-        client = None if client_id is None else await desk.clients.find(client_id)
+        client = None if client_id is None else await auth.clients.find(client_id)
     except AuthUnavailable as error:
         log.info("a client cannot be known at the moment: %s", error)
         raise AuthorizationRefused("temporarily_unavailable") from error
-    return check_request(parameters, client, desk.issuer), parameters
+    return check_request(parameters, client, auth.issuer), parameters
 
 
-def refuse(desk: Authorization, refused: AuthorizationRefused) -> Response[bytes]:
+def refuse(auth: Authorization, refused: AuthorizationRefused) -> Response[bytes]:
     """Tell the client, if it is known that it is the client; else the person."""
     if refused.redirect_uri is None:
         status = 503 if refused.error == "temporarily_unavailable" else 400
         return page("error", status=status, error=refused.error, description=refused.description)
     location = to_location(
         refused.redirect_uri,
-        desk.issuer,
+        auth.issuer,
         error=refused.error,
         error_description=refused.description,
         state=refused.state,
@@ -109,22 +109,22 @@ def refuse(desk: Authorization, refused: AuthorizationRefused) -> Response[bytes
     said={200: PAGE, 303: {}, 400: PAGE, 503: PAGE},
 )
 async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         query = raw_query(request)
-        asked, parameters = await find_request(desk, query)
+        asked, parameters = await find_request(auth, query)
         browser = await open_browser(request)
-        session, login = signed_in_for(desk, asked, parameters, browser)
+        session, login = signed_in_for(auth, asked, parameters, browser)
         if session is None:
             return redirect(login)
         scopes = grantable(asked, session)
-        if await was_allowed(desk, asked, session, scopes):
-            return await give(desk, asked, session, scopes, browser)
+        if await was_allowed(auth, asked, session, scopes):
+            return await give(auth, asked, session, scopes, browser)
         if "none" in asked.prompts:
             raise asked.refuse("consent_required")
-        return consent_page(desk, asked, parameters, session, scopes, browser)
+        return consent_page(auth, asked, parameters, session, scopes, browser)
     except AuthorizationRefused as refused:
-        return refuse(desk, refused)
+        return refuse(auth, refused)
 
 
 @oauth.post(
@@ -136,27 +136,27 @@ async def ask(request: Request[Any, Any, Any]) -> Response[bytes]:
     options={"request_max_body_size": MAX_FORM_BYTES},
 )
 async def decide(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         form = await read_form(request)
         browser = await open_browser(request)
         query = form.get("request", "")
-        check_token(desk, browser, form.get("form_token", ""), consent_purpose(query))
+        check_token(auth, browser, form.get("form_token", ""), consent_purpose(query))
         decision = form.get("decision")
         if decision not in (ALLOW, DENY):
             raise BadForm
-        asked, parameters = await find_request(desk, query)
-        session, login = signed_in_for(desk, asked, parameters, browser)
+        asked, parameters = await find_request(auth, query)
+        session, login = signed_in_for(auth, asked, parameters, browser)
         if session is None:
             return redirect(login)
         scopes = grantable(asked, session)
         if decision == DENY:
             raise asked.refuse("access_denied")
-        return await give(desk, asked, session, scopes, browser)
+        return await give(auth, asked, session, scopes, browser)
     except BadForm:
         return stale_form()
     except AuthorizationRefused as refused:
-        return refuse(desk, refused)
+        return refuse(auth, refused)
 
 
 def raw_query(request: Request[Any, Any, Any]) -> str:
@@ -173,36 +173,36 @@ def consent_purpose(query: str) -> str:
 
 
 def signed_in_for(
-    desk: Authorization, asked: AuthorizationRequest, parameters: Parameters, browser: Browser
+    auth: Authorization, asked: AuthorizationRequest, parameters: Parameters, browser: Browser
 ) -> tuple[Session | None, str]:
     """Return the session, if it is good enough for this request; else None and where to sign in.
 
     Raises: AuthorizationRefused, where nobody may be asked.
     """
-    now = desk.clock()
+    now = auth.clock()
     mark = parameters.mark
-    asked_at = None if mark is None else desk.seals.read_mark(mark, now=now)
+    asked_at = None if mark is None else auth.seals.read_mark(mark, now=now)
     if not must_sign_in(asked, browser.session, asked_at=asked_at, now=now):
         return browser.session, ""
     if asked_at is None:
-        mark = desk.seals.mark(now)
+        mark = auth.seals.mark(now)
     return None, f"{LOGIN}?{parameters.query(mark)}"
 
 
 async def give(
-    desk: Authorization,
+    auth: Authorization,
     asked: AuthorizationRequest,
     session: Session,
     scopes: frozenset[str],
     browser: Browser,
 ) -> Response[bytes]:
     actor = browser.where.actor(session.user_id)
-    code = await authorize(desk, asked, session, scopes, actor)
-    return redirect(to_location(asked.redirect_uri, desk.issuer, code=code, state=asked.state))
+    code = await authorize(auth, asked, session, scopes, actor)
+    return redirect(to_location(asked.redirect_uri, auth.issuer, code=code, state=asked.state))
 
 
 def consent_page(
-    desk: Authorization,
+    auth: Authorization,
     asked: AuthorizationRequest,
     parameters: Parameters,
     session: Session,
@@ -223,11 +223,11 @@ def consent_page(
         resources=asked.resources,
         native=not asked.remembers,
         scopes=[{"name": name, "meaning": MEANINGS[name]} for name in sorted(scopes)],
-        form_token=desk.seals.form_token(browser.cookie, consent_purpose(query)),
+        form_token=auth.seals.form_token(browser.cookie, consent_purpose(query)),
         request=query,
         other_account=f"{AUTHORIZE}?{somebody_else.query()}",
     )
-    return remembering(response, desk, browser)
+    return remembering(response, auth, browser)
 
 
 routes = [ask, decide]

@@ -19,7 +19,7 @@ from gateway.auth.login.login import SignedIn
 from gateway.routes.oauth.authorize import AUTHORIZE
 from gateway.routes.shared.access import PUBLIC
 from gateway.routes.shared.browser import (
-    desk_of,
+    auth_of,
     open_browser,
     page,
     redirect,
@@ -54,28 +54,28 @@ def refused(error: LoginRefused) -> Response[bytes]:
 
 @get(START, opt=PUBLIC, include_in_schema=False)
 async def start(request: Request[Any, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
-    desk, browser = desk_of(request), await open_browser(request)
+    auth, browser = auth_of(request), await open_browser(request)
     try:
-        url = await desk.external.start(
+        url = await auth.external.start(
             issuer_id, request=query_of(request), browser=browser.cookie
         )
     except LoginRefused as error:
         return refused(error)
-    return remembering(redirect(url), desk, browser)
+    return remembering(redirect(url), auth, browser)
 
 
 @get(CALLBACK, opt=PUBLIC, include_in_schema=False)
 async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) -> Response[bytes]:
-    desk, browser = desk_of(request), await open_browser(request)
+    auth, browser = auth_of(request), await open_browser(request)
 
     async def sign_in(conn: AsyncConnection, org_id: str, user_id: str) -> SignedIn:
-        return await desk.login.start(conn, org_id, user_id, FEDERATED, browser.where)
+        return await auth.login.start(conn, org_id, user_id, FEDERATED, browser.where)
 
     try:
         query = parse_qsl(
             query_of(request), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
         )
-        done = await desk.external.finish(
+        done = await auth.external.finish(
             issuer_id,
             callback=query,
             browser=browser.cookie,
@@ -87,7 +87,7 @@ async def callback(request: Request[Any, Any, Any], issuer_id: FromPath[str]) ->
     except ValueError as error:
         return refused(LoginRefused(f"no query: {error}"))
     location = f"{AUTHORIZE}?{done.request}" if done.request else ACCOUNT
-    return signed_in(redirect(location), desk, done.signed_in)
+    return signed_in(redirect(location), auth, done.signed_in)
 
 
 routes = [start, callback]

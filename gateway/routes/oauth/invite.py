@@ -22,7 +22,7 @@ from gateway.routes.shared.browser import (
     BadForm,
     Browser,
     FormRoute,
-    desk_of,
+    auth_of,
     open_browser,
     page,
     read_sent,
@@ -38,9 +38,9 @@ from gateway.tenancy.tables import orgs
 PURPOSE = "invite"
 
 
-async def open_invite(conn: AsyncConnection, desk: Authorization, token: str) -> tuple[Invite, str]:
+async def open_invite(conn: AsyncConnection, auth: Authorization, token: str) -> tuple[Invite, str]:
     """Return the invite with its org's name. Raises: NotFound."""
-    invite = await find_invite(conn, token, secret=desk.secret, now=desk.clock())
+    invite = await find_invite(conn, token, secret=auth.secret, now=auth.clock())
     name: str | None = await conn.scalar(sa.select(orgs.c.name).where(orgs.c.id == invite.org_id))
     assert name is not None, "an open invite is of a live org"
     return invite, name
@@ -56,7 +56,7 @@ def closed() -> Response[bytes]:
 
 
 def invite_page(
-    desk: Authorization,
+    auth: Authorization,
     browser: Browser,
     found: tuple[Invite, str],
     token: str,
@@ -77,30 +77,30 @@ def invite_page(
         token=token,
         name=name,
         min_length=MIN_LENGTH,
-        form_token=desk.seals.form_token(browser.cookie, PURPOSE),
+        form_token=auth.seals.form_token(browser.cookie, PURPOSE),
     )
-    return remembering(response, desk, browser)
+    return remembering(response, auth, browser)
 
 
 @get(ACCEPT_PATH, opt=PUBLIC, include_in_schema=False)
 async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk, token = desk_of(request), request.query_params.get("token", "")
+    auth, token = auth_of(request), request.query_params.get("token", "")
     try:
-        async with desk.system_db.connect() as conn:
-            found = await open_invite(conn, desk, token)
+        async with auth.system_db.connect() as conn:
+            found = await open_invite(conn, auth, token)
     except NotFound:
         return closed()
-    return invite_page(desk, await open_browser(request), found, token)
+    return invite_page(auth, await open_browser(request), found, token)
 
 
 @FormRoute(ACCEPT_PATH)
 async def accept(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         form, browser = await read_sent(request, PURPOSE)
         token, name = form.get("token", ""), form.get("name", "").strip()
-        async with desk.system_db.connect() as conn:
-            found = await open_invite(conn, desk, token)
+        async with auth.system_db.connect() as conn:
+            found = await open_invite(conn, auth, token)
     except BadForm:
         return stale_form()
     except NotFound:
@@ -108,27 +108,27 @@ async def accept(request: Request[Any, Any, Any]) -> Response[bytes]:
     invite, where, password = found[0], browser.where, form.get("password", "")
     try:
         check_strength(password, invite.email, name)
-        hashed = await desk.passwords.hash(password)
-        async with tenant(desk.db, invite.org_id) as conn:
+        hashed = await auth.passwords.hash(password)
+        async with tenant(auth.db, invite.org_id) as conn:
             user = await accept_invite(
                 conn,
                 token,
-                secret=desk.secret,
+                secret=auth.secret,
                 name=name,
                 password_hash=hashed,
                 ip=where.address,
                 request_id=where.request_id,
-                now=desk.clock(),
+                now=auth.clock(),
             )
-            done = await desk.login.start(conn, user.org_id, user.id, PASSWORD, where)
+            done = await auth.login.start(conn, user.org_id, user.id, PASSWORD, where)
     except (WeakPassword, InvalidField) as error:
         problem = str(error) if isinstance(error, WeakPassword) else f"Your name {error.message}."
-        return invite_page(desk, browser, found, token, problem=problem, name=name, status=400)
+        return invite_page(auth, browser, found, token, problem=problem, name=name, status=400)
     except PasswordsBusy:
-        return invite_page(desk, browser, found, token, problem=BUSY, name=name, status=503)
+        return invite_page(auth, browser, found, token, problem=BUSY, name=name, status=503)
     except (NotFound, NameTaken):
         return closed()
-    return signed_in(redirect(ACCOUNT), desk, done)
+    return signed_in(redirect(ACCOUNT), auth, done)
 
 
 routes = [show, accept]

@@ -36,7 +36,7 @@ from gateway.routes.shared.browser import (
     Browser,
     FormRoute,
     asset,
-    desk_of,
+    auth_of,
     open_browser,
     page,
     read_sent,
@@ -85,7 +85,7 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
         return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
 
 
-async def read_occasion(desk: Authorization, query: str) -> Occasion:
+async def read_occasion(auth: Authorization, query: str) -> Occasion:
     """Raises: AuthorizationRefused."""
     if not query:
         return Occasion()
@@ -93,10 +93,10 @@ async def read_occasion(desk: Authorization, query: str) -> Occasion:
     if elsewhere is not None:
         more = "" if elsewhere[2] is None else "?for=tenant"
         return Occasion(query=query, upstream=f"/oauth/upstream/{elsewhere[1]}/start{more}")
-    asked, parameters = await find_request(desk, query)
+    asked, parameters = await find_request(auth, query)
     name = None
     if asked.org_id is not None:
-        async with desk.system_db.connect() as conn:
+        async with auth.system_db.connect() as conn:
             live = sa.select(orgs.c.name).where(orgs.c.id == asked.org_id)
             name = await conn.scalar(live.where(orgs.c.archived_at.is_(None)))
         if name is None:
@@ -104,7 +104,7 @@ async def read_occasion(desk: Authorization, query: str) -> Occasion:
     query = parameters.query(parameters.mark)
     return Occasion(
         query=query,
-        providers=await read_providers(desk, asked.org_id, query),
+        providers=await read_providers(auth, asked.org_id, query),
         client_name=asked.client.name,
         org_id=asked.org_id,
         org_name=name,
@@ -114,16 +114,16 @@ async def read_occasion(desk: Authorization, query: str) -> Occasion:
 
 
 async def read_providers(
-    desk: Authorization, org_id: str | None, query: str
+    auth: Authorization, org_id: str | None, query: str
 ) -> tuple[tuple[str, str], ...]:
     if org_id is None:
         return ()
-    found = await desk.external.logins_of(org_id)
+    found = await auth.external.logins_of(org_id)
     return tuple((each.name, f"/oauth/external/{each.id}/start?{query}") for each in found)
 
 
 def login_page(
-    desk: Authorization,
+    auth: Authorization,
     browser: Browser,
     occasion: Occasion,
     *,
@@ -142,69 +142,69 @@ def login_page(
         org_name=occasion.org_name,
         providers=occasion.providers,
         problem=problem,
-        form_token=desk.seals.form_token(browser.cookie, LOGIN_PURPOSE),
+        form_token=auth.seals.form_token(browser.cookie, LOGIN_PURPOSE),
         request=occasion.query,
         org=org,
         email=occasion.email if email is None else email,
     )
-    return remembering(response, desk, browser)
+    return remembering(response, auth, browser)
 
 
 @get(LOGIN, opt=PUBLIC, include_in_schema=False)
 async def show_login(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
-        occasion = await read_occasion(desk, raw_query(request))
+        occasion = await read_occasion(auth, raw_query(request))
     except AuthorizationRefused as refused:
-        return refuse(desk, refused)
-    return login_page(desk, await open_browser(request), occasion)
+        return refuse(auth, refused)
+    return login_page(auth, await open_browser(request), occasion)
 
 
 @FormRoute(LOGIN)
 async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         form, browser = await read_sent(request, LOGIN_PURPOSE)
-        occasion = await read_occasion(desk, form.get("request", ""))
+        occasion = await read_occasion(auth, form.get("request", ""))
     except BadForm:
         return stale_form()
     except AuthorizationRefused as refused:
-        return refuse(desk, refused)
+        return refuse(auth, refused)
     org, email = form.get("org", ""), form.get("email", "")
     shown: dict[str, Any] = {"org": org, "email": email}
     try:
-        done = await desk.login.by_password(
+        done = await auth.login.by_password(
             org=occasion.org_id or org.strip(),
             email=email,
             password=form.get("password", ""),
             origin=browser.where,
         )
     except WrongCredentials:
-        return login_page(desk, browser, occasion, status=403, problem=WRONG, **shown)
+        return login_page(auth, browser, occasion, status=403, problem=WRONG, **shown)
     except TooManyAttempts as waits:
         seconds = math.ceil(waits.delay_s)
         problem = f"Too many attempts. Try again in {seconds} seconds."
         headers = {"retry-after": str(seconds)}
         return login_page(
-            desk, browser, occasion, status=429, problem=problem, headers=headers, **shown
+            auth, browser, occasion, status=429, problem=problem, headers=headers, **shown
         )
     except (PasswordsBusy, RedisError, OSError):
-        return login_page(desk, browser, occasion, status=503, problem=BUSY, **shown)
-    return signed_in(redirect(occasion.location), desk, done)
+        return login_page(auth, browser, occasion, status=503, problem=BUSY, **shown)
+    return signed_in(redirect(occasion.location), auth, done)
 
 
 @get(ACCOUNT, opt=PUBLIC, include_in_schema=False)
 async def show_account(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     browser = await open_browser(request)
     if browser.session is None:
         return redirect(LOGIN)
     notice = CHANGED if request.url.query == PASSWORD_CHANGED else None
-    return await account_page(desk, browser, browser.session, notice=notice)
+    return await account_page(auth, browser, browser.session, notice=notice)
 
 
 async def account_page(
-    desk: Authorization,
+    auth: Authorization,
     browser: Browser,
     session: Session,
     *,
@@ -225,11 +225,11 @@ async def account_page(
         session=session,
         notice=notice,
         min_length=MIN_LENGTH,
-        passkeys=await desk.passkeys.list(session),
+        passkeys=await auth.passkeys.list(session),
         problem=problem,
         admin_keys=ADMIN_KEYS if may_make_admin_key(session) else None,
         admin_key=admin_key,
-        form_token=desk.seals.form_token(browser.cookie, ACCOUNT_PURPOSE),
+        form_token=auth.seals.form_token(browser.cookie, ACCOUNT_PURPOSE),
     )
 
 
@@ -249,14 +249,14 @@ async def read_account_form(
 
 @FormRoute("/oauth/logout", status_code=200)
 async def sign_out(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         browser, session, _ = await read_account_form(request)
     except BadForm:
         return stale_form()
-    async with tenant(desk.db, session.org_id) as conn:
+    async with tenant(auth.db, session.org_id) as conn:
         await end_session(conn, session, actor=browser.where.actor(session.user_id))
-    return signed_out(page("signed_out"), desk)
+    return signed_out(page("signed_out"), auth)
 
 
 @get("/oauth/assets/{name:str}", opt=PUBLIC, include_in_schema=False)
@@ -269,7 +269,7 @@ async def show_asset(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @FormRoute(ADMIN_KEYS, status_code=200)
 async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         browser, session, form = await read_account_form(request)
     except BadForm:
@@ -278,7 +278,7 @@ async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
         return stale_form()
     pepper_id, pepper = services(request).authenticator.pepper
     try:
-        async with tenant(desk.db, session.org_id) as conn:
+        async with tenant(auth.db, session.org_id) as conn:
             made = await create_key(
                 conn,
                 org_id=session.org_id,
@@ -292,8 +292,8 @@ async def make_admin_key(request: Request[Any, Any, Any]) -> Response[bytes]:
             )
     except (InvalidField, CredentialInAudit):
         problem = "A key needs a name of 1 to 100 printable characters."
-        return await account_page(desk, browser, session, problem=problem)
-    return await account_page(desk, browser, session, admin_key=made.secret)
+        return await account_page(auth, browser, session, problem=problem)
+    return await account_page(auth, browser, session, admin_key=made.secret)
 
 
 routes = [show_login, sign_in, show_account, make_admin_key, sign_out, show_asset]

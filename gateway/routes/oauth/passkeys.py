@@ -27,8 +27,8 @@ from gateway.routes.shared.browser import (
     BadForm,
     Browser,
     FormRoute,
+    auth_of,
     check_token,
-    desk_of,
     open_browser,
     redirect,
     refuse_other_sites,
@@ -68,7 +68,7 @@ async def read(request: Request[Any, Any, Any], purpose: str) -> tuple[Browser, 
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadForm from None
     browser = await open_browser(request)
-    check_token(desk_of(request), browser, sent.form_token, purpose)
+    check_token(auth_of(request), browser, sent.form_token, purpose)
     return browser, sent
 
 
@@ -78,16 +78,16 @@ async def sign_in_options(request: Request[Any, Any, Any]) -> Response[bytes]:
         browser, _ = await read(request, LOGIN_PURPOSE)
     except BadForm:
         return refusal("invalid_request", 403)
-    return reply(desk_of(request).passkeys.sign_in_options(browser.cookie).encode())
+    return reply(auth_of(request).passkeys.sign_in_options(browser.cookie).encode())
 
 
 @FormRoute("/oauth/passkeys/sign-in", status_code=200)
 async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         browser, sent = await read(request, LOGIN_PURPOSE)
-        occasion = await read_occasion(desk, sent.request)
-        done = await desk.passkeys.sign_in(
+        occasion = await read_occasion(auth, sent.request)
+        done = await auth.passkeys.sign_in(
             browser.cookie, sent.credential, org_id=occasion.org_id, origin=browser.where
         )
     except (BadForm, AuthorizationRefused):
@@ -96,7 +96,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refusal("access_denied", 403)
     except (RedisError, OSError):
         return refusal("temporarily_unavailable", 503)
-    return signed_in(to(occasion.location), desk, done)
+    return signed_in(to(occasion.location), auth, done)
 
 
 @FormRoute("/oauth/passkeys/register/options", status_code=200)
@@ -107,7 +107,7 @@ async def register_options(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refusal("invalid_request", 403)
     if browser.session is None:
         return refusal("login_required", 403)
-    options = await desk_of(request).passkeys.registration_options(browser.session, browser.cookie)
+    options = await auth_of(request).passkeys.registration_options(browser.session, browser.cookie)
     return reply(options.encode())
 
 
@@ -118,7 +118,7 @@ async def register(request: Request[Any, Any, Any]) -> Response[bytes]:
         session = browser.session
         if session is None:
             return refusal("login_required", 403)
-        await desk_of(request).passkeys.register(
+        await auth_of(request).passkeys.register(
             session,
             browser.cookie,
             sent.credential,
@@ -141,7 +141,7 @@ async def remove(request: Request[Any, Any, Any]) -> Response[bytes]:
         browser, session, form = await read_account_form(request)
         actor = browser.where.actor(session.user_id)
         passkey_id = form.get("passkey_id", "")
-        await desk_of(request).passkeys.remove(session, passkey_id, actor=actor)
+        await auth_of(request).passkeys.remove(session, passkey_id, actor=actor)
     except (BadForm, NotFound):
         return stale_form()
     return redirect(ACCOUNT)

@@ -29,7 +29,7 @@ from gateway.routes.shared.browser import (
     BadForm,
     Browser,
     FormRoute,
-    desk_of,
+    auth_of,
     open_browser,
     page,
     read_sent,
@@ -46,7 +46,7 @@ WRONG = "That is not your password."
 
 @FormRoute(ACCOUNT + "/password")
 async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         browser, session, form = await read_account_form(request)
     except BadForm:
@@ -55,24 +55,24 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
     password, where = form.get("password", ""), browser.where
     try:
         check_strength(password, session.email, session.name)
-        old = await desk.login.by_old_password(
+        old = await auth.login.by_old_password(
             **whose, password=form.get("current_password", ""), origin=where
         )
-        done = await renew_password(desk, **whose, replacing=old, password=password, origin=where)
+        done = await renew_password(auth, **whose, replacing=old, password=password, origin=where)
     except WeakPassword as weak:
-        return await account_page(desk, browser, session, problem=str(weak))
+        return await account_page(auth, browser, session, problem=str(weak))
     except WrongCredentials:
-        return await account_page(desk, browser, session, problem=WRONG, status=403)
+        return await account_page(auth, browser, session, problem=WRONG, status=403)
     except TooManyAttempts as waits:
         seconds = math.ceil(waits.delay_s)
         problem = f"Too many attempts. Try again in {seconds} seconds."
         headers = {"retry-after": str(seconds)}
         return await account_page(
-            desk, browser, session, problem=problem, status=429, headers=headers
+            auth, browser, session, problem=problem, status=429, headers=headers
         )
     except (PasswordsBusy, RedisError, OSError):
-        return await account_page(desk, browser, session, problem=BUSY, status=503)
-    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), desk, done)
+        return await account_page(auth, browser, session, problem=BUSY, status=503)
+    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), auth, done)
 
 
 def closed() -> Response[bytes]:
@@ -85,7 +85,7 @@ def closed() -> Response[bytes]:
 
 
 def reset_page(
-    desk: Authorization,
+    auth: Authorization,
     browser: Browser,
     user: ResetUser,
     token: str,
@@ -102,34 +102,34 @@ def reset_page(
         problem=problem,
         token=token,
         min_length=MIN_LENGTH,
-        form_token=desk.seals.form_token(browser.cookie, PURPOSE),
+        form_token=auth.seals.form_token(browser.cookie, PURPOSE),
     )
-    return remembering(response, desk, browser)
+    return remembering(response, auth, browser)
 
 
-async def read_link(desk: Authorization, token: str) -> ResetUser:
+async def read_link(auth: Authorization, token: str) -> ResetUser:
     """Raises: NotFound."""
-    async with desk.system_db.connect() as conn:
-        return await find_reset(conn, token, secret=desk.secret, now=desk.clock())
+    async with auth.system_db.connect() as conn:
+        return await find_reset(conn, token, secret=auth.secret, now=auth.clock())
 
 
 @get(RESET_PATH, opt=PUBLIC, include_in_schema=False)
 async def show(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk, token = desk_of(request), request.query_params.get("token", "")
+    auth, token = auth_of(request), request.query_params.get("token", "")
     try:
-        user = await read_link(desk, token)
+        user = await read_link(auth, token)
     except NotFound:
         return closed()
-    return reset_page(desk, await open_browser(request), user, token)
+    return reset_page(auth, await open_browser(request), user, token)
 
 
 @FormRoute(RESET_PATH)
 async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
         form, browser = await read_sent(request, PURPOSE)
         token, password = form.get("token", ""), form.get("password", "")
-        user = await read_link(desk, token)
+        user = await read_link(auth, token)
     except BadForm:
         return stale_form()
     except NotFound:
@@ -137,7 +137,7 @@ async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         check_strength(password, user.email)
         done = await renew_password(
-            desk,
+            auth,
             org_id=user.org_id,
             user_id=user.id,
             replacing=user.password_hash,
@@ -145,12 +145,12 @@ async def reset(request: Request[Any, Any, Any]) -> Response[bytes]:
             origin=browser.where,
         )
     except WeakPassword as weak:
-        return reset_page(desk, browser, user, token, problem=str(weak), status=400)
+        return reset_page(auth, browser, user, token, problem=str(weak), status=400)
     except PasswordsBusy:
-        return reset_page(desk, browser, user, token, problem=BUSY, status=503)
+        return reset_page(auth, browser, user, token, problem=BUSY, status=503)
     except WrongCredentials:
         return closed()
-    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), desk, done)
+    return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), auth, done)
 
 
 routes = [change, show, reset]

@@ -29,7 +29,7 @@ from gateway.auth.oauth.rfc7591_register import (
     unregister,
 )
 from gateway.routes.shared.access import PUBLIC
-from gateway.routes.shared.browser import desk_of, where_of
+from gateway.routes.shared.browser import auth_of, where_of
 from gateway.routes.shared.guards import read_bearer
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
@@ -74,9 +74,9 @@ def refusal(
     options={"request_max_body_size": MAX_BODY_BYTES},
 )
 async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
-    desk = desk_of(request)
+    auth = auth_of(request)
     try:
-        made = await register(desk, read_body(await request.body()), where_of(request, desk))
+        made = await register(auth, read_body(await request.body()), where_of(request, auth))
     except InvalidMetadata as error:
         log.info("a registration was refused: %s", error)
         return refusal(error.error, 400, field=error.param)
@@ -87,7 +87,7 @@ async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refusal("temporarily_unavailable", 503, {"retry-after": "1"})
     information = to_information(
         made.client,
-        desk.issuer,
+        auth.issuer,
         client_secret=made.client_secret,
         registration_access_token=made.registration_access_token,
     )
@@ -101,7 +101,7 @@ async def find_itself(request: Request[Any, Any, Any], client_id: str) -> Client
         return None
     if len(token) > MAX_TOKEN_LENGTH or "\0" in client_id:
         return None
-    return await desk_of(request).clients.find_registered(client_id, token)
+    return await auth_of(request).clients.find_registered(client_id, token)
 
 
 def nobody() -> Response[bytes]:
@@ -119,7 +119,7 @@ async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str])
     client = await find_itself(request, client_id)
     if client is None:
         return nobody()
-    return reply(to_information(client, desk_of(request).issuer), 200)
+    return reply(to_information(client, auth_of(request).issuer), 200)
 
 
 @oauth.delete(
@@ -132,10 +132,10 @@ async def read_client(request: Request[Any, Any, Any], client_id: FromPath[str])
 async def delete_client(
     request: Request[Any, Any, Any], client_id: FromPath[str]
 ) -> Response[bytes]:
-    client, desk = await find_itself(request, client_id), desk_of(request)
+    client, auth = await find_itself(request, client_id), auth_of(request)
     if client is None:
         return nobody()
-    await unregister(desk, client, where_of(request, desk))
+    await unregister(auth, client, where_of(request, auth))
     return Response(b"", status_code=204, headers=NO_STORE)
 
 

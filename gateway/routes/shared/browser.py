@@ -60,65 +60,65 @@ class Browser(msgspec.Struct, frozen=True, kw_only=True):
     where: LoginOrigin
 
 
-def desk_of(request: Request[Any, Any, Any]) -> Authorization:
+def auth_of(request: Request[Any, Any, Any]) -> Authorization:
     return services(request).authorization
 
 
 async def open_browser(request: Request[Any, Any, Any]) -> Browser:
-    desk = desk_of(request)
-    cookie = request.cookies.get(_name(desk, SESSION), "")
+    auth = auth_of(request)
+    cookie = request.cookies.get(_name(auth, SESSION), "")
     session = None
     known = 0 < len(cookie) <= MAX_COOKIE_LENGTH and cookie.isascii()
     if known:
-        async with desk.system_db.connect() as conn:
-            session = await find_session(conn, desk.sessions, cookie, now=desk.clock())
-    where = where_of(request, desk)
+        async with auth.system_db.connect() as conn:
+            session = await find_session(conn, auth.sessions, cookie, now=auth.clock())
+    where = where_of(request, auth)
     return Browser(
         cookie=cookie if known else random_secret(), fresh=not known, session=session, where=where
     )
 
 
-def where_of(request: Request[Any, Any, Any], desk: Authorization) -> LoginOrigin:
+def where_of(request: Request[Any, Any, Any], auth: Authorization) -> LoginOrigin:
     address = address_of(request)
     return LoginOrigin(
         address=None if address is None else str(address),
-        device_cookie=request.cookies.get(_name(desk, DEVICE)),
+        device_cookie=request.cookies.get(_name(auth, DEVICE)),
         request_id=request.scope.get("state", {}).get(REQUEST_ID),
     )
 
 
 def remembering(
-    response: Response[bytes], desk: Authorization, browser: Browser
+    response: Response[bytes], auth: Authorization, browser: Browser
 ) -> Response[bytes]:
     """Give the browser the cookie that the forms on this page are bound to."""
     if browser.fresh:
-        response.set_cookie(_cookie(desk, SESSION, browser.cookie, None))
+        response.set_cookie(_cookie(auth, SESSION, browser.cookie, None))
     return response
 
 
-def signed_in(response: Response[bytes], desk: Authorization, done: SignedIn) -> Response[bytes]:
-    response.set_cookie(_cookie(desk, SESSION, done.session, SESSION_LIFETIME_S))
-    response.set_cookie(_cookie(desk, DEVICE, done.device, DEVICE_LIFETIME_S))
+def signed_in(response: Response[bytes], auth: Authorization, done: SignedIn) -> Response[bytes]:
+    response.set_cookie(_cookie(auth, SESSION, done.session, SESSION_LIFETIME_S))
+    response.set_cookie(_cookie(auth, DEVICE, done.device, DEVICE_LIFETIME_S))
     return response
 
 
-def signed_out(response: Response[bytes], desk: Authorization) -> Response[bytes]:
-    response.set_cookie(_cookie(desk, SESSION, "", 0))
+def signed_out(response: Response[bytes], auth: Authorization) -> Response[bytes]:
+    response.set_cookie(_cookie(auth, SESSION, "", 0))
     return response
 
 
-def _name(desk: Authorization, name: str) -> str:
-    return HOST_PREFIX + name if desk.secure else name
+def _name(auth: Authorization, name: str) -> str:
+    return HOST_PREFIX + name if auth.secure else name
 
 
-def _cookie(desk: Authorization, name: str, value: str, max_age: int | None) -> Cookie:
+def _cookie(auth: Authorization, name: str, value: str, max_age: int | None) -> Cookie:
     return Cookie(
-        key=_name(desk, name),
+        key=_name(auth, name),
         value=value,
         path="/",
         max_age=max_age,
         httponly=True,
-        secure=desk.secure,
+        secure=auth.secure,
         samesite="lax",
     )
 
@@ -129,7 +129,7 @@ async def read_sent(
     """Read a form that was on a page of ours in this browser. Raises: BadForm."""
     form = await read_form(request)
     browser = await open_browser(request)
-    check_token(desk_of(request), browser, form.get("form_token", ""), purpose)
+    check_token(auth_of(request), browser, form.get("form_token", ""), purpose)
     return form, browser
 
 
@@ -155,9 +155,9 @@ def refuse_other_sites(request: Request[Any, Any, Any]) -> None:
         raise BadForm
 
 
-def check_token(desk: Authorization, browser: Browser, token: str, purpose: str) -> None:
+def check_token(auth: Authorization, browser: Browser, token: str, purpose: str) -> None:
     """Raises: BadForm."""
-    if browser.fresh or not desk.seals.is_form_token(token, browser.cookie, purpose):
+    if browser.fresh or not auth.seals.is_form_token(token, browser.cookie, purpose):
         raise BadForm
 
 
