@@ -63,9 +63,9 @@ def last_error(path: Path, start: int) -> str:
         file.seek(max(start, path.stat().st_size - MAX_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
-        told = [each for row in _said(line).splitlines() if (each := row.strip(GROUP_BORDER))]
-        if told and told[-1] not in CLOSING_REMARKS:
-            return told[-1]
+        messages = [each for row in _said(line).splitlines() if (each := row.strip(GROUP_BORDER))]
+        if messages and messages[-1] not in CLOSING_REMARKS:
+            return messages[-1]
     return f"see {path}"
 
 

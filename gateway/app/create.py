@@ -206,15 +206,7 @@ async def open_services(
     shipper = start_shipper(resources, settlement, on_booked)
     start_bookkeeping(settings, resources)
     near = settings.egress_to_loopback
-    auth = await open_auth(
-        stack,
-        issuer=settings.issuer,
-        db=db,
-        system_db=system_db,
-        redis=resources.redis,
-        secret=secret,
-        allow_loopback=near,
-    )
+    auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
     webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, resources, engines, leases)

@@ -127,7 +127,7 @@ async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Aud
     assert len(events) <= MAX_AT_ONCE, f"{len(events)} at once"
     if not events:
         return
-    said = [(event, _state(event.before), _state(event.after)) for event in events]
+    states = [(event, _state(event.before), _state(event.after)) for event in events]
     for event in events:
         assert ACTION_FORM.fullmatch(event.action), f"{event.action!r} is no event type"
     locked = sa.select(heads.c.sequence, heads.c.hash).where(heads.c.org_id == org_id)
@@ -139,7 +139,7 @@ async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Aud
         raise LookupError(f"no audit log of {org_id!r}")
     rows: list[dict[str, Any]] = []
     sequence, previous = head_row.sequence, head_row.hash
-    for event, before_text, after_text in said:
+    for event, before_text, after_text in states:
         actor = event.actor
         if actor.still_may is not None:
             await actor.still_may(conn)
@@ -165,8 +165,8 @@ async def record_all(conn: AsyncConnection, *, org_id: str, events: Sequence[Aud
         rows.append({**msgspec.structs.asdict(entry), "hash": previous})
     await conn.execute(sa.insert(entries), rows)
     # The head goes by one at a time, or Postgres refuses it; in one trip all the same.
-    advanced = sa.update(heads).where(heads.c.org_id == sa.bindparam("whose"))
-    steps = [{"whose": org_id, "sequence": row["sequence"], "hash": row["hash"]} for row in rows]
+    advanced = sa.update(heads).where(heads.c.org_id == sa.bindparam("org"))
+    steps = [{"org": org_id, "sequence": row["sequence"], "hash": row["hash"]} for row in rows]
     await conn.execute(advanced, steps)
 
 
@@ -184,9 +184,9 @@ async def record_for_both(
     The smaller id first: of all who do it nobody waits in a circle, be both of them operators.
     `project_id` stands in the org's own alone; `entry` and what it raises: as `record`.
     """
-    for whose in sorted({org_id, operator_org or org_id}):
-        own = project_id if whose == org_id else None
-        await record(conn, org_id=whose, project_id=own, **entry)
+    for log_org in sorted({org_id, operator_org or org_id}):
+        own = project_id if log_org == org_id else None
+        await record(conn, org_id=log_org, project_id=own, **entry)
 
 
 def _project_of(

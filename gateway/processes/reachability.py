@@ -53,12 +53,12 @@ async def _answers(key: str, address: str, ask: Callable[[], Awaitable[None]]) -
 def _reason(error: Exception) -> str:
     """Return the kernel's reason: redis-py tells it in its own words, and names it as the
     context."""
-    told = error.__context__ if isinstance(error.__context__, OSError) else error
-    if isinstance(told, OSError) and told.errno is not None and told.errno > 0:
-        return strerror(told.errno)
-    if isinstance(told, OSError) and told.strerror:
-        return told.strerror
-    return str(told)
+    cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return strerror(cause.errno)
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause)
 
 
 async def _ask_postgres(url: str) -> None:

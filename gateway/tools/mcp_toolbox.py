@@ -184,10 +184,10 @@ class BridgeToolbox:
         envelope = Envelope(version=MODERN, capabilities={}, info=self._info)
         asked = to_modern_params(params, envelope)
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": asked}
-        shown = [(name.lower(), value) for name, value in (headers or {}).items()]
+        sent = [(name.lower(), value) for name, value in (headers or {}).items()]
         caller = msgspec.structs.replace(self._caller_of(principal), part_of=part_of)
         return await self._bridge.modern.answer(
-            caller, endpoint, envelope, message, shown, said_to_nobody
+            caller, endpoint, envelope, message, sent, drop_notification
         )
 
     async def _describe(self, principal: Principal, server_label: str) -> None:
@@ -215,7 +215,7 @@ class BridgeToolbox:
         return msgspec.structs.replace(endpoint, upstreams=found, keeps_names=False)
 
 
-async def said_to_nobody(_message: Any) -> None:
+async def drop_notification(_message: Any) -> None:
     """Drop progress and logs."""
 
 

@@ -90,11 +90,11 @@ def bounded(text: str, max_bytes: int) -> str:
 
 
 def messages_of(round_: Round, called: Mapping[str, McpCall]) -> list[dict[str, Any]]:
-    """Return messages for a model's template: its turn, and one for each result, in order."""
-    turn: dict[str, Any] = {"role": "assistant", "content": round_.text}
+    """Return messages for a model's template: its own, and one for each result, in order."""
+    message: dict[str, Any] = {"role": "assistant", "content": round_.text}
     if round_.reasoning:
-        turn["reasoning_content"] = round_.reasoning
-    turn["tool_calls"] = [
+        message["reasoning_content"] = round_.reasoning
+    message["tool_calls"] = [
         {
             "id": call.id,
             "type": "function",
@@ -111,7 +111,7 @@ def messages_of(round_: Round, called: Mapping[str, McpCall]) -> list[dict[str, 
         }
         for call in round_.calls
     ]
-    return [turn, *results]
+    return [message, *results]
 
 
 def tools_of(

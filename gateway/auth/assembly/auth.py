@@ -1,16 +1,15 @@
 """Opens the services of authentication for one process.
 
-Each service that needs closing is pushed on the caller's stack, in the order of dependence.
+Each service that needs closing is pushed on the stack of the resources, in the order of dependence.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
-from redis.asyncio import Redis
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.auth.bearer.access_tokens import AccessTokens
 from gateway.auth.bearer.api_keys import Authenticator
@@ -21,16 +20,24 @@ from gateway.auth.federation.external_login import STATE_PURPOSE, ExternalLogin
 from gateway.auth.federation.issuer_directory import IssuerDirectory
 from gateway.auth.federation.issuer_keys import IssuerKeys
 from gateway.auth.federation.issuers import CIPHER_PURPOSE
+from gateway.auth.login.login import Login
+from gateway.auth.login.passkeys import Passkeys
+from gateway.auth.login.passwords import Passwords
+from gateway.auth.login.sessions import SESSION_PEPPER_PURPOSE, Seals
+from gateway.auth.login.throttle import Throttle
 from gateway.auth.oauth.authority import Authority
-from gateway.auth.oauth.authorization import Authorization, open_authorization
+from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.clients.keys import ClientKeys
 from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
+from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Clients
 from gateway.auth.oauth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
+from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
 from gateway.auth.oauth.tokens.signing_keys import PURPOSE, KeyRing
 from gateway.net.egress import MAX_PER_HOST, Egress
-from gateway.secret import Cipher, Secret
+from gateway.resources import Resources
+from gateway.secret import Cipher, Peppers
 from gateway.tenancy.keys.keys import PEPPER_PURPOSE
 
 
@@ -54,42 +61,15 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: CorsOrigins
 
 
-async def open_auth(
-    stack: AsyncExitStack,
-    *,
-    issuer: str,
-    db: AsyncEngine,
-    system_db: AsyncEngine,
-    redis: Redis,
-    secret: Secret,
-    allow_loopback: bool,
-) -> Auth:
-    """Open all of it. `db` acts for one tenant at a time, `system_db` sees all organizations.
-
-    `allow_loopback`: for development, allow issuers and clients that run on this machine.
-    """
-    federation = await open_federation(
-        public_url=issuer,
-        secret=secret,
-        db=db,
-        system_db=system_db,
-        redis=redis,
-        stack=stack,
-        allow_loopback=allow_loopback,
-    )
-    authorization = open_authorization(
-        stack,
-        issuer=issuer,
-        db=db,
-        system_db=system_db,
-        redis=redis,
-        secret=secret,
-        documents=federation.documents,
-        external=federation.login,
-    )
+async def open_auth(resources: Resources, *, issuer: str, allow_loopback: bool) -> Auth:
+    """Open all of it. `allow_loopback`: for development, allow issuers and clients that run on this
+    machine."""
+    stack, system_db, redis = resources.stack, resources.system_db, resources.redis
+    federation = await open_federation(resources, issuer, allow_loopback=allow_loopback)
+    authorization = open_authorization(resources, issuer, federation)
     cors_origins = CorsOrigins(system_db)
     stack.push_async_callback(cors_origins.close)
-    keys = KeyRing(system_db, Cipher(secret, PURPOSE))
+    keys = KeyRing(system_db, Cipher(resources.secret, PURPOSE))
     await keys.start()
     stack.push_async_callback(keys.close)
     tokens = AccessTokens(db=system_db, redis=redis, keys=keys, issuer=issuer)
@@ -108,14 +88,12 @@ async def open_auth(
             fetch=federation.client_keys.fetch,
         ),
         codes=authorization.codes,
-        refresh_tokens=RefreshTokens(secret),
+        refresh_tokens=RefreshTokens(resources.secret),
         access_tokens=tokens,
         clock=time.time,
     )
     return Auth(
-        authenticator=await open_authenticator(
-            stack, system_db, redis, secret, tokens, federation.external
-        ),
+        authenticator=await open_authenticator(resources, tokens, federation.external),
         authority=authority,
         authorization=authorization,
         federation=federation,
@@ -124,15 +102,10 @@ async def open_auth(
 
 
 async def open_federation(
-    *,
-    public_url: str,
-    secret: Secret,
-    db: AsyncEngine,
-    system_db: AsyncEngine,
-    redis: Redis,
-    stack: AsyncExitStack,
-    allow_loopback: bool,
+    resources: Resources, public_url: str, *, allow_loopback: bool
 ) -> Federation:
+    stack, secret = resources.stack, resources.secret
+
     def open_egress(per_host: int = MAX_PER_HOST) -> Egress:
         egress = Egress(allow_loopback=allow_loopback, per_host=per_host)
         stack.callback(egress.close)
@@ -146,7 +119,7 @@ async def open_federation(
     egress = open_egress()
     keys = IssuerKeys(egress)
     stack.push_async_callback(keys.close)
-    directory = IssuerDirectory(db=system_db, redis=redis)
+    directory = IssuerDirectory(db=resources.system_db, redis=resources.redis)
     await directory.start()
     stack.push_async_callback(directory.close)
 
@@ -156,7 +129,7 @@ async def open_federation(
         documents=documents,
         external=ExternalIssuers(directory=directory, keys=keys, public_url=public_url),
         login=ExternalLogin(
-            db=db,
+            db=resources.db,
             directory=directory,
             keys=keys,
             egress=egress,
@@ -169,30 +142,68 @@ async def open_federation(
     )
 
 
+def open_authorization(resources: Resources, issuer: str, federation: Federation) -> Authorization:
+    secret, clock = resources.secret, partial(datetime.now, UTC)
+    passwords, seals, throttle = Passwords(), Seals(secret), Throttle(resources.redis)
+    resources.stack.callback(passwords.close)
+    sessions = Peppers(secret, SESSION_PEPPER_PURPOSE)
+    pools = {"db": resources.db, "system_db": resources.system_db}
+    login = Login(
+        **pools,
+        passwords=passwords,
+        throttle=throttle,
+        sessions=sessions,
+        seals=seals,
+        clock=clock,
+    )
+    return Authorization(
+        **pools,
+        issuer=issuer,
+        redis=resources.redis,
+        secret=secret,
+        clients=Clients(
+            db=resources.system_db,
+            peppers=Peppers(secret, SECRET_PEPPER_PURPOSE),
+            fetch=federation.documents.find_client,
+        ),
+        codes=Peppers(secret, CODE_PEPPER_PURPOSE),
+        sessions=sessions,
+        seals=seals,
+        passwords=passwords,
+        throttle=throttle,
+        login=login,
+        external=federation.login,
+        passkeys=Passkeys(
+            **pools,
+            redis=resources.redis,
+            seals=seals,
+            login=login,
+            public_url=issuer,
+            clock=clock,
+        ),
+        clock=clock,
+    )
+
+
 async def open_authenticator(
-    stack: AsyncExitStack,
-    db: AsyncEngine,
-    redis: Redis,
-    secret: Secret,
-    tokens: AccessTokens,
-    external: ExternalIssuers,
+    resources: Resources, tokens: AccessTokens, external: ExternalIssuers
 ) -> Authenticator:
-    last_used = LastUsed(db)
+    last_used = LastUsed(resources.system_db)
     last_used.start()
-    stack.push_async_callback(last_used.close)
-    key = secret.current
+    resources.stack.push_async_callback(last_used.close)
+    current, *older = resources.secret.keys
     authenticator = Authenticator(
-        db=db,
-        redis=redis,
-        pepper=key.derive(PEPPER_PURPOSE),
-        pepper_id=key.id,
-        older=[(old.id, old.derive(PEPPER_PURPOSE)) for old in secret.keys[1:]],
+        db=resources.system_db,
+        redis=resources.redis,
+        pepper=current.derive(PEPPER_PURPOSE),
+        pepper_id=current.id,
+        older=[(key.id, key.derive(PEPPER_PURPOSE)) for key in older],
         tokens=tokens,
         external=external,
         on_use=last_used.note,
     )
     await authenticator.start()
-    stack.push_async_callback(authenticator.close)
+    resources.stack.push_async_callback(authenticator.close)
     return authenticator
 
 

@@ -1,4 +1,4 @@
-"""Opens the services behind the pages of the authorization server, and makes grants.
+"""The services behind the pages of the authorization server, and the grants that they make.
 
 Knows no HTTP.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 import sqlalchemy as sa
@@ -23,13 +22,12 @@ from gateway.auth.login.change import change_password
 from gateway.auth.login.login import PASSWORD, Login, LoginOrigin, SignedIn, WrongCredentials
 from gateway.auth.login.passkeys import Passkeys
 from gateway.auth.login.passwords import Passwords
-from gateway.auth.login.sessions import SESSION_PEPPER_PURPOSE, Seals, Session, holds_session
+from gateway.auth.login.sessions import Seals, Session, holds_session
 from gateway.auth.login.throttle import Throttle
-from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
-from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Clients
+from gateway.auth.oauth.clients.store import Clients
 from gateway.auth.oauth.rfc6749_authorize import AuthorizationRequest
 from gateway.auth.oauth.tokens.consents import is_remembered, remember
-from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE, create_grant, issue_code
+from gateway.auth.oauth.tokens.grants import create_grant, issue_code
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
 from gateway.secret import Peppers, Secret
@@ -195,62 +193,3 @@ async def _project_of(conn: AsyncConnection, session: Session) -> str | None:
     if project_id is None and session.role in ("owner", "admin"):
         project_id = await conn.scalar(live)
     return project_id
-
-
-def utc_now() -> datetime:
-    return datetime.now(tz=UTC)
-
-
-def open_authorization(
-    stack: AsyncExitStack,
-    *,
-    issuer: str,
-    db: AsyncEngine,
-    system_db: AsyncEngine,
-    redis: Redis,
-    secret: Secret,
-    documents: ClientDocuments,
-    external: ExternalLogin,
-) -> Authorization:
-    passwords = Passwords()
-    stack.callback(passwords.close)
-    seals, throttle = Seals(secret), Throttle(redis)
-    sessions = Peppers(secret, SESSION_PEPPER_PURPOSE)
-    login = Login(
-        db=db,
-        system_db=system_db,
-        passwords=passwords,
-        throttle=throttle,
-        sessions=sessions,
-        seals=seals,
-        clock=utc_now,
-    )
-    return Authorization(
-        issuer=issuer,
-        db=db,
-        system_db=system_db,
-        redis=redis,
-        secret=secret,
-        clients=Clients(
-            db=system_db,
-            peppers=Peppers(secret, SECRET_PEPPER_PURPOSE),
-            fetch=documents.find_client,
-        ),
-        codes=Peppers(secret, CODE_PEPPER_PURPOSE),
-        sessions=sessions,
-        seals=seals,
-        passwords=passwords,
-        throttle=throttle,
-        login=login,
-        external=external,
-        passkeys=Passkeys(
-            db=db,
-            system_db=system_db,
-            redis=redis,
-            seals=seals,
-            login=login,
-            public_url=issuer,
-            clock=utc_now,
-        ),
-        clock=utc_now,
-    )

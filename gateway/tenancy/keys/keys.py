@@ -188,7 +188,7 @@ async def create_key(
         actor=actor,
         action="api_key.created",
         target=public.id,
-        after=shown(public),
+        after=described(public),
     )
     return CreatedKey(row=public, secret=secret)
 
@@ -237,12 +237,20 @@ def check_expiry(expires_at: datetime | None) -> datetime | None:
     return expires_at
 
 
-def shown(row: KeyRow) -> dict[str, Any]:
+def described(row: KeyRow) -> dict[str, Any]:
     """Describe for the audit log what is configured."""
-    unsaid = ("id", "org_id", "prefix", "last_four", "created_at", "last_used_at", "previous_hint")
-    fields = {name: getattr(row, name) for name in KeyRow.__struct_fields__ if name not in unsaid}
-    said = {name: value for name, value in fields.items() if value is not None}
-    return said | {"redacted_value": row.hint}
+    left_out = (
+        "id",
+        "org_id",
+        "prefix",
+        "last_four",
+        "created_at",
+        "last_used_at",
+        "previous_hint",
+    )
+    fields = {name: getattr(row, name) for name in KeyRow.__struct_fields__ if name not in left_out}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given | {"redacted_value": row.hint}
 
 
 async def _lock_owner(
@@ -340,7 +348,7 @@ async def end_key(conn: AsyncConnection, before: KeyRow, *, actor: Actor, why: s
         actor=actor,
         action="api_key.deleted",  # OpenAI's event for the end of a key
         target=before.id,
-        before=shown(before),
+        before=described(before),
         after={"reason": why} if why else None,
     )
     return KeyRow(**made.one()._mapping)

@@ -123,15 +123,15 @@ async def revoke_keys_of_service_account(
     conn: AsyncConnection, *, org_id: str, service_account_id: str, actor: Actor
 ) -> None:
     """Revoke all keys of a service account that is removed."""
-    whose = api_keys.c.service_account_id == service_account_id
-    await _revoke_where(conn, org_id, whose, actor)
+    owned = api_keys.c.service_account_id == service_account_id
+    await _revoke_where(conn, org_id, owned, actor)
 
 
 async def _revoke_where(
-    conn: AsyncConnection, org_id: str, whose: sa.ColumnElement[bool], actor: Actor
+    conn: AsyncConnection, org_id: str, condition: sa.ColumnElement[bool], actor: Actor
 ) -> None:
     gone = sa.update(api_keys).where(api_keys.c.org_id == org_id, api_keys.c.revoked_at.is_(None))
-    gone = gone.where(whose)
+    gone = gone.where(condition)
     columns = (api_keys.c.id, api_keys.c.name, api_keys.c.project_id)
     ended = await conn.execute(gone.values(revoked_at=sa.func.now()).returning(*columns))
     for row in sorted(ended.all()):
