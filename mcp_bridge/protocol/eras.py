@@ -57,7 +57,7 @@ NEEDED_CAPABILITY = {
 }
 """The client capability that each request of a server needs."""
 SampledBy = Literal["caller", "engine", "off"]
-"""Which model answers a server's sampling requests: the caller's, ours, or none."""
+"""The model that answers a server's sampling requests: the caller's, ours, or none."""
 SAMPLING_BY: dict[SampledBy, dict[str, Any] | None] = {
     "caller": {},
     "engine": {"tools": {}},

@@ -74,7 +74,7 @@ class VisibleList:
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
         self.views: dict[tuple[str, ...], VisibleList] = {}
-        """Of it what somebody is shown (`views`)."""
+        """The parts of the list that callers see (`trust.visibility`)."""
         self._digest: bytes | None = None
         self._written: dict[str, dict[str, msgspec.Raw | None]] = {}
 
@@ -148,7 +148,7 @@ class CatalogEntry:
         self.generation = -1
         self.offer: Offer | None = None
         self.digest: bytes | None = None
-        """Of the offer as it came, so that the same one is not read twice."""
+        """The digest of the offer as it came, so that the same one is not parsed twice."""
         self.approved: ApprovedPins | None = None
         self.seen: ServerListing | None = None
         self.last: ServerListing | None = None

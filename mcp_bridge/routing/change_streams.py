@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 30.0
 TAKEN_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
-"""Where a server says that somebody reads a stream already: a call that has just left it."""
+"""Pauses while a server says that the stream is taken: by a call that has just left it."""
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 

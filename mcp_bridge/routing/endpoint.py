@@ -52,11 +52,11 @@ NAMED = ("tools/list", "prompts/list")
 ASKED_AT_ONCE = 8
 """Servers, for a page of what all have."""
 MAX_OFFERED_BYTES = 32 * 1024 * 1024
-"""Of what one server offers, all pages together, as JSON."""
+"""Bounds the offer of one server, all pages together, as JSON."""
 NOT_SEEN_YET: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
-"""What a server may turn out to have."""
+"""Capabilities that a server without an answer may turn out to have."""
 NEEDS = {"tools/list": "tools", "prompts/list": "prompts"}
-"""What a server must have said that it has, to be asked for a list; all others are resources'."""
+"""The capability without which a server is not asked for a list; "resources" for all others."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     upstreams: tuple[Upstream, ...]
     keeps_names: bool
     pruner: Pruner | None = None
-    """Of one whose catalogue is not listed where it costs too much."""
+    """Set if a catalogue that costs too much is searched instead of listed."""
 
     def label(self, upstream: Upstream) -> str:
         return IDENTITY if self.keeps_names else upstream.name

@@ -51,16 +51,14 @@ from mcp_bridge.upstream.upstream import (
 log = logging.getLogger(__name__)
 
 ASKABLE = frozenset(NEEDED_CAPABILITY.values())
-"""What of a client's capabilities is that it can be asked something."""
-MAX_ASKED = 32
-"""Of a client, at once."""
+"""Client capabilities that let a server ask the client something."""
+MAX_ASKED = 32  # questions to a client at once
 MAX_PAGES = 100
 MAX_POLLS = 5_000
-"""Of one request: each time its server has closed the stream and wants to be asked again."""
-MIN_RETRY_MS = 20
-"""Whatever it says."""
+"""Bounds how often one request is polled after its server has closed the stream."""
+MIN_RETRY_MS = 20  # whatever the server says
 CALL_S = 3600.0
-"""Of one request, all in all, questions to its client included."""
+"""Bounds one request, questions to its client included."""
 
 
 class NotificationEvent(msgspec.Struct, frozen=True):

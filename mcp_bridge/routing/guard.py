@@ -28,8 +28,8 @@ from mcp_bridge.routing.exchanges import (
 from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
 
 Outcome = Literal["done", "asked", "failed", "left"]
-"""Of a request that went out. `asked`: the client is to answer something first, and then asks
-again; `left`: nobody waited for the end."""
+"""The outcome of a request that went out. `asked`: the client is to answer something first, and
+then asks again; `left`: nobody waited for the end."""
 
 
 class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):

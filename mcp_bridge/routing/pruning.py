@@ -33,8 +33,7 @@ from mcp_bridge.validation.arguments import CompiledSchema, Problem, check, comp
 
 log = logging.getLogger(__name__)
 
-BYTES_PER_TOKEN = 4
-"""Of JSON, about, whatever the tokenizer is."""
+BYTES_PER_TOKEN = 4  # of JSON, about, whatever the tokenizer is
 MAX_INDICES = 32
 """That one worker keeps: one for each catalogue that somebody sees."""
 COST_META = "tollgate/catalogue"

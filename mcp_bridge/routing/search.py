@@ -30,14 +30,13 @@ MAX_TOOLS = 20_000
 MAX_QUERY_CHARS = 1_000
 MAX_TEXT_CHARS = 4_096
 MAX_EMBEDDED_CHARS = 400
-"""Of a tool, and of a query: small models of sentences read no more than 256 tokens."""
+"""Bounds tools and queries: small sentence models read no more than 256 tokens."""
 MAX_RESULTS = 50
 DEFAULT_RESULTS = 10
-FUSION_OFFSET = 60
-"""Of reciprocal rank fusion, as its authors have it."""
+FUSION_OFFSET = 60  # of reciprocal rank fusion, as its authors have it
 
 INSIDE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z])(?=\d)")
-"""Where a word begins inside `camelCase` and `HTTPServer2`."""
+"""Matches where a word begins inside `camelCase` and `HTTPServer2`."""
 WORD = re.compile(r"[^\W_]+")
 
 DESCRIPTORS: tuple[Mapping[str, Any], ...] = (

@@ -32,30 +32,25 @@ from mcp_bridge.upstream.upstream import SessionEnded, Upstream, UpstreamSession
 log = logging.getLogger(__name__)
 
 SESSION_TTL_S = 1800
-"""Since it was used last, or up to TOUCH_S before."""
+"""Time since the last use, which is stored every TOUCH_S at most."""
 TOUCH_S = 60.0
-"""How often, at most, a worker puts down that a session is used."""
+"""How often a worker records that a session is used."""
 MAX_TOUCHED = 10_000
-MAX_SESSIONS = 1000
-"""Of one tenant."""
-MAX_SUBSCRIPTIONS = 256
-"""Of one session."""
-MAX_URI_LEN = 8_192
-"""Of what is subscribed to, in characters."""
+MAX_SESSIONS = 1000  # per tenant
+MAX_SUBSCRIPTIONS = 256  # per session
+MAX_URI_LEN = 8_192  # in characters
 EVENTS_TTL_S = 600
-MAX_EVENTS = 1000
-"""Of one stream, kept for reading on."""
-MAX_KEPT_BYTES = 4 * 1024 * 1024
-"""Of one stream: what is beyond cannot be read again."""
+MAX_EVENTS = 1000  # per stream
+MAX_KEPT_BYTES = 4 * 1024 * 1024  # per stream; what is beyond cannot be resumed
 MAX_KEPT_BYTES_OF_ORG = 64 * 1024 * 1024
-"""Of all streams of one tenant: beyond, those that were silent for longest are forgotten."""
+"""Bounds all streams of a tenant; beyond it the ones that were silent longest are dropped."""
 ENTRY_BYTES = 512
-"""What an event takes in Redis besides what it says, about."""
+"""The approximate overhead of an event in Redis."""
 MAX_SWEPT = 100
-"""Streams that are over, which one event takes off what is counted."""
+"""The most expired streams that one event removes."""
 PAGE = 64
 Entries = Any
-"""Of a stream, as redis-py gives them: `[(id, {field: value})]`, all of bytes."""
+"""The entries of a stream as redis-py returns them: `[(id, {field: value})]`, all of bytes."""
 FIRST = 1
 
 OPEN = """
@@ -138,9 +133,9 @@ class Session(msgspec.Struct, kw_only=True):
     about: SessionFacts
     level: str | None = None
     uris: Mapping[str, str] = {}
-    """What it subscribes to, with the name of the server that has each."""
+    """The server of each URI that it subscribes to."""
     listens: bool = False
-    """Its client has the session's own stream open, and is asked there."""
+    """True while its client has the session's own stream open, and is asked there."""
     upstreams: dict[str, UpstreamSession] = {}
 
     def uris_of(self, server: str) -> tuple[str, ...]:
@@ -171,7 +166,7 @@ class Sessions:
     def __init__(self, redis: Redis, streams: SharedStreams) -> None:
         self._redis, self.streams = redis, streams
         self._touched: OrderedDict[str, float] = OrderedDict()
-        """When each was put down to be used, by this worker's clock."""
+        """When the use of each session was recorded last, by the clock of this worker."""
         self._open = redis.register_script(OPEN)
         self._swap = redis.register_script(SWAP)
         self._keep = redis.register_script(KEEP)

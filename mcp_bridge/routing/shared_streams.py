@@ -50,30 +50,27 @@ log = logging.getLogger(__name__)
 KIND = "shared"
 OPEN_S = 2.0
 """How long a call waits for the stream before it goes out all the same."""
-IDLE_S = 30.0
-"""Without a call."""
+IDLE_S = 30.0  # without a call
 MUTE_S = 300.0
 """How long a server that has no such stream is not asked for it again."""
-MAX_OPEN = 256
-"""Streams of one worker."""
+MAX_OPEN = 256  # streams per worker
 MAX_OPEN_AT_ONE = 16
-"""Of those at one server of a tenant: each holds one of its connections."""
+"""Streams at one server of a tenant: each takes one of its connections."""
 DROPPED_S = 30.0
 """How long a session that was dropped is left alone: whoever reads its stream now has it alone."""
-MAX_HEARD = 32
-"""Of one call, not yet taken."""
+MAX_HEARD = 32  # messages of one call that are not taken yet
 MAX_MOVES = 8
-"""Of one call: its stream ended, or another worker has it now."""
+"""How often one call follows its stream to another worker, or opens it again."""
 TOO_MUCH = ("too_much", "too_long")
 MIN_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 JOINED: Message = {}
-"""What another worker is told first: from now on it hears."""
+"""The first message to another worker: from now on it listens."""
 
 Heard = asyncio.Queue[Message]
 Take = Callable[[Message], Awaitable[None]]
 Key = tuple[str, str, str]
-"""Whose session it is, the server, the session there."""
+"""The owner of the session, the server, and the id of the session there."""
 
 
 class SharedStream:
@@ -84,15 +81,15 @@ class SharedStream:
         self.calls: list[Take] = []
         self.used_at = self.began_at = time.monotonic()
         self.tried = asyncio.Event()
-        """It is open, or will not be soon."""
+        """Set once the stream is open, or will not be soon."""
         self.ended = asyncio.Event()
         self.is_mute = False
-        """It has ended, and another try would be in vain for long."""
+        """True if the stream has ended and another try is useless for long."""
         self.was_left = False
-        """It ended because nobody heard it any more."""
+        """True if it ended because no call listened any more."""
         self.task: asyncio.Task[None] | None = None
         self._spent = ReadCount()
-        """Since the last call began."""
+        """Counts what was read since the last call began."""
 
     def is_over(self, now: float) -> bool:
         if self.is_mute:

@@ -35,8 +35,7 @@ from mcp_bridge.worker_relay import Relay
 
 log = logging.getLogger(__name__)
 
-MAX_UPSTREAMS = 1024
-"""Of all tenants, in one worker."""
+MAX_UPSTREAMS = 1024  # of all tenants, per worker
 MAX_SERVERS = 64
 KEEPS_NAMES = "identity"
 """The namespace whose only server keeps its names."""

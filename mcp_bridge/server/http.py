@@ -60,20 +60,17 @@ Headers = list[tuple[str, str]]
 MAX_BODY_BYTES = 4 * 1024 * 1024
 BODY_TIMEOUT_S = 30.0
 ENDING_S = 20.0
-"""For what a request does when its client has left: a session at a server takes its leave."""
+"""Time to clean up after a client has left, such as to end a session at a server."""
 PATIENCE_S = 0.05
-"""Most answers are there before it is worth a look whether the client still is."""
-KEEPALIVE_S = 15.0
-"""Of silence, after which a stream says that it is there."""
+"""How long an answer is awaited before the request watches for the client to leave."""
+KEEPALIVE_S = 15.0  # of silence
 STALLED_READER_S = 60.0
-"""For one that takes nothing: then its connection is closed."""
+"""A client that reads nothing for so long is disconnected."""
 MAX_QUEUED = 256
-MAX_OPEN = 4096
-"""Requests and streams of one worker."""
-MAX_OPEN_OF_ORG = 1280
-"""Of one tenant, in one worker."""
+MAX_OPEN = 4096  # requests and streams per worker
+MAX_OPEN_OF_ORG = 1280  # per tenant and worker
 FIRST_LOOK_S, LAST_LOOK_S = 0.05, 1.0
-"""How often a stream that another worker writes is looked at."""
+"""How often a stream that another worker writes is polled."""
 JSON = b"application/json"
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream"),

@@ -69,11 +69,10 @@ from mcp_bridge.worker_relay import Payload, Relay
 
 log = logging.getLogger(__name__)
 
-MAX_CALLS = 1024
-"""Of one worker."""
+MAX_CALLS = 1024  # per worker
 MAX_CALLS_OF_ORG = 256
 MAX_CALLS_OF_ONE = 128
-"""Of one tenant, and of one principal, in one worker."""
+"""Calls of one tenant, and of one principal, in one worker."""
 CANCEL = "cancel"
 
 

@@ -25,17 +25,13 @@ from mcp_bridge.worker_relay import Payload, Relay
 log = logging.getLogger(__name__)
 
 KIND = "shown"
-LOOK_S = 20.0
-"""For what one server offers now."""
-AT_ONCE = 8
-"""Looks at servers, of one worker."""
-FIRST_PAUSE_S = 0.5
-"""Between two looks of one listener, however much changes."""
-LAST_PAUSE_S = 30.0
-"""Where looks fail."""
+LOOK_S = 20.0  # to ask one server for its offer
+AT_ONCE = 8  # servers that one worker asks at once
+FIRST_PAUSE_S = 0.5  # between two looks of one listener
+LAST_PAUSE_S = 30.0  # after failures
 
 Tell = Callable[[str], Awaitable[None]]
-"""With the method of a notification."""
+"""Takes the method of a notification."""
 
 
 class Watch:

@@ -65,14 +65,13 @@ from mcp_bridge.worker_relay import Emit, OwnerGone, Payload, Relay
 
 log = logging.getLogger(__name__)
 
-MAX_HELD = 1024
-"""Calls that wait for a client's answer, in one worker."""
+MAX_HELD = 1024  # calls per worker that wait for a client's answer
 MAX_HELD_OF_ORG = 256
 MAX_HELD_OF_ONE = 32
-"""Of one tenant, and of one principal."""
+"""Held calls of one tenant, and of one principal."""
 SWEEP_S = 15.0
 GATHER_S = 0.02
-"""How long what a server of the older era asks is waited for, so that it goes out together."""
+"""How long further questions of a server are awaited, so that they go out together."""
 RESUME = "resume"
 
 

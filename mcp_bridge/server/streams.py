@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RETRY_MS = 500
 MAX_QUEUED = 256
-"""Events that a reader is behind; then its stream is closed, and it may read on."""
+"""A reader that is so many events behind is disconnected, and may resume."""
 MAX_STREAM_NAME = 64
 DIGITS = re.compile("[0-9]{1,9}")
 
@@ -40,7 +40,7 @@ class Stream:
     ) -> None:
         self.name = secrets.token_hex(8)
         self.answer: Message | None = None
-        """Where it came before there was a stream."""
+        """The answer, if it came before there was a stream."""
         self.primed = False
         self.ended = False
         self._sessions, self._session = sessions, session

@@ -35,8 +35,7 @@ from mcp_bridge.worker_relay import Emit
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 1024
-"""Changes that a client is behind."""
+MAX_PENDING = 1024  # changes that a client is behind
 ACKNOWLEDGE_S = 5.0
 """How long the servers have to say what they will tell of, before the client is told."""
 FLAGS = tuple(LIST_CHANGES.values())

@@ -42,10 +42,10 @@ Refused = Literal[
 
 MAX_TTL_S = 24 * 3600
 MAX_PENDING = 1_000
-"""Of one org: who floods the queue is refused, not everybody else's requests forgotten."""
+"""Per org: a flood is refused instead of displacing other requests."""
 MAX_ATTEMPTS = 8
 MAX_SHOWN_BYTES = 64 * 1024
-"""Of the arguments, as JSON: who decides is shown no more, and nothing of what is longer."""
+"""Longer arguments, as JSON, are not shown to the person who decides."""
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,8 +59,7 @@ class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     arguments_digest: str
     policy_version: str
     decider: Decider = "administrator"
-    """Whose yes the rules want: of what waits for the caller's own, an administrator may give it,
-    too."""
+    """The approver; an administrator may also approve what waits for the caller."""
 
     def key(self) -> str:
         return digest(msgspec.to_builtins(self))
@@ -73,7 +72,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     call: ApprovedCall
     nonce: str
     tool: str = ""
-    """What `call.pin` is the digest of, for people."""
+    """The name of the tool that `call.pin` is the digest of."""
     requested_at_s: float
     expires_at_s: float
     state: ApprovalState = "pending"

@@ -19,11 +19,11 @@ import msgspec
 from mcp_bridge.canonical_json import walk
 
 MAX_STEPS = 10_000
-"""Of comprehensions, the runtime's own bound."""
+"""Steps of comprehensions, the runtime's own bound."""
 MAX_PATTERN_STEPS = 1_000
-"""Of a regular expression, once its counted repetitions are written out."""
+"""Steps of a regular expression with its counted repetitions written out."""
 MANY_STEPS = 50
-"""Of a class of Unicode, as its bytes are told apart."""
+"""Steps of a class of Unicode characters, which matches byte by byte."""
 STEP_NS, TEXT_NS, COMPARE_NS, PATTERN_NS = 500.0, 5.0, 50.0, 30.0
 """For an operation; for a character of a text that is searched; for a value or character that is
 compared with what is no literal; for a character and step of a pattern."""
@@ -60,12 +60,12 @@ class Shape(msgspec.Struct, frozen=True):
     searches: int
     """Operations that may look at a whole text."""
     compares: int
-    """With what is no literal."""
+    """Comparisons with something else than a literal."""
     adds: int
     pattern_steps: int | None
-    """Of all its patterns; None: one of them is not known before it is asked."""
+    """The steps of all its patterns; None: a pattern is not known before the condition runs."""
     literals: int
-    """As many values as may stand in a list of the text itself."""
+    """The most values in a list of the condition itself."""
 
     def cost_ns(self, sizes: Sizes) -> float:
         """Return the most that the condition costs, for arguments of these sizes."""

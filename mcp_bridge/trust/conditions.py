@@ -30,11 +30,11 @@ from mcp_bridge.trust.condition_cost import (
 MAX_CONDITION_CHARS = 1_000
 MAX_ARGUMENT_CHARS = 64 << 10
 MAX_REPEATED_CHARS = 16 << 10
-"""Of arguments that a comprehension may look at once a step."""
+"""Characters of arguments that a comprehension may read in each step."""
 MAX_COST_NS = 25e6
-"""Of one condition, by the worst case of it."""
+"""The most that one condition may cost in the worst case."""
 MAX_CALL_COST_NS = 250e6
-"""Of all that are asked about a call."""
+"""The most that all conditions about one call may cost."""
 MAX_COMPILED = 4_096
 
 BUILDS = re.compile(r"\.\s*(?:map|filter|transformList|transformMap|transformMapEntry)\s*\(")
