@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from typing import Any
 
 from mcp_bridge.protocol import rpc
@@ -46,7 +46,7 @@ class NoChangeStream(Exception):
 Take = Callable[[Message], Awaitable[None]]
 
 
-class FixedSession:
+class FixedSession(SessionSource):
     """A session of its own, which is not replaced."""
 
     def __init__(self, session: UpstreamSession) -> None:
@@ -57,11 +57,6 @@ class FixedSession:
 
     async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
         raise Unreachable(upstream.name, "session")
-
-    def hearing(
-        self, upstream: Upstream, session: UpstreamSession
-    ) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
 
 async def modern_changes(

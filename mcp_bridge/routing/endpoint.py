@@ -30,10 +30,11 @@ from mcp_bridge.protocol.rpc import (
 from mcp_bridge.protocol.translation import server_capabilities
 from mcp_bridge.routing.catalog import KIND_OF, Catalog, FetchedOffer, ServerListing, VisibleList
 from mcp_bridge.routing.exchanges import (
-    MAX_PAGES,
     Exchange,
     SessionSource,
+    has_next,
     open_exchange,
+    pages_of,
     remember_schemas,
     result_of,
     without_misnamed,
@@ -317,24 +318,18 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         things: list[tuple[Kind, object]] = []
         size_bytes, digest = 0, hashlib.sha256()
         for method in NAMED:
-            cursor: str | None = None
-            pages = MAX_PAGES if NEEDS[method] in described.capabilities else 0
-            for _ in range(pages):
-                params = {} if cursor is None else {"cursor": cursor}
-                page = await self.request(upstream, method, params)
+            if NEEDS[method] not in described.capabilities:
+                continue
+            async for page in pages_of(partial(self.request, upstream, method)):
                 found = page.get(LISTS[method])
                 things += [(KIND_OF[method], each) for each in as_list(found)]
-                written = msgspec.json.encode(found)
-                digest.update(b"%b %b\n" % (method.encode(), written))
-                size_bytes += len(written)
-                cursor = page.get("nextCursor")
+                encoded = msgspec.json.encode(found)
+                digest.update(b"%b %b\n" % (method.encode(), encoded))
+                size_bytes += len(encoded)
                 if len(things) > MAX_OFFERED or size_bytes > MAX_OFFERED_BYTES:
                     raise Unreachable(upstream.name, "too_much")
-                if not isinstance(cursor, str):
-                    break
-            else:
-                if pages:
-                    raise Unreachable(upstream.name, "too_much")
+            if has_next(page):
+                raise Unreachable(upstream.name, "too_much")
         if described.instructions is not None:
             things.append(("instructions", described.instructions))
         digest.update(msgspec.json.encode(described.instructions))
@@ -401,19 +396,14 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         return upstream, found
 
     async def _unshortened(self, upstream: Upstream, method: str, own: str) -> str | None:
-        """Raises: RpcError."""
-        cursor: str | None = None
-        for _ in range(MAX_PAGES):
-            known = upstream.shortened.get(own)
-            if known is not None:
-                return known
-            params = {} if cursor is None else {"cursor": cursor}
-            page = await self.request(upstream, method, params)
-            self._renamed(upstream, method, page)
-            cursor = page.get("nextCursor")
-            if not isinstance(cursor, str):
-                break
-        return upstream.shortened.get(own)
+        """Return the original of a shortened name, if the server lists it. Raises: RpcError."""
+        known = upstream.shortened.get(own)
+        if known is None:
+            async for page in pages_of(partial(self.request, upstream, method)):
+                self._renamed(upstream, method, page)
+                if (known := upstream.shortened.get(own)) is not None:
+                    break
+        return known
 
     async def target(self, method: str, params: dict[str, Any]) -> tuple[Upstream, dict[str, Any]]:
         """Return the server that a request is for, and the request's parameters as they are there.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, Protocol
 
@@ -86,6 +86,8 @@ class ResultEvent(msgspec.Struct, frozen=True):
 
 
 Event = NotificationEvent | WaitEvent | QuestionEvent | ResultEvent
+AskPage = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Requests a page of a list by its parameters. Raises: RpcError."""
 Answers = dict[str, Message]
 """By key, `{"result": ...}` or `{"error": ...}`."""
 
@@ -100,9 +102,9 @@ class SessionSource(Protocol):
     def hearing(
         self, upstream: Upstream, session: UpstreamSession
     ) -> AbstractAsyncContextManager[asyncio.Queue[Message] | None]:
-        """Yield a queue of what the server says outside of requests, while one is under way that it
-        can be about. None: nothing is heard."""
-        ...
+        """Yield a queue of the server's messages outside of requests, while a request is under way
+        that they can be about. None: there are none, as by default."""
+        return nullcontext()
 
 
 class Exchange(Protocol):
@@ -282,26 +284,15 @@ class LegacyExchange:
         """Raises: SessionEnded, where it has done nothing."""
         message = rpc.request(self._id, self._method, self._params)
         headers = legacy_headers(session)
-        async with self._upstream.ask("POST", message, headers, on_sent=self._sent) as answer:
-            if answer.status == 404 and session.id is not None:
-                self.is_out = False
-                raise SessionEnded
-            async with aclosing(self._read(answer)) as events:
-                async for event in events:
-                    yield event
-                    if isinstance(event, ResultEvent):
-                        return
-            last_id, retry_ms = answer.last_id, answer.retry_ms
+        asked = self._upstream.ask("POST", message, headers, on_sent=self._sent)
+        last_id: str | None = None
         tries = polls = 0
-        while last_id is not None and tries < MAX_RECONNECTS:
-            yield WaitEvent()
-            polls += 1
-            if polls > MAX_POLLS:
-                raise Unreachable(self._upstream.name, "too_much")
-            await asyncio.sleep(max(retry_ms, MIN_RETRY_MS) / 1000)
-            headers = legacy_headers(session, last_id)
-            async with self._upstream.ask("GET", None, headers) as answer:
-                if answer.status != 200 or not answer.is_stream:
+        while True:
+            async with asked as answer:
+                if not polls and answer.status == 404 and session.id is not None:
+                    self.is_out = False
+                    raise SessionEnded
+                if polls and (answer.status != 200 or not answer.is_stream):
                     break
                 async with aclosing(self._read(answer)) as events:
                     async for event in events:
@@ -310,6 +301,14 @@ class LegacyExchange:
                             return
                 tries = 0 if answer.last_id not in (None, last_id) else tries + 1
                 last_id, retry_ms = answer.last_id or last_id, answer.retry_ms
+            if last_id is None or tries >= MAX_RECONNECTS:
+                break
+            yield WaitEvent()
+            polls += 1
+            if polls > MAX_POLLS:
+                raise Unreachable(self._upstream.name, "too_much")
+            await asyncio.sleep(max(retry_ms, MIN_RETRY_MS) / 1000)
+            asked = self._upstream.ask("GET", None, legacy_headers(session, last_id))
         raise Unreachable(self._upstream.name, "no_answer")
 
     def _sent(self) -> None:
@@ -432,28 +431,40 @@ async def result_of(exchange: Exchange) -> dict[str, Any]:
     raise AssertionError("an exchange ends with a result or raises")
 
 
+async def pages_of(ask: AskPage) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of a list, at most MAX_PAGES. Raises: RpcError."""
+    params: dict[str, Any] = {}
+    for _ in range(MAX_PAGES):
+        page = await ask(params)
+        yield page
+        if not has_next(page):
+            return
+        params = {"cursor": page["nextCursor"]}
+
+
+def has_next(page: dict[str, Any]) -> bool:
+    return isinstance(page.get("nextCursor"), str)
+
+
 async def tool_schema(
     upstream: Upstream, name: str, envelope: Envelope, *, sessions: SessionSource | None
 ) -> HeaderSchema | None:
     """Return the schema of a tool's arguments that are headers, as it was listed last; None: it is
     not listed. `sessions`: None for a server of the newer era. Raises: RpcError."""
     found = upstream.schemas.get(name)
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        if found is not None:
-            break
-        params = {} if cursor is None else {"cursor": cursor}
-        exchange: Exchange = (
-            ModernExchange(upstream, envelope, "tools/list", params)
-            if sessions is None
-            else LegacyExchange(upstream, sessions, "tools/list", params, {})
-        )
-        page = await result_of(exchange)
+    if found is not None:
+        return found
+
+    async def ask(params: dict[str, Any]) -> dict[str, Any]:
+        if sessions is None:
+            return await result_of(ModernExchange(upstream, envelope, "tools/list", params))
+        return await result_of(LegacyExchange(upstream, sessions, "tools/list", params, {}))
+
+    async for page in pages_of(ask):
         for listed_name, schema in header_schemas_of(page):
             upstream.schemas.keep(listed_name, schema)
             found = schema if listed_name == name else found
-        cursor = page.get("nextCursor")
-        if not isinstance(cursor, str):
+        if found is not None:
             break
     return found
 

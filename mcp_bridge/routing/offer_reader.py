@@ -5,7 +5,6 @@ Nothing is kept: a session that is needed is begun for this, and ended.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from mcp_bridge.caller import Caller
@@ -13,6 +12,7 @@ from mcp_bridge.pinning import Offer, offer_of
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import MODERN
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
+from mcp_bridge.routing.exchanges import SessionSource
 from mcp_bridge.routing.guard import Guard
 from mcp_bridge.upstream.credentials import UpstreamOwner
 from mcp_bridge.upstream.transports.factory import Transports
@@ -21,8 +21,8 @@ from mcp_bridge.upstream.upstream import ServerConfig, Upstream, UpstreamSession
 NOBODY = Caller(org_id="", project_id="", subject="", client="")
 
 
-class OneSession:
-    """A SessionSource for as long as a look takes."""
+class OneSession(SessionSource):
+    """The session of one look."""
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
@@ -36,11 +36,6 @@ class OneSession:
     async def replace(self, upstream: Upstream, ended: UpstreamSession) -> UpstreamSession:
         self.session = None
         return await self.get(upstream)
-
-    def hearing(
-        self, upstream: Upstream, session: UpstreamSession
-    ) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
 
 
 async def read_offer(

@@ -1,8 +1,8 @@
-"""A catalogue that costs too much is not listed: two tools stand in for it, one that searches what
-the caller may see and one that calls what was found.
+"""Replaces a catalogue that costs too much by two meta-tools: one searches what the caller may see,
+one calls what was found.
 
-What is called is decided, checked, recorded and billed as the tool that it is. No alias has a full
-stop in it (`names`), so no server's tool is taken for one of these.
+A call is permitted, checked, recorded and billed as that of the tool that it names. No alias has a
+full stop (`names`), so no server's tool is taken for a meta-tool.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from mcp_bridge.routing.search import (
     ListedTool,
     NotEmbedded,
     ToolIndex,
-    named_call,
 )
 from mcp_bridge.validation.arguments import CompiledSchema, Problem, check, compile_schema
 
@@ -64,8 +63,8 @@ class Pruner:
         self._indices: OrderedDict[bytes, ToolIndex] = OrderedDict()
 
     def pruned(self, page: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
-        """Return `page`, the first of `items`, or what stands in for all of them; with what they
-        cost."""
+        """Return `page`, which has the first of `items`, or the meta-tools; with the cost of all
+        `items`."""
         tokens = sum(map(tokens_of, items))
         said = page.get("_meta")
         cost = {"tools": len(items), "tokens": tokens}
@@ -112,16 +111,15 @@ class Pruner:
 
 
 def called(params: dict[str, Any]) -> dict[str, Any]:
-    """The `tools/call` that a call of CALL is. Raises: RpcError."""
-    arguments = params.get("arguments")
-    wrong = check(SCHEMAS[CALL], arguments)
-    if not wrong:
-        assert isinstance(arguments, dict)
-        found = named_call(arguments)
-        if not isinstance(found, Problem):
-            return {**params, "name": found[0], "arguments": dict(found[1])}
-        wrong = (found,)
-    raise RpcError(INVALID_PARAMS, f"{CALL}: arguments{wrong[0].path} {wrong[0].message}")
+    """Return the `tools/call` that a call of CALL stands for; never one of a meta-tool. Raises:
+    RpcError."""
+    arguments: Any = params.get("arguments")
+    for wrong in check(SCHEMAS[CALL], arguments):
+        raise RpcError(INVALID_PARAMS, f"{CALL}: arguments{wrong.path} {wrong.message}")
+    alias = arguments["name"]
+    if alias in (SEARCH, CALL):
+        raise RpcError(INVALID_PARAMS, f"{CALL}: arguments/name {alias} is called by its own name")
+    return {**params, "name": alias, "arguments": arguments.get("arguments", {})}
 
 
 def listed(items: Sequence[Any]) -> list[ListedTool]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mcp_bridge.protocol.eras import LISTS
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, RpcError
-from mcp_bridge.routing.exchanges import MAX_PAGES
+from mcp_bridge.routing.exchanges import pages_of
 from mcp_bridge.routing.sessions import MAX_URI_LEN
 from mcp_bridge.upstream.resource_claims import Claims, KnownClaims
 from mcp_bridge.upstream.upstream import SETUP_TIMEOUT_S, Unreachable, Upstream
@@ -100,17 +101,12 @@ async def listed(upstream: Upstream, ask: Ask) -> Claims:
 
 
 async def items_of(upstream: Upstream, method: str, ask: Ask) -> AsyncIterator[dict[str, Any]]:
-    """Yield the items of as many pages as are read. Raises: RpcError."""
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await ask(upstream, method, {} if cursor is None else {"cursor": cursor})
+    """Yield the items of a list. Raises: RpcError."""
+    async for page in pages_of(partial(ask, upstream, method)):
         items = page.get(LISTS[method])
         for item in items if isinstance(items, list) else ():
             if isinstance(item, dict):
                 yield item
-        cursor = page.get("nextCursor")
-        if not isinstance(cursor, str):
-            return
 
 
 async def has(upstream: Upstream, uri: str, ask: Ask) -> bool:

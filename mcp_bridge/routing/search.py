@@ -5,8 +5,7 @@ two tools instead, one that searches and one that calls what was found, under th
 and policy. Texts are ranked by BM25 (`bm25s`) and, where an embedding is at hand, by meaning; the
 two rankings are fused by reciprocal rank (Cormack et al., SIGIR 2009).
 
-Embedding is a callable of whoever builds the index. Who asks finds what they may see only:
-`visible` is asked for each tool.
+An index holds only what its callers may see; the embedding is handed in.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import msgspec
 
 from mcp_bridge.canonical_json import walk
 from mcp_bridge.names import MAX_ALIAS_CHARS
-from mcp_bridge.validation.arguments import Problem
 
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 
@@ -83,24 +81,6 @@ class ListedTool(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class FoundTool(msgspec.Struct, frozen=True):
-    alias: str
-    score: float
-    body: bytes
-
-
-def named_call(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | Problem:
-    """Return (alias, arguments) of a `tools.call` that conforms to its schema.
-
-    It calls no other meta-tool: what it does is decided, validated and billed as the tool that it
-    names.
-    """
-    alias = str(arguments["name"])
-    if alias in (SEARCH, CALL):
-        return Problem("/name", "not", f"{alias} is called by its own name")
-    return alias, arguments.get("arguments", {})
-
-
 def words(text: str) -> list[str]:
     """Words of a text, those inside `snake_case` and `camelCase` too, in lower case."""
     return WORD.findall(INSIDE.sub(" ", text).lower())
@@ -142,41 +122,33 @@ class ToolIndex:
                 self._vectors = normalized(await embed(texts))
 
     async def search(
-        self,
-        query: str,
-        *,
-        limit: int = DEFAULT_RESULTS,
-        visible: Callable[[str], bool] = lambda alias: True,
-        embed: Embed | None = None,
-    ) -> tuple[FoundTool, ...]:
-        """The best tools of those that are `visible`, best first. `query` up to MAX_QUERY_CHARS
-        and `limit` up to MAX_RESULTS count. `embed`: that of `learn`. Raises: NotEmbedded."""
+        self, query: str, *, limit: int = DEFAULT_RESULTS, embed: Embed | None = None
+    ) -> list[ListedTool]:
+        """Return the best tools, best first. `query` up to MAX_QUERY_CHARS and `limit` up to
+        MAX_RESULTS count. `embed`: that of `learn`. Raises: NotEmbedded."""
         query = query[:MAX_QUERY_CHARS]
-        shown = [at for at, tool in enumerate(self.tools) if visible(tool.alias)]
-        if not shown:
-            return ()
+        if not self.tools:
+            return []
         known = [word for word in words(query) if word in self.ranker.vocab_dict]
         rankings: list[list[int]] = []
         if known:
             scores = self.ranker.get_scores(known)
-            rankings.append(ranked(shown, scores))
+            rankings.append(ranked(scores))
         if embed is not None and self._vectors is not None:
             wanted = normalized(await embed([query[:MAX_EMBEDDED_CHARS]]))[0]
-            rankings.append(ranked(shown, self._vectors @ wanted))
+            rankings.append(ranked(self._vectors @ wanted))
         fused: dict[int, float] = {}
         for ranking in rankings:
             for place, at in enumerate(ranking):
                 fused[at] = fused.get(at, 0.0) + 1 / (FUSION_OFFSET + place + 1)
         best = sorted(fused, key=lambda at: (-fused[at], self.tools[at].alias))
-        chosen = best[: max(1, min(limit, MAX_RESULTS))]
-        return tuple(
-            FoundTool(self.tools[at].alias, fused[at], self.tools[at].body) for at in chosen
-        )
+        return [self.tools[at] for at in best[: max(1, min(limit, MAX_RESULTS))]]
 
 
-def ranked(shown: list[int], scores: Any) -> list[int]:
-    """Places of what has a score at all, best first."""
-    return sorted((at for at in shown if scores[at] > 0), key=lambda at: (-scores[at], at))
+def ranked(scores: Any) -> list[int]:
+    """Return the places with a positive score, best first."""
+    found = (at for at, score in enumerate(scores) if score > 0)
+    return sorted(found, key=lambda at: (-scores[at], at))
 
 
 def read(tools: Sequence[ListedTool]) -> tuple[list[str], Any]:

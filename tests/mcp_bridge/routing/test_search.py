@@ -8,16 +8,17 @@ import msgspec
 import pytest
 from mcp_types import Tool
 
+from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.routing.pruning import called
 from mcp_bridge.routing.search import (
     CALL,
     DESCRIPTORS,
     SEARCH,
     ListedTool,
     ToolIndex,
-    named_call,
     words,
 )
-from mcp_bridge.validation.arguments import Problem, check, compile_schema
+from mcp_bridge.validation.arguments import check, compile_schema
 
 
 def listed(alias: str, description: str, **properties: str) -> ListedTool:
@@ -58,15 +59,13 @@ async def test_the_tool_that_is_meant_comes_first(query: str, first: str) -> Non
     assert (await found(query))[0] == first
 
 
-async def test_who_asks_finds_what_they_may_see() -> None:
-    assert "mail__send_email" not in await found("send email", visible=lambda a: "send" not in a)
-    assert await found("send email", visible=lambda a: False) == []
+async def test_what_no_tool_has_is_not_found() -> None:
     assert await found("zzz") == [] == await found("")
     assert len(await found("a file of the mail", limit=1)) == 1
 
 
 async def test_nothing_is_found_in_nothing() -> None:
-    assert await (await ToolIndex.built([])).search("x") == ()
+    assert await (await ToolIndex.built([])).search("x") == []
 
 
 async def test_meaning_finds_what_words_do_not() -> None:
@@ -94,6 +93,8 @@ def test_the_meta_tools_are_tools() -> None:
 
 
 def test_a_meta_call_names_a_tool_and_no_meta_tool() -> None:
-    assert named_call({"name": "a__b", "arguments": {"x": 1}}) == ("a__b", {"x": 1})
-    assert named_call({"name": "a__b"}) == ("a__b", {})
-    assert isinstance(named_call({"name": CALL, "arguments": {}}), Problem)
+    for given in ({"name": "a__b", "arguments": {"x": 1}}, {"name": "a__b"}):
+        assert called({"name": CALL, "arguments": given}) == {"arguments": {}, **given}
+    for name in (CALL, SEARCH):
+        with pytest.raises(RpcError, match="by its own name"):
+            called({"name": CALL, "arguments": {"name": name}})
