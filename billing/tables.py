@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -100,12 +101,20 @@ def read_quantities(row: AnyRow) -> Quantities:
     return Quantities(**{name: row._mapping[name] for name in COMPONENTS})
 
 
-def text_columns(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
-    return [sa.Column(name, sa.Text, nullable=nullable) for name in names]
+def _columns(
+    kind: Any, *names: str, nullable: bool = False, primary_key: bool = False
+) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable, primary_key=primary_key) for name in names]
 
 
-def _moment(name: str) -> sa.Column[datetime]:
-    return sa.Column(name, sa.TIMESTAMP(timezone=True), nullable=False)
+text_columns = partial(_columns, sa.Text)
+money_columns = partial(_columns, MONEY)
+count_columns = partial(_columns, sa.BigInteger)
+moment_columns = partial(_columns, sa.TIMESTAMP(timezone=True))
+
+
+def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(name, metadata, *columns)
 
 
 def _seq() -> sa.Column[int]:
@@ -117,33 +126,26 @@ def _seq() -> sa.Column[int]:
 
 def _usage_columns() -> list[sa.Column[Any]]:
     """Return the columns of a quantity and an amount for each component."""
-    return [
-        *(sa.Column(name, sa.BigInteger, nullable=False) for name in COMPONENTS),
-        *(sa.Column(name, MONEY, nullable=False) for name in AMOUNTS),
-    ]
+    return [*count_columns(*COMPONENTS), *money_columns(*AMOUNTS)]
 
 
-price_keys = sa.Table(
+price_keys = _table(
     "price_keys",
-    metadata,
-    sa.Column("id", sa.BigInteger, primary_key=True),
+    *count_columns("id", primary_key=True),
     *text_columns("price_list", "model", "tier", "component"),
-    sa.Column("min_total_input", sa.BigInteger, nullable=False),
+    *count_columns("min_total_input"),
 )
 
-prices = sa.Table(
+prices = _table(
     "prices",
-    metadata,
-    sa.Column("price_id", sa.Text, primary_key=True),
-    sa.Column("key_id", sa.BigInteger, nullable=False),
-    sa.Column("pico_per_token", sa.BigInteger, nullable=False),
+    *text_columns("price_id", primary_key=True),
+    *count_columns("key_id", "pico_per_token"),
     sa.Column("valid", TSTZRANGE, nullable=False),
 )
 
-price_rules = sa.Table(
+price_rules = _table(
     "price_rules",
-    metadata,
-    sa.Column("rule_id", sa.Text, primary_key=True),
+    *text_columns("rule_id", primary_key=True),
     *text_columns("price_list", "slot"),
     sa.Column(
         "slot_id", sa.BigInteger, sa.Computed("hashtextextended(slot, 0) >> 1"), nullable=True
@@ -152,62 +154,52 @@ price_rules = sa.Table(
     sa.Column("valid", TSTZRANGE, nullable=False),
 )
 
-usage_events = sa.Table(
+usage_events = _table(
     "usage_events",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    *text_columns("request_id", "org", "project", "key", "model", "lane", "tier", "kind", "finish"),
-    *text_columns("price_list"),
+    *text_columns("id", primary_key=True),
+    *text_columns("request_id", "org", "project", "key", "model"),
+    *text_columns("lane", "tier", "kind", "finish", "price_list"),
     sa.Column("estimated", sa.Boolean, nullable=False),
     *_usage_columns(),
     sa.Column("suspended", sa.Boolean, nullable=False),
     sa.Column("price_set", sa.Uuid, nullable=False),
-    sa.Column("band", sa.BigInteger, nullable=False),
+    *count_columns("band"),
     sa.Column("late", sa.Boolean, nullable=False),
     sa.Column("digest", sa.LargeBinary, nullable=False),
-    _moment("admitted_at"),
-    _moment("occurred_at"),
-    _moment("ingested_at"),
+    *moment_columns("admitted_at", "occurred_at", "ingested_at"),
     _seq(),
 )
 
-reratings = sa.Table(
+reratings = _table(
     "reratings",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id"),
-    _moment("starts_at"),
-    _moment("ends_at"),
+    *moment_columns("starts_at", "ends_at"),
     *text_columns("model", "price_list", nullable=True),
     *text_columns("digest"),
     sa.Column("tariff", JSONB, nullable=False),
     sa.Column("lines", JSONB, nullable=False),
-    *(
-        sa.Column(name, sa.BigInteger, nullable=False)
-        for name in ("cutoff", "num_events", "num_applied")
-    ),
-    sa.Column("seen_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *count_columns("cutoff", "num_events", "num_applied"),
+    *moment_columns("seen_at", nullable=True),
     *text_columns("seen_id"),
-    _moment("created_at"),
-    sa.Column("applied_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("created_at"),
+    *moment_columns("applied_at", nullable=True),
 )
 
-event_ratings = sa.Table(
+event_ratings = _table(
     "event_ratings",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("event_id", primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     *text_columns("org_id"),
     *text_columns("rerating_id", nullable=True),
     sa.Column("prices", JSONB, nullable=False),
-    *(sa.Column(name, MONEY, nullable=False) for name in AMOUNTS),
-    _moment("admitted_at"),
+    *money_columns(*AMOUNTS),
+    *moment_columns("admitted_at"),
     _seq(),
 )
 
-price_sets = sa.Table(
+price_sets = _table(
     "price_sets",
-    metadata,
     sa.Column("id", sa.Uuid, primary_key=True),
     sa.Column("prices", JSONB, nullable=False),
 )
@@ -219,28 +211,26 @@ priced_events = (
 )
 """Events with the prices at which they were admitted."""
 
-usage_conflicts = sa.Table(
+usage_conflicts = _table(
     "usage_conflicts",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("event_id", primary_key=True),
     sa.Column("digest", sa.LargeBinary, primary_key=True),
     sa.Column("event", JSONB, nullable=False),
-    _moment("seen_at"),
+    *moment_columns("seen_at"),
 )
 
 
 def _rollup(name: str, unit: str, *keys: str) -> sa.Table:
     """Define a table with sums of usage by hour or day of admission. `num_embeddings` counts the
     requests with embedding input."""
-    return sa.Table(
+    return _table(
         name,
-        metadata,
-        sa.Column("org", sa.Text, primary_key=True),
-        sa.Column(unit, sa.TIMESTAMP(timezone=True), primary_key=True),
-        *(sa.Column(each, sa.Text, primary_key=True) for each in (*keys, *GROUPED)),
+        *text_columns("org", primary_key=True),
+        *moment_columns(unit, primary_key=True),
+        *text_columns(*keys, *GROUPED, primary_key=True),
         sa.Column("batch", sa.Boolean, primary_key=True),
         *_usage_columns(),
-        sa.Column("num_requests", sa.BigInteger, nullable=False),
+        *count_columns("num_requests"),
         sa.Column("num_embeddings", sa.BigInteger, nullable=False, server_default="0"),
     )
 
@@ -250,220 +240,182 @@ usage_hourly = _rollup("usage_hourly", "hour")
 usage_daily = _rollup("usage_daily", "day")
 usage_tags_daily = _rollup("usage_tags_daily", "day", "tag", "value")
 
-event_tags = sa.Table(
+event_tags = _table(
     "event_tags",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("event_id", primary_key=True),
     *text_columns("org"),
     sa.Column("tags", JSONB, nullable=False),
 )
 
-usage_tags = sa.Table(
+usage_tags = _table(
     "usage_tags",
-    metadata,
-    sa.Column("org", sa.Text, primary_key=True),
-    sa.Column("day", sa.TIMESTAMP(timezone=True), primary_key=True),
-    *(sa.Column(name, sa.Text, primary_key=True) for name in ("tag", "value")),
+    *text_columns("org", primary_key=True),
+    *moment_columns("day", primary_key=True),
+    *text_columns("tag", "value", primary_key=True),
 )
 
-usage_charges = sa.Table(
+usage_charges = _table(
     "usage_charges",
-    metadata,
-    sa.Column("org", sa.Text, primary_key=True),
-    sa.Column("hour", sa.TIMESTAMP(timezone=True), primary_key=True),
-    *(sa.Column(each, sa.Text, primary_key=True) for each in ("project", "model", "tier")),
+    *text_columns("org", primary_key=True),
+    *moment_columns("hour", primary_key=True),
+    *text_columns("project", "model", "tier", primary_key=True),
     sa.Column("price_set", sa.Uuid, primary_key=True),
-    sa.Column("band", sa.BigInteger, primary_key=True),
+    *count_columns("band", primary_key=True),
     *_usage_columns(),
-    *(sa.Column(name, sa.BigInteger, nullable=False) for name in REQUESTS),
+    *count_columns(*REQUESTS),
 )
 
 accounts = sa.Table(
     "accounts", metadata, sa.Column("id", sa.Text, primary_key=True), *text_columns("kind")
 )
 
-transfers = sa.Table(
+transfers = _table(
     "transfers",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("event_id", sa.Text, nullable=True),
+    *text_columns("id", primary_key=True),
+    *text_columns("event_id", nullable=True),
     *text_columns("debit", "credit"),
-    sa.Column("amount_pico", MONEY, nullable=False),
-    *text_columns("kind"),
-    sa.Column("phase", sa.Text, nullable=False),
-    sa.Column("resolves", sa.Text, nullable=True),
-    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
-    sa.Column("corrects", sa.Text, nullable=True),
-    _moment("admitted_at"),
-    _moment("posted_at"),
+    *money_columns("amount_pico"),
+    *text_columns("kind", "phase"),
+    *text_columns("resolves", nullable=True),
+    *moment_columns("expires_at", nullable=True),
+    *text_columns("corrects", nullable=True),
+    *moment_columns("admitted_at", "posted_at"),
     _seq(),
 )
 
-balances = sa.Table(
+balances = _table(
     "balances",
-    metadata,
-    sa.Column("account", sa.Text, primary_key=True),
-    sa.Column("debits_pico", MONEY, nullable=False),
-    sa.Column("credits_pico", MONEY, nullable=False),
-    sa.Column("pending_debits_pico", MONEY, nullable=False),
-    sa.Column("pending_credits_pico", MONEY, nullable=False),
+    *text_columns("account", primary_key=True),
+    *money_columns("debits_pico", "credits_pico", "pending_debits_pico", "pending_credits_pico"),
 )
 
-alerts = sa.Table(
+alerts = _table(
     "alerts",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "scope", "scope_id", "measure", "cap_id", "period"),
-    _moment("period_start"),
+    *moment_columns("period_start"),
     sa.Column("threshold", sa.SmallInteger, nullable=False),
-    sa.Column("ceiling", MONEY, nullable=False),
-    sa.Column("used", MONEY, nullable=False),
+    *money_columns("ceiling", "used"),
     *text_columns("reason"),
-    _moment("occurred_at"),
-    sa.Column("dispatched_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("occurred_at"),
+    *moment_columns("dispatched_at", nullable=True),
 )
 
-spend_to_date = sa.Table(
+spend_to_date = _table(
     "spend_to_date",
-    metadata,
-    *(sa.Column(name, sa.Text, primary_key=True) for name in ("org_id", "scope", "scope_id")),
-    sa.Column("period", sa.Text, primary_key=True),
-    sa.Column("period_start", sa.TIMESTAMP(timezone=True), primary_key=True),
-    sa.Column("spent_pico", MONEY, nullable=False),
+    *text_columns("org_id", "scope", "scope_id", "period", primary_key=True),
+    *moment_columns("period_start", primary_key=True),
+    *money_columns("spent_pico"),
 )
 
-ceiling_minutes = sa.Table(
+ceiling_minutes = _table(
     "ceiling_minutes",
-    metadata,
-    *(sa.Column(name, sa.Text, primary_key=True) for name in ("org_id", "scope", "scope_id")),
-    sa.Column("measure", sa.Text, primary_key=True),
-    sa.Column("minute", sa.TIMESTAMP(timezone=True), primary_key=True),
-    sa.Column("used", sa.BigInteger, nullable=False),
+    *text_columns("org_id", "scope", "scope_id", "measure", primary_key=True),
+    *moment_columns("minute", primary_key=True),
+    *count_columns("used"),
 )
 
-credit_grants = sa.Table(
+credit_grants = _table(
     "credit_grants",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id"),
-    sa.Column("amount_pico", MONEY, nullable=False),
+    *money_columns("amount_pico"),
     sa.Column("priority", sa.SmallInteger, nullable=False),
-    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("expires_at", nullable=True),
     sa.Column("models", ARRAY(sa.Text), nullable=True),
     sa.Column("components", ARRAY(sa.Text), nullable=True),
-    _moment("created_at"),
-    sa.Column("revoked_at", sa.TIMESTAMP(timezone=True), nullable=True),
-    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("created_at"),
+    *moment_columns("revoked_at", "ended_at", nullable=True),
 )
 
-credit_lines = sa.Table(
+credit_lines = _table(
     "credit_lines",
-    metadata,
-    sa.Column("org_id", sa.Text, primary_key=True),
+    *text_columns("org_id", primary_key=True),
     *text_columns("account"),
-    sa.Column("version", sa.BigInteger, nullable=False),
-    sa.Column("told", sa.BigInteger, nullable=False),
-    sa.Column("paid_pico", MONEY, nullable=False),
-    sa.Column("leased_until", sa.TIMESTAMP(timezone=True), nullable=True),
-    sa.Column("leased_at", sa.TIMESTAMP(timezone=True), nullable=True),
-    sa.Column("spent_pico", MONEY, nullable=False),
+    *count_columns("version", "told"),
+    *money_columns("paid_pico"),
+    *moment_columns("leased_until", "leased_at", nullable=True),
+    *money_columns("spent_pico"),
     sa.Column("is_low", sa.Boolean, nullable=False),
-    sa.Column("dry_at_pico", MONEY, nullable=True),
-    sa.Column("top_up_id", sa.Text, nullable=True),
-    _moment("watched_at"),
+    *money_columns("dry_at_pico", nullable=True),
+    *text_columns("top_up_id", nullable=True),
+    *moment_columns("watched_at"),
 )
 
-balance_settings = sa.Table(
+balance_settings = _table(
     "balance_settings",
-    metadata,
-    sa.Column("org_id", sa.Text, primary_key=True),
-    sa.Column("low_pico", MONEY, nullable=True),
-    sa.Column("top_up_pico", MONEY, nullable=True),
-    sa.Column("top_up_below_pico", MONEY, nullable=True),
+    *text_columns("org_id", primary_key=True),
+    *money_columns("low_pico", "top_up_pico", "top_up_below_pico", nullable=True),
     sa.Column("top_ups_per_day", sa.SmallInteger, nullable=True),
 )
 
-top_ups = sa.Table(
+top_ups = _table(
     "top_ups",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id"),
-    sa.Column("amount_pico", MONEY, nullable=False),
-    sa.Column("left_pico", MONEY, nullable=False),
+    *money_columns("amount_pico", "left_pico"),
     *text_columns("state"),
-    _moment("requested_at"),
-    _moment("expires_at"),
-    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("requested_at", "expires_at"),
+    *moment_columns("ended_at", nullable=True),
     *text_columns("credit_id", "failure", "told", nullable=True),
 )
 
-credit_leases = sa.Table(
+credit_leases = _table(
     "credit_leases",
-    metadata,
-    sa.Column("grant_id", sa.Text, primary_key=True),
+    *text_columns("grant_id", primary_key=True),
     *text_columns("org_id", "transfer_id"),
 )
 
-unpaid_usage = sa.Table(
+unpaid_usage = _table(
     "unpaid_usage",
-    metadata,
-    sa.Column("transfer_id", sa.Text, primary_key=True),
+    *text_columns("transfer_id", primary_key=True),
     *text_columns("org_id", "event_id"),
-    sa.Column("amount_pico", MONEY, nullable=False),
+    *money_columns("amount_pico"),
 )
 
-credit_burns = sa.Table(
+credit_burns = _table(
     "credit_burns",
-    metadata,
-    sa.Column("transfer_id", sa.Text, primary_key=True),
-    sa.Column("grant_id", sa.Text, primary_key=True),
+    *text_columns("transfer_id", "grant_id", primary_key=True),
     *text_columns("org_id", "event_id"),
-    sa.Column("version", sa.BigInteger, primary_key=True),
-    sa.Column("amount_pico", MONEY, nullable=False),
+    *count_columns("version", primary_key=True),
+    *money_columns("amount_pico"),
 )
 
-reconciliations = sa.Table(
+reconciliations = _table(
     "reconciliations",
-    metadata,
-    sa.Column("host", sa.Text, primary_key=True),
+    *text_columns("host", primary_key=True),
     sa.Column("day", sa.Date, primary_key=True),
-    _moment("started_at"),
-    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("started_at"),
+    *moment_columns("ended_at", nullable=True),
     *(sa.Column(name, sa.ARRAY(sa.Text), nullable=False) for name in ("problems", "unknown")),
-    sa.Column("num_waiting", sa.BigInteger, nullable=False),
+    *count_columns("num_waiting"),
 )
 
-cache_leases = sa.Table(
+cache_leases = _table(
     "cache_leases",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "event_id", "model", "engine", "engine_id", "ttl"),
-    sa.Column("num_tokens", sa.BigInteger, nullable=False),
-    sa.Column("end_tokens", sa.BigInteger, nullable=False),
+    *count_columns("num_tokens", "end_tokens"),
     sa.Column("prefix", sa.LargeBinary, nullable=False),
-    _moment("granted_at"),
-    _moment("kept_until"),
-    sa.Column("ended_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    *moment_columns("granted_at", "kept_until"),
+    *moment_columns("ended_at", nullable=True),
     *text_columns("outcome", "refund_id", nullable=True),
-    sa.Column("refunded_pico", MONEY, nullable=True),
-    sa.Column("refund_seq", sa.BigInteger, nullable=True),
+    *money_columns("refunded_pico", nullable=True),
+    *count_columns("refund_seq", nullable=True),
 )
 
-cache_writes = sa.Table(
+cache_writes = _table(
     "cache_writes",
-    metadata,
-    sa.Column("event_id", sa.Text, primary_key=True),
+    *text_columns("event_id", primary_key=True),
     *text_columns("org_id"),
-    _moment("booked_at"),
+    *moment_columns("booked_at"),
 )
 
-superseded_requests = sa.Table(
+superseded_requests = _table(
     "superseded_requests",
-    metadata,
-    sa.Column("request_id", sa.Text, primary_key=True),
+    *text_columns("request_id", primary_key=True),
     *text_columns("org_id", "superseded_by"),
-    _moment("claimed_at"),
-    _moment("superseded_at"),
+    *moment_columns("claimed_at", "superseded_at"),
 )
 """Requests that were repeated after their gateway died; their charges are reversed."""
 

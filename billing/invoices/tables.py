@@ -11,120 +11,98 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from billing.tables import MONEY, text_columns
+from billing.tables import count_columns, moment_columns, money_columns, text_columns
 
 metadata = sa.MetaData()
 
 
-def _money(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
-    return [sa.Column(name, MONEY, nullable=nullable) for name in names]
+def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
+    return sa.Table(name, metadata, *columns)
 
 
-def _counts(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
-    return [sa.Column(name, sa.BigInteger, nullable=nullable) for name in names]
-
-
-def _moments(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
-    kind = sa.TIMESTAMP(timezone=True)
-    return [sa.Column(name, kind, nullable=nullable) for name in names]
-
-
-billing_accounts = sa.Table(
+billing_accounts = _table(
     "billing_accounts",
-    metadata,
-    sa.Column("org_id", sa.Text, primary_key=True),
+    *text_columns("org_id", primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     *text_columns("currency", "timezone", "issuer"),
     *(
         sa.Column(name, sa.SmallInteger, nullable=False)
         for name in ("billing_day", "net_days", "grace_hours")
     ),
-    *_moments("created_at"),
+    *moment_columns("created_at"),
 )
 
-fx_rates = sa.Table(
+fx_rates = _table(
     "fx_rates",
-    metadata,
-    sa.Column("currency", sa.Text, primary_key=True),
-    sa.Column("valid_from", sa.TIMESTAMP(timezone=True), primary_key=True),
-    *_money("coin_pico"),
+    *text_columns("currency", primary_key=True),
+    *moment_columns("valid_from", primary_key=True),
+    *money_columns("coin_pico"),
     *text_columns("source"),
-    *_moments("created_at"),
+    *moment_columns("created_at"),
 )
 
-invoices = sa.Table(
+invoices = _table(
     "invoices",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id"),
     sa.Column("account_version", sa.Integer, nullable=False),
     *text_columns("currency", "issuer", "state"),
-    *_moments("period_start", "period_end", "state_since", "created_at"),
-    *_counts("since", "cutoff"),
-    *_money("exact_pico"),
-    *_money("coin_pico", "total_coins", "residual_pico", nullable=True),
-    *_counts("sequence", nullable=True),
+    *moment_columns("period_start", "period_end", "state_since", "created_at"),
+    *count_columns("since", "cutoff"),
+    *money_columns("exact_pico"),
+    *money_columns("coin_pico", "total_coins", "residual_pico", nullable=True),
+    *count_columns("sequence", nullable=True),
     *text_columns("number", nullable=True),
-    *_moments("rate_from", "finalized_at", "due_at", nullable=True),
+    *moment_columns("rate_from", "finalized_at", "due_at", nullable=True),
 )
 
-invoice_lines = sa.Table(
+invoice_lines = _table(
     "invoice_lines",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "invoice_id"),
     sa.Column("position", sa.Integer, nullable=False),
     *text_columns("kind"),
-    *_moments("usage_start", "usage_end"),
+    *moment_columns("usage_start", "usage_end"),
     *text_columns("project", "model", "tier", "component", "price_id"),
-    *_counts("pico_per_token", nullable=True),
-    *_money("quantity"),
-    *_counts("num_requests"),
-    *_money("exact_pico"),
-    *_money("amount_coins", "residual_pico", nullable=True),
+    *count_columns("pico_per_token", nullable=True),
+    *money_columns("quantity"),
+    *count_columns("num_requests"),
+    *money_columns("exact_pico"),
+    *money_columns("amount_coins", "residual_pico", nullable=True),
 )
 
-invoice_counters = sa.Table(
-    "invoice_counters",
-    metadata,
-    sa.Column("issuer", sa.Text, primary_key=True),
-    sa.Column("series", sa.Text, primary_key=True),
-    *_counts("last"),
+invoice_counters = _table(
+    "invoice_counters", *text_columns("issuer", "series", primary_key=True), *count_columns("last")
 )
 
-invoice_transitions = sa.Table(
+invoice_transitions = _table(
     "invoice_transitions",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "invoice_id", "state"),
-    *_moments("occurred_at"),
-    *_moments("dispatched_at", nullable=True),
+    *moment_columns("occurred_at"),
+    *moment_columns("dispatched_at", nullable=True),
 )
 
-credit_notes = sa.Table(
+credit_notes = _table(
     "credit_notes",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "invoice_id", "issuer", "number", "reason"),
-    *_counts("sequence"),
-    *_money("total_coins"),
-    *_moments("created_at"),
+    *count_columns("sequence"),
+    *money_columns("total_coins"),
+    *moment_columns("created_at"),
 )
 
-credit_note_lines = sa.Table(
+credit_note_lines = _table(
     "credit_note_lines",
-    metadata,
-    sa.Column("credit_note_id", sa.Text, primary_key=True),
-    sa.Column("line_id", sa.Text, primary_key=True),
+    *text_columns("credit_note_id", "line_id", primary_key=True),
     *text_columns("org_id"),
-    *_money("amount_coins"),
+    *money_columns("amount_coins"),
 )
 
-invoice_payments = sa.Table(
+invoice_payments = _table(
     "invoice_payments",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
+    *text_columns("id", primary_key=True),
     *text_columns("org_id", "invoice_id", "method", "reference"),
-    *_money("amount_coins"),
-    *_moments("created_at"),
+    *money_columns("amount_coins"),
+    *moment_columns("created_at"),
 )
