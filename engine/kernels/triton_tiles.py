@@ -33,18 +33,9 @@ def own_tile(num_rows, num_columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit
 def plain_product(
-    x,
-    weight,
-    row,
-    column,
-    row_in,
-    column_in,
-    num_inputs,
-    stride_x,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, weight, row, column, row_in, column_in, num_inputs, stride_x, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Rows of x times rows of a weight [N, K] that x's type can hold: float32 [BLOCK_M, BLOCK_N],
     K walked in steps of BLOCK_K from the front."""
     inner = tl.arange(0, BLOCK_K)
@@ -63,15 +54,8 @@ def plain_product(
 
 @triton.jit
 def span_product(
-    x_at,
-    c_at,
-    scales_at,
-    zeros_at,
-    row_in,
-    column_in,
-    BITS: tl.constexpr,
-    BYTES: tl.constexpr,
-):
+    x_at, c_at, scales_at, zeros_at, row_in, column_in, BITS: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
     """Return the product of one span of grouped codes, scaled: float32 [BLOCK_M, BLOCK_N]. x_at
     [BLOCK_M, BYTES] and c_at [BYTES, BLOCK_N]: where the span begins; of 4 bits, a byte's high ones
     are the code of the input BYTES further on. scales_at and zeros_at [BLOCK_N]: of the group that

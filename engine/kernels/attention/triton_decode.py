@@ -301,43 +301,16 @@ def launch_decode(
     sums, peaks = sums[:num_sums], sums[num_sums:]
     shape = _constants(cache, group, window, config)
     decode_kernel[(kv_heads, config.num_splits, num_seqs)](
-        out,
-        sums,
-        peaks,
-        q,
-        k,
-        v,
-        k_scale,
-        v_scale,
-        query_start,
-        seq_lens,
-        block_tables,
-        scale_log2,
-        q.stride(0),
-        out.stride(0),
-        block_tables.stride(0),
-        k.stride(0),
-        BLOCK_SIZE=block_size,
-        BLOCK_M=config.block_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **shape,
-    )
+        out, sums, peaks, q, k, v, k_scale, v_scale, query_start, seq_lens, block_tables,
+        scale_log2, q.stride(0), out.stride(0), block_tables.stride(0), k.stride(0),
+        BLOCK_SIZE=block_size, BLOCK_M=config.block_m, num_warps=config.num_warps,
+        num_stages=config.num_stages, **shape,
+    )  # fmt: skip
     if config.num_splits > 1:
         merge_kernel[(q.shape[1], max_queries, num_seqs)](
-            out,
-            sums,
-            peaks,
-            v_scale,
-            query_start,
-            seq_lens,
-            config.num_splits,
-            out.stride(0),
-            AT_ONCE=MERGED_AT_ONCE,
-            num_warps=1,
-            num_stages=1,
-            **shape,
-        )
+            out, sums, peaks, v_scale, query_start, seq_lens, config.num_splits, out.stride(0),
+            AT_ONCE=MERGED_AT_ONCE, num_warps=1, num_stages=1, **shape,
+        )  # fmt: skip
 
 
 def _aot(

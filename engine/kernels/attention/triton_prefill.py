@@ -313,36 +313,13 @@ def launch_prefill(
     assert q.stride(1) == head_dim and q.stride(2) == 1 and out.stride(1) == 1
     tiles = max_tokens // (block_m // group) + num_seqs - first_seq
     prefill_kernel[(tiles, kv_heads)](
-        out,
-        q,
-        k,
-        v,
-        k_scale,
-        v_scale,
-        query_start,
-        seq_lens,
-        block_tables,
-        scale_log2,
-        first_seq,
-        num_seqs,
-        q.stride(0),
-        out.stride(0),
-        block_tables.stride(0),
-        k.stride(0),
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        D=triton.next_power_of_2(head_dim),
-        BLOCK_SIZE=block_size,
-        BLOCK_M=block_m,
-        BLOCK_N=config.block_n,
-        WINDOW=window or 0,
-        SPLIT=config.split,
-        SCALED=k_scale is not None,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        # One compiler may fuse a product into a sum where another does not.
+        out, q, k, v, k_scale, v_scale, query_start, seq_lens, block_tables, scale_log2, first_seq,
+        num_seqs, q.stride(0), out.stride(0), block_tables.stride(0), k.stride(0), GROUP=group,
+        HEAD_DIM=head_dim, D=triton.next_power_of_2(head_dim), BLOCK_SIZE=block_size,
+        BLOCK_M=block_m, BLOCK_N=config.block_n, WINDOW=window or 0, SPLIT=config.split,
+        SCALED=k_scale is not None, num_warps=config.num_warps, num_stages=config.num_stages,
         enable_fp_fusion=config.split == 0,
-    )
+    )  # fmt: skip
 
 
 _SHAPES = (

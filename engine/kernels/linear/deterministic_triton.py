@@ -27,19 +27,9 @@ NARROW = 8192
 
 @triton.jit
 def multiply_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    num_tokens,
-    num_outputs,
-    num_inputs,
-    stride_x,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, weight, bias, out, num_tokens, num_outputs, num_inputs, stride_x, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     total = plain_product(
         x, weight, row, column, row_in, column_in, num_inputs, stride_x, BLOCK_M, BLOCK_N, BLOCK_K
@@ -59,17 +49,9 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     shape_class = _shape_class(num_outputs, x.element_size())
     config = launch_config("deterministic_linear", shape_class, _DEFAULTS[shape_class])
     multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
-        x,
-        weight,
-        bias,
-        out,
-        num_tokens,
-        num_outputs,
-        num_inputs,
-        x.stride(0),
-        HAS_BIAS=bias is not None,
-        **config,
-    )
+        x, weight, bias, out, num_tokens, num_outputs, num_inputs, x.stride(0),
+        HAS_BIAS=bias is not None, **config,
+    )  # fmt: skip
     return out
 
 

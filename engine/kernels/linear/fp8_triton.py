@@ -63,23 +63,10 @@ def quantise_kernel(
 
 @triton.jit
 def multiply_kernel(
-    q,
-    q_scales,
-    weight,
-    w_scales,
-    bias,
-    out,
-    num_tokens,
-    num_outputs,
-    num_inputs,
-    num_groups,
-    ROWS: tl.constexpr,
-    GROUP_STEPS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q, q_scales, weight, w_scales, bias, out, num_tokens, num_outputs, num_inputs, num_groups,
+    ROWS: tl.constexpr, GROUP_STEPS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """GROUP_STEPS: dots of BLOCK_K that share their scales; 0: all of them do."""
     row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -144,22 +131,10 @@ def multiply(
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("fp8_linear", _shape_class(size), _default(size))
     multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
-        values,
-        scales,
-        weight.values,
-        weight.scale,
-        bias,
-        out,
-        num_tokens,
-        num_outputs,
-        num_inputs,
-        scales.shape[1],
-        ROWS=rows,
-        GROUP_STEPS=0 if whole_rows else group // inner,
-        HAS_BIAS=bias is not None,
-        BLOCK_K=inner,
-        **config,
-    )
+        values, scales, weight.values, weight.scale, bias, out, num_tokens, num_outputs, num_inputs,
+        scales.shape[1], ROWS=rows, GROUP_STEPS=0 if whole_rows else group // inner,
+        HAS_BIAS=bias is not None, BLOCK_K=inner, **config,
+    )  # fmt: skip
     return out
 
 

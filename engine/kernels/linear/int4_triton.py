@@ -28,23 +28,10 @@ from engine.kernels.tuning import launch_config
 
 @triton.jit
 def multiply_kernel(
-    x,
-    codes,
-    scales,
-    zeros,
-    bias,
-    out,
-    num_tokens,
-    num_outputs,
-    num_spans,
-    stride_x,
-    BITS: tl.constexpr,
-    SPAN: tl.constexpr,
-    SPANS_PER_GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    x, codes, scales, zeros, bias, out, num_tokens, num_outputs, num_spans, stride_x,
+    BITS: tl.constexpr, SPAN: tl.constexpr, SPANS_PER_GROUP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     BYTES: tl.constexpr = SPAN * BITS // 8
     inner = tl.arange(0, BYTES)
@@ -83,22 +70,10 @@ def multiply(
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("int4_linear", _shape_class(size), _default(size))
     multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
-        x,
-        codes,
-        scales,
-        zeros,
-        bias,
-        out,
-        num_tokens,
-        num_outputs,
-        num_inputs // span,
-        x.stride(0),
-        BITS=bits,
-        SPAN=span,
-        SPANS_PER_GROUP=spans_per_group,
-        HAS_BIAS=bias is not None,
-        **config,
-    )
+        x, codes, scales, zeros, bias, out, num_tokens, num_outputs, num_inputs // span,
+        x.stride(0), BITS=bits, SPAN=span, SPANS_PER_GROUP=spans_per_group,
+        HAS_BIAS=bias is not None, **config,
+    )  # fmt: skip
     return out
 
 

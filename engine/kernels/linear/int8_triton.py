@@ -29,20 +29,9 @@ from engine.kernels.tuning import launch_config
 
 @triton.jit
 def multiply_kernel(
-    x,
-    weight,
-    scale,
-    bias,
-    out,
-    num_tokens,
-    num_outputs,
-    num_inputs,
-    stride_x,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, weight, scale, bias, out, num_tokens, num_outputs, num_inputs, stride_x,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     row, column, row_in, column_in = own_tile(num_tokens, num_outputs, BLOCK_M, BLOCK_N)
     total = plain_product(
         x, weight, row, column, row_in, column_in, num_inputs, stride_x, BLOCK_M, BLOCK_N, BLOCK_K
@@ -63,18 +52,9 @@ def multiply(
     size = DETERMINISTIC_TOKENS if deterministic else num_tokens
     config = launch_config("int8_linear", _shape_class(size), _default(size))
     multiply_kernel[tile_grid(num_tokens, num_outputs, config)](
-        x,
-        weight.values,
-        weight.scale,
-        bias,
-        out,
-        num_tokens,
-        num_outputs,
-        num_inputs,
-        x.stride(0),
-        HAS_BIAS=bias is not None,
-        **config,
-    )
+        x, weight.values, weight.scale, bias, out, num_tokens, num_outputs, num_inputs, x.stride(0),
+        HAS_BIAS=bias is not None, **config,
+    )  # fmt: skip
     return out
 
 

@@ -28,20 +28,9 @@ MAX_PARTS = 8
 
 @triton.jit
 def shrink_kernel(
-    x,
-    a,
-    out,
-    rows,
-    tile_slots,
-    num_rows,
-    num_outputs,
-    num_inputs,
-    part_inputs,
-    stride_x,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, a, out, rows, tile_slots, num_rows, num_outputs, num_inputs, part_inputs, stride_x,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     slot = tl.load(tile_slots + tl.program_id(0))
     if slot < 0:
         return
@@ -67,21 +56,9 @@ def shrink_kernel(
 
 @triton.jit
 def expand_kernel(
-    y,
-    shrunk,
-    b,
-    part_ends,
-    rows,
-    tile_slots,
-    num_rows,
-    num_outputs,
-    stride_y,
-    PARTS: tl.constexpr,
-    PROJECTIONS: tl.constexpr,
-    RANK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    y, shrunk, b, part_ends, rows, tile_slots, num_rows, num_outputs, stride_y, PARTS: tl.constexpr,
+    PROJECTIONS: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     slot = tl.load(tile_slots + tl.program_id(0))
     if slot < 0:
         return
@@ -114,38 +91,17 @@ def add(y: Tensor, x: Tensor, stack: LoraStack, rows: LoraRows) -> None:
     config = launch_config("lora", f"r{rank}", _default(rank))
     shrunk = x.new_empty(parts, num_rows, width, dtype=torch.float32)
     shrink_kernel[rows.tiles, triton.cdiv(width, config["SHRINK_N"]), parts](
-        x,
-        stack.a,
-        shrunk,
-        rows.rows,
-        rows.tile_slots,
-        num_rows,
-        width,
-        num_inputs,
-        _part_inputs(num_inputs, parts, config["SHRINK_K"]),
-        x.stride(0),
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=config["SHRINK_N"],
-        BLOCK_K=config["SHRINK_K"],
-    )
+        x, stack.a, shrunk, rows.rows, rows.tile_slots, num_rows, width, num_inputs,
+        _part_inputs(num_inputs, parts, config["SHRINK_K"]), x.stride(0), BLOCK_M=BLOCK_M,
+        BLOCK_N=config["SHRINK_N"], BLOCK_K=config["SHRINK_K"],
+    )  # fmt: skip
     starts = (0, *stack.part_ends)
     widest = max(end - start for start, end in zip(starts, stack.part_ends, strict=False))
     expand_kernel[rows.tiles, triton.cdiv(widest, config["EXPAND_N"]), projections](
-        y,
-        shrunk,
-        stack.b,
-        stack.part_ends_on_device,
-        rows.rows,
-        rows.tile_slots,
-        num_rows,
-        stack.b.shape[1],
-        y.stride(0),
-        PARTS=parts,
-        PROJECTIONS=projections,
-        RANK=rank,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=config["EXPAND_N"],
-    )
+        y, shrunk, stack.b, stack.part_ends_on_device, rows.rows, rows.tile_slots, num_rows,
+        stack.b.shape[1], y.stride(0), PARTS=parts, PROJECTIONS=projections, RANK=rank,
+        BLOCK_M=BLOCK_M, BLOCK_N=config["EXPAND_N"],
+    )  # fmt: skip
 
 
 def _part_inputs(num_inputs: int, parts: int, block: int) -> int:

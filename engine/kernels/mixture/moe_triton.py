@@ -45,15 +45,9 @@ GROUPED = tl.constexpr(int(WeightKind.GROUPED))
 
 @triton.jit
 def route_kernel(
-    logits,
-    weights,
-    experts,
-    num_experts,
-    stride,
-    TOP_K: tl.constexpr,
-    NORMALISE: tl.constexpr,
+    logits, weights, experts, num_experts, stride, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
     EXPERTS: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     inside = expert < num_experts
@@ -79,17 +73,9 @@ def route_kernel(
 
 @triton.jit
 def layout_kernel(
-    experts,
-    cursors,
-    ends,
-    tile_experts,
-    num_assignments,
-    num_experts,
-    num_tiles,
-    BLOCK_M: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    experts, cursors, ends, tile_experts, num_assignments, num_experts, num_tiles,
+    BLOCK_M: tl.constexpr, EXPERTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """cursors [E]: each expert's first place; ends [E]: behind its last; tile_experts [num_tiles]:
     the expert of a tile of places, -1 for one that nobody uses."""
     expert = tl.arange(0, EXPERTS)
@@ -124,24 +110,10 @@ def place_kernel(experts, cursors, places, num_assignments, TILE: tl.constexpr):
 
 @triton.jit
 def expert_product(
-    x_at,
-    row_in,
-    values,
-    scales,
-    zeros,
-    expert,
-    column,
-    column_in,
-    num_outputs,
-    num_inputs,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x_at, row_in, values, scales, zeros, expert, column, column_in, num_outputs, num_inputs,
+    KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Return the product of a tile of rows with `column`s of one expert: float32 [BLOCK_M,
     BLOCK_N]. x_at [BLOCK_M]: where rows begin. BLOCK_K: inputs of a step, for GROUPED one span.
     """
@@ -180,30 +152,11 @@ def expert_product(
 
 @triton.jit
 def experts_kernel(
-    x,
-    values,
-    scales,
-    zeros,
-    shares,
-    out,
-    places,
-    ends,
-    tile_experts,
-    num_tiles,
-    num_columns,
-    num_outputs,
-    num_inputs,
-    stride_x,
-    GATED: tl.constexpr,
-    TOP_K: tl.constexpr,
-    KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, values, scales, zeros, shares, out, places, ends, tile_experts, num_tiles, num_columns,
+    num_outputs, num_inputs, stride_x, GATED: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """num_columns: of the result; num_outputs: of the weights, twice as many when GATED. Gated, the
     row of assignment i in x is i // TOP_K, else i."""
     tile = tl.program_id(0) % num_tiles
@@ -244,16 +197,9 @@ def route(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tenso
     experts = logits.new_empty(num_tokens, top_k, dtype=torch.int32)
     if num_tokens:
         route_kernel[(num_tokens,)](
-            logits,
-            weights,
-            experts,
-            num_experts,
-            logits.stride(0),
-            TOP_K=top_k,
-            NORMALISE=normalise,
-            EXPERTS=triton.next_power_of_2(num_experts),
-            num_warps=1,
-        )
+            logits, weights, experts, num_experts, logits.stride(0), TOP_K=top_k,
+            NORMALISE=normalise, EXPERTS=triton.next_power_of_2(num_experts), num_warps=1,
+        )  # fmt: skip
     return weights, experts
 
 
@@ -267,17 +213,9 @@ def sort(experts: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tenso
     tile_experts = experts.new_empty(num_tiles)
     places = experts.new_empty(num_tiles * block_m)
     layout_kernel[(1,)](
-        experts,
-        cursors,
-        ends,
-        tile_experts,
-        num_assignments,
-        num_experts,
-        num_tiles,
-        BLOCK_M=block_m,
-        EXPERTS=triton.next_power_of_2(num_experts),
-        TILE=SORT_TILE,
-    )
+        experts, cursors, ends, tile_experts, num_assignments, num_experts, num_tiles,
+        BLOCK_M=block_m, EXPERTS=triton.next_power_of_2(num_experts), TILE=SORT_TILE,
+    )  # fmt: skip
     place_kernel[(triton.cdiv(num_assignments, SORT_TILE),)](
         experts, cursors, places, num_assignments, TILE=SORT_TILE
     )
@@ -333,29 +271,11 @@ def _launch(
     num_tiles, num_columns = len(tile_experts), out.shape[1]
     grid = (num_tiles * triton.cdiv(num_columns, config["BLOCK_N"]),)
     experts_kernel[grid](
-        x,
-        stack.values,
-        stack.scales,
-        stack.zeros,
-        shares,
-        out,
-        places,
-        ends,
-        tile_experts,
-        num_tiles,
-        num_columns,
-        stack.values.shape[1],
-        stack.num_inputs,
-        x.stride(0),
-        GATED=gated,
-        TOP_K=top_k,
-        KIND=int(stack.kind),
-        ROWS=stack.rows,
-        COLUMNS=stack.columns,
-        BITS=stack.bits,
-        BLOCK_K=_inner(stack),
-        **config,
-    )
+        x, stack.values, stack.scales, stack.zeros, shares, out, places, ends, tile_experts,
+        num_tiles, num_columns, stack.values.shape[1], stack.num_inputs, x.stride(0), GATED=gated,
+        TOP_K=top_k, KIND=int(stack.kind), ROWS=stack.rows, COLUMNS=stack.columns, BITS=stack.bits,
+        BLOCK_K=_inner(stack), **config,
+    )  # fmt: skip
 
 
 def _inner(stack: Stack) -> int:

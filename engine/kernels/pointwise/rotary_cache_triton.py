@@ -124,29 +124,13 @@ def rotate_and_store(
     grid = (num_tokens, triton.cdiv(total, config["HEADS_PER_PROGRAM"]))
     half = head_dim // 2
     _rotary_cache_kernel[grid](
-        qkv,
-        rotation.cos,
-        rotation.sin,
-        rotation.positions,
-        slots,
-        out,
-        cache.k,
-        cache.v,
-        cache.k_scale if quantised else qkv,
-        cache.v_scale if quantised else qkv,
-        qkv if norm is None else norm.q_weight,
-        qkv if norm is None else norm.k_weight,
-        0.0 if norm is None else norm.eps,
-        out.stride(0),
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(half),
-        BLOCK_SIZE=cache.k.shape[2],
-        NORM=norm is not None,
-        QUANTISED=quantised,
-        **config,
-    )
+        qkv, rotation.cos, rotation.sin, rotation.positions, slots, out, cache.k, cache.v,
+        cache.k_scale if quantised else qkv, cache.v_scale if quantised else qkv,
+        qkv if norm is None else norm.q_weight, qkv if norm is None else norm.k_weight,
+        0.0 if norm is None else norm.eps, out.stride(0), HEADS=num_heads, KV_HEADS=num_kv_heads,
+        HALF=half, HALF_BLOCK=triton.next_power_of_2(half), BLOCK_SIZE=cache.k.shape[2],
+        NORM=norm is not None, QUANTISED=quantised, **config,
+    )  # fmt: skip
     return out
 
 
