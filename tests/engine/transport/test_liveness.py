@@ -19,7 +19,7 @@ import engine.transport.server
 from engine.errors import ConfigError, EngineUnavailable
 from engine.fake.engine import FakeCore
 from engine.models import llama
-from engine.models.config import ModelConfig, parse
+from engine.models.config import ModelConfig, model_config, parse
 from engine.protocol import EngineOutput, OrphanedUsage, ReplicaStatus, ServerMessage
 from engine.runner.memory.sizing import (
     MIN_STEP_TIMEOUT_S,
@@ -255,7 +255,8 @@ def config_of(**sizes: int) -> ModelConfig:
         "vocab_size": 128_256,
         "max_position_embeddings": 8192,
     }
-    return llama.from_hf(parse(hf | sizes))
+    parsed = parse(hf | sizes)
+    return model_config("LlamaForCausalLM", parsed, llama.from_hf(parsed))
 
 
 def test_the_bound_grows_with_the_step_and_shrinks_with_the_machine() -> None:
