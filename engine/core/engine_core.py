@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from engine.config import BLOCK_SIZE, EngineConfig, ResolvedConfig
@@ -291,12 +292,8 @@ def _load(config: EngineConfig, device: torch.device, startup: Startup) -> _Load
         startup=startup,
     )
     startup.took("weights", used_bytes(device) - used_before)
-    shape = attention_shape(
-        model,
-        BLOCK_SIZE,
-        cache_dtype=config.kv_cache_dtype,
-        deterministic=config.deterministic,
-    )
+    dtype, deterministic = config.kv_cache_dtype, config.deterministic
+    shape = attention_shape(model, BLOCK_SIZE, cache_dtype=dtype, deterministic=deterministic)
     return _LoadedModel(model, shape)
 
 
@@ -305,21 +302,13 @@ def _load_draft(
 ) -> _LoadedModel:
     """Neither with adapters nor deterministic: whatever it says, what is verified is the same."""
     used_before = used_bytes(device)
+    plain = msgspec.structs.replace(config, model=folder, adapters={}, deterministic=False)
     with startup.phase("draft model"):
-        model = load_model(
-            folder,
-            dtype=config.dtype,
-            device=device,
-            quantization=config.quantization,
-            load_format=config.load_format,
-            seed=config.seed,
-        )
-    if not model.config.generates:
+        loaded = _load(plain, device, Startup())
+    if not loaded.model.config.generates:
         raise ConfigError(f"draft_model {folder} has no head: it embeds and cannot guess")
     startup.took("draft model", used_bytes(device) - used_before)
-    return _LoadedModel(
-        model, attention_shape(model, BLOCK_SIZE, cache_dtype=config.kv_cache_dtype)
-    )
+    return loaded
 
 
 def _guesser(config: EngineConfig, draft: Decoder | Encoder, runner: Runner) -> Guesser | None:

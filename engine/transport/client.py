@@ -213,19 +213,13 @@ class EngineClient:
                 self._send(Abort(request_id))
 
     async def abort(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None and not stream.ended:
-            self._send(Abort(request_id))
+        self._send_if_open(Abort(request_id))
 
     async def pause(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None and not stream.ended:
-            self._send(Pause(request_id))
+        self._send_if_open(Pause(request_id))
 
     async def resume(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None and not stream.ended:
-            self._send(Resume(request_id))
+        self._send_if_open(Resume(request_id))
 
     async def acknowledge(self, request_id: str) -> None:
         if request_id in self._unacked:
@@ -266,6 +260,11 @@ class EngineClient:
         """Never waits. While away nothing is sent: the engine aborted all that was ours."""
         if self._writer is not None:
             self._writer.write(encode_frame(message))
+
+    def _send_if_open(self, message: Abort | Pause | Resume) -> None:
+        stream = self._streams.get(message.request_id)
+        if stream is not None and not stream.ended:
+            self._send(message)
 
     def _ack_leases(self, events: list[LeaseGranted | LeaseEnded]) -> None:
         ended = (event for event in events if isinstance(event, LeaseEnded))

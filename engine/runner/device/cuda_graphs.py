@@ -33,9 +33,8 @@ SHORT = 4096
 CAPTURE_BUDGET_S = 10.0
 
 
-class Graph(Protocol):
-    def replay(self) -> None:
-        """Do again what was recorded."""
+Graph = Callable[[], None]
+"""Does again what was recorded."""
 
 
 class GraphBackend(Protocol):
@@ -68,7 +67,7 @@ class CudaGraphs:
             finally:
                 graph.capture_end()
         self._num_bytes += torch.cuda.memory_reserved(self._device) - before
-        return graph
+        return graph.replay
 
     def num_bytes(self) -> int:
         return self._num_bytes
@@ -93,18 +92,10 @@ class CalledGraphs:
     the buffers and with the numbers that it had then."""
 
     def record(self, work: Callable[[], None]) -> Graph:
-        return _Call(work)
+        return work
 
     def num_bytes(self) -> int:
         return 0
-
-
-class _Call:
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def replay(self) -> None:
-        self._work()
 
 
 class Decode(NamedTuple):
@@ -200,4 +191,4 @@ class DecodeGraphs:
         return None
 
     def replay(self, decode: Decode) -> None:
-        self._graphs[decode].replay()
+        self._graphs[decode]()
