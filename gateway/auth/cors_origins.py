@@ -13,17 +13,20 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from sqlalchemy.ext.asyncio import AsyncEngine
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from foundation.tasks import SharedTasks
 from gateway.db import DATABASE_ERRORS
-from gateway.tenancy.keys.origins import all_origins
+from gateway.tenancy.tables import orgs
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 MAX_AGE_S = 10.0
 READ_TIMEOUT_S = 5.0
+MAX_ORGS_WITH_ORIGINS = 20_000
+"""Those of more, by age, are not known to browsers."""
 
 
 class CorsOrigins:
@@ -58,3 +61,17 @@ class CorsOrigins:
                 self._as_of = as_of
         except DATABASE_ERRORS as error:
             log.warning("CORS origins cannot be read (%s)", type(error).__name__)
+
+
+async def all_origins(conn: AsyncConnection) -> dict[str, frozenset[str]]:
+    """Return the origins of all live organizations: origin -> the organizations that list it."""
+    listed = sa.select(orgs.c.id, orgs.c.cors_origins)
+    listed = listed.where(
+        orgs.c.archived_at.is_(None), sa.func.cardinality(orgs.c.cors_origins) > 0
+    )
+    rows = await conn.execute(listed.order_by(orgs.c.id).limit(MAX_ORGS_WITH_ORIGINS))
+    found: dict[str, set[str]] = {}
+    for org_id, origins in rows:
+        for origin in origins:
+            found.setdefault(origin, set()).add(org_id)
+    return {origin: frozenset(org_ids) for origin, org_ids in found.items()}

@@ -98,12 +98,13 @@ async def set_org_plan(settings: Settings, name: str, plan: str | None, no_plan:
 async def set_origins(settings: Settings, name: str, origins: tuple[str, ...]) -> None:
     """Set the web origins from which browsers may call with an organization's keys."""
     from gateway.tenancy import orgs as org_verbs
-    from gateway.tenancy.keys.origins import update_origins
+    from gateway.tenancy.keys.restrictions import check_origins
 
-    async with connections(settings) as (db, _):
+    values = {"cors_origins": check_origins(origins)}
+    async with connections(settings) as (db, redis):
         async with db.connect() as conn:
             org = await org_verbs.find_org(conn, name=name)
-        changed = await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+        changed = await org_verbs.update_org(db, redis, org.id, values, actor=COMMAND_LINE)
     click.echo(f"{org.id} answers pages of {', '.join(changed.cors_origins) or 'nobody'}.")
 
 

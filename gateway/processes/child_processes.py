@@ -73,14 +73,10 @@ class Child:
     async def wait(self) -> int:
         """Wait for the exit and return its status."""
         while (status := self.poll()) is None:
-            loop = asyncio.get_running_loop()
-            gone = asyncio.Event()
             pidfd = os.pidfd_open(self.pid)  # not reaped yet, so the pid is still ours
-            loop.add_reader(pidfd, gone.set)
             try:
-                await gone.wait()
+                await until_readable(pidfd)
             finally:
-                loop.remove_reader(pidfd)
                 os.close(pidfd)
         return status
 
@@ -93,6 +89,16 @@ class Child:
         except TimeoutError:
             self.send_signal(signal.SIGKILL)
             return await self.wait()
+
+
+async def until_readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def spawn(

@@ -33,7 +33,7 @@ from gateway.home import Home, HomeLock
 from gateway.logs import last_error
 from gateway.net.listener import base_url, bind, local_address
 from gateway.processes import credentials_file as credentials
-from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
+from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn, until_readable
 from gateway.processes.credentials_file import Credentials
 from gateway.processes.embedded_databases import (
     STOP_TIMEOUT_S,
@@ -394,13 +394,7 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 
 async def _read_byte(descriptor: int) -> bytes:
     """Return the byte that the other end of a pipe wrote; empty if it was closed without one."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(descriptor, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(descriptor)
+    await until_readable(descriptor)
     return os.read(descriptor, 1)
 
 

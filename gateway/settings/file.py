@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from billing.cache_contracts import ContractName
+from billing.money import PICO_PER_USD, Pico
 from engine.options import PositiveInt
 from engine.text.output_parser.registry import FamilyName, ReasoningName
 from foundation.structs import with_fields_of
@@ -254,6 +255,10 @@ class WrittenToolLoop(Strict, frozen=True, kw_only=True):
     """Read and written, over all rounds."""
     max_cost_usd: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """Over all rounds and calls. None: what the tenant may spend."""
+
+    @property
+    def max_cost_pico(self) -> Pico | None:
+        return None if self.max_cost_usd is None else round(self.max_cost_usd * PICO_PER_USD)
 
 
 class WrittenMcp(Strict, frozen=True, kw_only=True):

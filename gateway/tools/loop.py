@@ -26,11 +26,11 @@ from gateway.inference.generate import RateLimited, drive, run_in_task
 from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
 from gateway.request_errors import ContextTooLong
+from gateway.settings.file import WrittenToolLoop
 from gateway.telemetry import RequestMeter
 from gateway.tools.approvals import AnsweredRequest, refusal, request_id, settled, to_request
 from gateway.tools.rounds import (
     NO_SUCH_TOOL,
-    LoopBounds,
     fold,
     messages_of,
     to_call,
@@ -84,7 +84,7 @@ class ToolLoops(msgspec.Struct, frozen=True, kw_only=True):
     """The services that loops need beside those of a generation."""
 
     toolbox: Toolbox
-    bounds: LoopBounds = LoopBounds()
+    bounds: WrittenToolLoop = WrittenToolLoop()
 
 
 class LoopCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from billing.money import Pico
 from billing.pricing.rating import RatedLine, RatedUsage
 from gateway.generate_request import GenerateRequest, Tool, ToolUse
 from gateway.generation_events import MeteredUsage
@@ -28,23 +27,6 @@ from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, INVALID_PARAMS
 NO_SUCH_TOOL = INVALID_PARAMS
 """As of a tool that a server does not know."""
 CUT_OFF = "\n[cut off: the result is longer]"
-
-
-class LoopBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of one request."""
-
-    max_rounds: int = 16
-    max_seconds: float = 600.0
-    """A round that has begun by then ends; calls are given up."""
-    max_calls_per_round: int = 16
-    max_parallel_calls: int = 8
-    max_result_bytes: int = 64 * 1024
-    """Of one result, as the model is shown it; what is behind them is cut off."""
-    max_call_seconds: float = 120.0
-    max_tokens: int = 2_000_000
-    """Read and written, over all rounds."""
-    max_cost_pico: Pico | None = None
-    """Over all rounds and calls. None: what the tenant may spend."""
 
 
 def to_call(

@@ -98,8 +98,7 @@ class AccessTokens:
         if claims.exp <= self._wall_clock():
             self._known.drop(digest)
             raise ExpiredToken(claims.jti)
-        bound_to = None if claims.cnf is None else claims.cnf.jkt
-        if bound_to != jkt:
+        if claims.jkt != jkt:
             raise InvalidToken("sent without a proof of the key that it is bound to")
         return known.principal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -15,7 +16,7 @@ from gateway.auth.oauth.client_authentication import ClientAuthentication
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens
-from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S
+from gateway.auth.oauth.tokens.rfc9068_access_token import MAX_LIFETIME_S, AccessClaims
 from gateway.auth.oauth.tokens.signing_keys import KeyRing
 from gateway.auth.resources import API_PATH, InvalidTarget, find_resources
 from gateway.secret import Peppers
@@ -76,7 +77,18 @@ class IssuedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     issued_token_type: str | None = None
 
     def __repr__(self) -> str:
-        return f"TokenAnswer({self.token_type})"
+        return f"IssuedTokens({self.token_type})"
+
+    @classmethod
+    def of(cls, claims: AccessClaims, access_token: str, **more: Any) -> IssuedTokens:
+        """Return the response with an access token of these claims."""
+        return cls(
+            access_token=access_token,
+            token_type=token_type(claims),
+            expires_in=claims.exp - claims.iat,
+            scope=claims.scope,
+            **more,
+        )
 
 
 def narrowed_scopes(requested: str | None, granted: Collection[str]) -> list[str]:
@@ -113,8 +125,8 @@ def check_binding(client: Client, jkt: str | None, bound_to: str | None = None) 
         raise OAuthError("invalid_grant", "bound to another key")
 
 
-def token_type(jkt: str | None) -> str:
-    return "Bearer" if jkt is None else "DPoP"
+def token_type(claims: AccessClaims) -> str:
+    return "Bearer" if claims.cnf is None else "DPoP"
 
 
 def expiry(now: float, *bounds: int) -> int:

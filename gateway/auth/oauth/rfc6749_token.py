@@ -15,7 +15,6 @@ import hmac
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -35,7 +34,6 @@ from gateway.auth.oauth.authority import (
     check_grant_type,
     expiry,
     narrowed_scopes,
-    token_type,
 )
 from gateway.auth.oauth.clients.metadata import (
     AUTHORIZATION_CODE,
@@ -51,8 +49,8 @@ from gateway.auth.oauth.tokens.grants import Code, CodeReplayed, Grant, redeem_c
 from gateway.auth.oauth.tokens.refresh_tokens import LOST_ANSWER_S, RefreshToken
 from gateway.auth.oauth.tokens.rfc9068_access_token import (
     AccessClaims,
-    Confirmation,
     as_audience,
+    confirmation,
     sign,
     token_id,
 )
@@ -173,7 +171,7 @@ async def _answer_code(
             auth_time=auth_time,
             amr=code.amr,
         )
-    return _to_answer(claims, access_token, refresh_token=refresh_token, id_token=id_token)
+    return IssuedTokens.of(claims, access_token, refresh_token=refresh_token, id_token=id_token)
 
 
 async def from_refresh_token(authority: Authority, request: TokenRequest) -> IssuedTokens:
@@ -226,7 +224,7 @@ async def _rotate(
         granted_at=grant.created_at,
         now=authority.now(),
     )
-    return _to_answer(claims, sign(ring, claims), refresh_token=fresh)
+    return IssuedTokens.of(claims, sign(ring, claims), refresh_token=fresh)
 
 
 async def _lost_answer(
@@ -247,7 +245,7 @@ async def _lost_answer(
         access_token = sign(authority.keys.ring, claims, kid=child.answer["kid"])
     except InvalidToken:
         return None
-    return _to_answer(claims, access_token, refresh_token=fresh)
+    return IssuedTokens.of(claims, access_token, refresh_token=fresh)
 
 
 async def from_client_credentials(authority: Authority, request: TokenRequest) -> IssuedTokens:
@@ -279,10 +277,10 @@ async def from_client_credentials(authority: Authority, request: TokenRequest) -
             org_id=client.org_id,
             project_id=await _project_of(conn, client),
             service_account_id=client.service_account_id,
-            cnf=_confirmation(request.jkt),
+            cnf=confirmation(request.jkt),
         )
         await _checked(conn, claims)
-    return _to_answer(claims, sign(authority.keys.ring, claims))
+    return IssuedTokens.of(claims, sign(authority.keys.ring, claims))
 
 
 async def _project_of(conn: AsyncConnection, client: Client) -> str:
@@ -391,7 +389,7 @@ def _claims(
         user_id=grant.user_id,
         grant_id=grant.id,
         auth_time=auth_time,
-        cnf=_confirmation(request.jkt),
+        cnf=confirmation(request.jkt),
     )
 
 
@@ -406,17 +404,3 @@ async def _checked(conn: AsyncConnection, claims: AccessClaims) -> AccessClaims:
         raise OAuthError("invalid_grant", "a user, client or project is gone") from error
     narrowed_scopes(None, checked.scopes)
     return checked
-
-
-def _confirmation(jkt: str | None) -> Confirmation | None:
-    return None if jkt is None else Confirmation(jkt=jkt)
-
-
-def _to_answer(claims: AccessClaims, access_token: str, **more: Any) -> IssuedTokens:
-    return IssuedTokens(
-        access_token=access_token,
-        token_type=token_type(None if claims.cnf is None else claims.cnf.jkt),
-        expires_in=claims.exp - claims.iat,
-        scope=claims.scope,
-        **more,
-    )

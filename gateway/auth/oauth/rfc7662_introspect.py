@@ -43,10 +43,9 @@ async def introspect(authority: Authority, form: Form, client: Client) -> dict[s
 def _describe(claims: AccessClaims) -> dict[str, Any]:
     names = ("scope", "client_id", "sub", "aud", "iss", "jti", "iat", "exp", "act", "cnf")
     fields = msgspec.to_builtins(claims)
-    jkt = None if claims.cnf is None else claims.cnf.jkt
     return {
         "active": True,
-        "token_type": token_type(jkt),
+        "token_type": token_type(claims),
         **{name: fields[name] for name in names if name in fields},
     }
 

@@ -18,7 +18,6 @@ from gateway.auth.oauth.authority import (
     check_binding,
     expiry,
     narrowed_scopes,
-    token_type,
 )
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.form import Form
@@ -27,8 +26,8 @@ from gateway.auth.oauth.tokens.rfc9068_access_token import (
     MAX_ACTORS,
     AccessClaims,
     ActorClaim,
-    Confirmation,
     as_audience,
+    confirmation,
     sign,
     token_id,
 )
@@ -52,13 +51,7 @@ async def exchange(
         raise OAuthError("invalid_grant", "a subject token of another org")
     claims = await _checked(authority, await _claims(authority, form, client, subject, jkt))
     access_token = sign(authority.keys.ring, claims)
-    return IssuedTokens(
-        access_token=access_token,
-        token_type=token_type(jkt),
-        expires_in=claims.exp - claims.iat,
-        scope=claims.scope,
-        issued_token_type=ACCESS_TOKEN,
-    )
+    return IssuedTokens.of(claims, access_token, issued_token_type=ACCESS_TOKEN)
 
 
 async def _claims(
@@ -80,7 +73,7 @@ async def _claims(
         derived_from=[*subject.derived_from, subject.jti, *bound],
         passed_through=[*subject.passed_through, subject.client_id],
         act=actor,
-        cnf=None if jkt is None else Confirmation(jkt=jkt),
+        cnf=confirmation(jkt),
     )
 
 

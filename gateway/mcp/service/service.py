@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from billing.money import PICO_PER_USD, Pico
+from billing.money import Pico
 from gateway.audit.log import Actor
 from gateway.inference.services import GenerationServices
 from gateway.principal import Principal
@@ -19,7 +17,6 @@ from gateway.settings.file import WrittenMcpServer
 from gateway.settings.load import Settings
 from gateway.tenancy.errors import NotFound
 from gateway.tools.loop import ToolLoops
-from gateway.tools.rounds import LoopBounds
 from gateway.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -239,10 +236,7 @@ def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | 
     """Open the tool loops; None: there is no server to ask."""
     if door is None:
         return None
-    written = msgspec.structs.asdict(settings.mcp.loop)
-    most_usd = written.pop("max_cost_usd")
-    most = None if most_usd is None else round(most_usd * PICO_PER_USD)
-    return ToolLoops(toolbox=door.toolbox, bounds=LoopBounds(**written, max_cost_pico=most))
+    return ToolLoops(toolbox=door.toolbox, bounds=settings.mcp.loop)
 
 
 def warn_of_drift(servers: Iterable[ServerConfig]) -> None:

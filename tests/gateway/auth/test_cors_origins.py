@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 import sqlalchemy as sa
@@ -13,19 +14,24 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.auth.cors_origins import MAX_AGE_S, REFRESH_S, CorsOrigins
 from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
-from gateway.tenancy.keys.origins import update_origins
-from gateway.tenancy.orgs import archive_org, create_org, get_org
+from gateway.tenancy.keys.restrictions import check_origins
+from gateway.tenancy.orgs import Org, archive_org, create_org, get_org, update_org
 from tests.gateway.auth.test_api_keys import counted_queries
 
 APP = "https://app.example.com"
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"
 
 
-async def make_org(db: AsyncEngine, name: str, *origins: str) -> str:
+async def update_origins(db: AsyncEngine, redis: Redis, org_id: str, origins: Iterable[str]) -> Org:
+    values = {"cors_origins": check_origins(origins)}
+    return await update_org(db, redis, org_id, values, actor=COMMAND_LINE)
+
+
+async def make_org(db: AsyncEngine, redis: Redis, name: str, *origins: str) -> str:
     async with db.begin() as conn:
         org = await create_org(conn, name=name, actor=COMMAND_LINE)
     assert org.cors_origins == []
-    await update_origins(db, org.id, origins, actor=COMMAND_LINE)
+    await update_origins(db, redis, org.id, origins)
     return org.id
 
 
@@ -39,9 +45,9 @@ async def known(origins: CorsOrigins, origin: str) -> frozenset[str]:
 async def test_an_origin_is_of_those_who_list_it(
     db: AsyncEngine, redis: Redis, postgres_url: str
 ) -> None:
-    acme = await make_org(db, "acme", APP, "http://localhost:3000", APP)
-    other = await make_org(db, "other", APP)
-    await make_org(db, "quiet")
+    acme = await make_org(db, redis, "acme", APP, "http://localhost:3000", APP)
+    other = await make_org(db, redis, "other", APP)
+    await make_org(db, redis, "quiet")
     system = create_engine(postgres_url, role=ROLE_SYSTEM)
     now = [0.0]
     origins = CorsOrigins(system, clock=lambda: now[0])
@@ -52,7 +58,7 @@ async def test_an_origin_is_of_those_who_list_it(
         for stranger in ("https://app.example.com:8443", "https://example.com", "null", ""):
             assert await origins.orgs_of(stranger) == frozenset()
         assert len(queries) == 1
-    await update_origins(db, acme, [], actor=COMMAND_LINE)
+    await update_origins(db, redis, acme, [])
     assert APP not in await read(db, acme)
     now[0] += REFRESH_S
     assert await known(origins, APP) == {acme, other}, "not asked anew within a second"
@@ -72,9 +78,9 @@ async def read(db: AsyncEngine, org_id: str) -> list[str]:
 
 
 async def test_without_postgres_what_was_known_stays(
-    db: AsyncEngine, caplog: pytest.LogCaptureFixture
+    db: AsyncEngine, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    acme = await make_org(db, "acme", APP)
+    acme = await make_org(db, redis, "acme", APP)
     now = [0.0]
     origins = CorsOrigins(db, clock=lambda: now[0])
     assert await origins.orgs_of(APP) == {acme}
@@ -111,29 +117,27 @@ async def test_closing_ends_the_read_under_way(db: AsyncEngine) -> None:
         *("https://exämple.com", "https://example.com\n", "https://" + "a" * 300),
     ],
 )
-async def test_what_no_browser_sends_is_refused(db: AsyncEngine, origin: str) -> None:
-    org_id = await make_org(db, "acme", APP)
+async def test_what_no_browser_sends_is_refused(db: AsyncEngine, redis: Redis, origin: str) -> None:
+    org_id = await make_org(db, redis, "acme", APP)
     with pytest.raises(InvalidField, match=r"^cors_origins: "):
-        await update_origins(db, org_id, [origin], actor=COMMAND_LINE)
+        await update_origins(db, redis, org_id, [origin])
     assert await read(db, org_id) == [APP]
 
 
 @pytest.mark.parametrize(
     "origin", ["http://[::1]:3000", "http://localhost", "capacitor://localhost", "https://a.b:8443"]
 )
-async def test_what_browsers_send_is_kept(db: AsyncEngine, origin: str) -> None:
-    org_id = await make_org(db, "acme", origin)
+async def test_what_browsers_send_is_kept(db: AsyncEngine, redis: Redis, origin: str) -> None:
+    org_id = await make_org(db, redis, "acme", origin)
     assert await read(db, org_id) == [origin]
 
 
-async def test_bounds_and_strangers(db: AsyncEngine) -> None:
-    org_id = await make_org(db, "acme")
+async def test_bounds_and_strangers(db: AsyncEngine, redis: Redis) -> None:
+    org_id = await make_org(db, redis, "acme")
     with pytest.raises(InvalidField):
-        await update_origins(
-            db, org_id, [f"https://a{n}.example" for n in range(51)], actor=COMMAND_LINE
-        )
+        await update_origins(db, redis, org_id, [f"https://a{n}.example" for n in range(51)])
     for unknown in ("org_none", ""):
         with pytest.raises(NotFound):
-            await update_origins(db, unknown, [APP], actor=COMMAND_LINE)
+            await update_origins(db, redis, unknown, [APP])
         with pytest.raises(NotFound):
             await read(db, unknown)

@@ -417,7 +417,7 @@ def test_what_calls_cost_is_bounded_with_what_rounds_do(world: World, who: Who) 
     """Two calls fit, of three that are made one behind the other; and no round behind them."""
     orders: Any = [("shop__order", {"body": {"item": item, "count": 1}}) for item in "abc"]
     before = len(world.shop.seen)
-    with bounded(world, max_cost_pico=PRICE_PICO * 3 // 2):
+    with bounded(world, max_cost_usd=0.015):
         made = create(who, script(orders, [LOOK]), [mcp("shop")])
     assert made.incomplete_details.reason == "max_tool_cost"
     calls = [item for item in made.output if item.type == "mcp_call"]

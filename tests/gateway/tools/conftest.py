@@ -11,14 +11,14 @@ import pytest
 import redis
 from openai import OpenAI
 
+from gateway.settings.file import WrittenToolLoop
 from gateway.tools.loop import ToolLoops
-from gateway.tools.rounds import LoopBounds
 from tests.databases import Databases
 from tests.gateway.conftest import be_patient
 from tests.gateway.routes.openapi.running import Running, running
 from tests.gateway.tools.scripted import Servers, core
 
-BOUNDS = LoopBounds(max_rounds=6, max_calls_per_round=4, max_result_bytes=2000)
+BOUNDS = WrittenToolLoop(max_rounds=6, max_calls_per_round=4, max_result_bytes=2000)
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_reading_runs_side_by_side_and_writing_in_order(client: OpenAI, servers:
     [
         ({"max_rounds": 2}, "max_tool_rounds"),
         ({"max_tokens": 10}, "max_tool_tokens"),
-        ({"max_cost_pico": 1}, "max_tool_cost"),
+        ({"max_cost_usd": 1e-12}, "max_tool_cost"),
         ({"max_seconds": 1e-9}, "max_tool_seconds"),
     ],
 )

@@ -67,7 +67,7 @@ SYSTEM = {
     "auth.oauth.tokens.signing_keys.rotate": "signing keys are of the whole installation",
     "tenancy.keys.changes.report_leak": "whoever shows a key, before the tenant is known",
     "tenancy.keys.keys.end_key": "of the key that it is given",
-    "tenancy.keys.origins.all_origins": "a preflight names no tenant",
+    "auth.cors_origins.all_origins": "a preflight names no tenant",
     "auth.bearer.subjects.find_principal": "of the token that it is given; its claims name the org",
     "tenancy.changes.changing": "a transaction, not a verb",
     "tenancy.members.invites.accept_invite": "whoever has the link, before the tenant is known",

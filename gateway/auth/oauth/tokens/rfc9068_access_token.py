@@ -75,6 +75,16 @@ class AccessClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def scopes(self) -> frozenset[str]:
         return frozenset(self.scope.split())
 
+    @property
+    def jkt(self) -> str | None:
+        """The thumbprint of the key that the token is bound to."""
+        return None if self.cnf is None else self.cnf.jkt
+
+
+def confirmation(jkt: str | None) -> Confirmation | None:
+    """Return the `cnf` claim of a token that is bound to a key, if it is."""
+    return None if jkt is None else Confirmation(jkt=jkt)
+
 
 def token_id() -> str:
     return uuid7().hex

@@ -46,6 +46,6 @@ def test_what_would_print_them_shows_no_secret() -> None:
     )
     presented = PresentedCredentials("client_secret_post", "client_1", "tg-secret-1")
     assert (repr(answer), repr(presented)) == (
-        "TokenAnswer(Bearer)",
+        "IssuedTokens(Bearer)",
         "PresentedCredentials(client_secret_post)",
     )
