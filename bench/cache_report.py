@@ -87,7 +87,6 @@ def making() -> Callable[[], object]:
     prepared = PreparedRequest(
         request=request,
         input_tokens=len(PROMPT),
-        input_estimated=False,
         max_output_tokens=100,
         max_tokens_given=True,
         payload=None,

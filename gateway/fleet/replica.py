@@ -20,7 +20,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request: GenerateRequest
     input_tokens: int
-    input_estimated: bool
     most_input_tokens: int | None = None
     """The upper bound of input tokens that a spending cap reserves for. None: `input_tokens`."""
     max_output_tokens: int

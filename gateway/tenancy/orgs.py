@@ -78,19 +78,13 @@ async def create_org(
 
 async def get_org(conn: AsyncConnection, org_id: str) -> Org:
     """A live or an archived one. Raises: NotFound."""
-    row = (await conn.execute(sa.select(orgs).where(orgs.c.id == org_id))).one_or_none()
-    if row is None:
-        raise NotFound("org", f"no organization {org_id!r}")
-    return Org(**row._mapping)
+    return await _read_org(conn, sa.select(orgs).where(orgs.c.id == org_id), org_id)
 
 
 async def find_org(conn: AsyncConnection, *, name: str) -> Org:
     """A live organization by the name people know. Raises: NotFound."""
     found = sa.select(orgs).where(orgs.c.name == name, orgs.c.archived_at.is_(None))
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        raise NotFound("org", f"no organization {name!r}")
-    return Org(**row._mapping)
+    return await _read_org(conn, found, name)
 
 
 def select_orgs(*, archived: bool = False) -> sa.Select[Any]:
@@ -217,9 +211,13 @@ async def lift_suspension(
 async def _hold_org(conn: AsyncConnection, org_id: str) -> Org:
     """Lock an organization: nobody else changes it before this commits. Raises: NotFound."""
     held = sa.select(orgs).where(orgs.c.id == org_id).with_for_update(key_share=True)
-    row = (await conn.execute(held)).one_or_none()
+    return await _read_org(conn, held, org_id)
+
+
+async def _read_org(conn: AsyncConnection, found: sa.Select[Any], name: str) -> Org:
+    row = (await conn.execute(found)).one_or_none()
     if row is None:
-        raise NotFound("org", f"no organization {org_id!r}")
+        raise NotFound("org", f"no organization {name!r}")
     return Org(**row._mapping)
 
 

@@ -20,11 +20,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
+from gateway.columns import moment, moment_made, text, texts
 from gateway.ids import uuid7
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
 from gateway.vault.envelope import SealedEnvelope, Unreadable, Vault
 from gateway.vault.errors import CannotOpen
-from gateway.vault.tables import credentials
 
 MAX_PER_ORG = 10_000
 MAX_VALUES = 16
@@ -39,6 +39,27 @@ CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 Kind = Literal["static", "oauth"]
 
 log = logging.getLogger(__name__)
+
+metadata = sa.MetaData()
+
+credentials = sa.Table(
+    "upstream_credentials",
+    metadata,
+    text("id", key=True),
+    text("org_id"),
+    text("upstream"),
+    text("user_id", nullable=True),
+    text("kind"),
+    texts("names"),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("wrapped_key", sa.LargeBinary, nullable=False),
+    text("secret_id"),
+    sa.Column("version", sa.BigInteger, nullable=False, server_default="1"),
+    moment("expires_at"),
+    moment("refused_at"),
+    moment_made(),
+    moment_made("updated_at"),
+)
 
 
 class UpstreamCredential(msgspec.Struct, frozen=True, kw_only=True):

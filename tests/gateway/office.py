@@ -70,7 +70,6 @@ class ScriptedReplica:
         return PreparedRequest(
             request=request,
             input_tokens=INPUT_TOKENS,
-            input_estimated=False,
             max_output_tokens=100,
             max_tokens_given=True,
             payload=None,

@@ -20,7 +20,7 @@ import gateway.mcp.tables
 import gateway.responses.tables
 import gateway.tenancy.member_tables
 import gateway.tenancy.tables
-import gateway.vault.tables
+import gateway.vault.credentials
 import gateway.webhooks.tables
 from migrations.runner import MigrationError, migrate
 
@@ -30,7 +30,7 @@ ROOMS = (
     gateway.cache_report.rows.metadata,
     gateway.files.tables.metadata,
     gateway.mcp.tables.metadata,
-    gateway.vault.tables.metadata,
+    gateway.vault.credentials.metadata,
     gateway.webhooks.tables.metadata,
     billing.tables.metadata,
     billing.invoices.tables.metadata,

@@ -28,9 +28,9 @@ from gateway.auth.login.throttle import Throttle
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.client_authentication import ClientAuthentication
-from gateway.auth.oauth.clients.keys import ClientKeys
 from gateway.auth.oauth.clients.metadata_documents import ClientDocuments
 from gateway.auth.oauth.clients.store import SECRET_PEPPER_PURPOSE, Clients
+from gateway.auth.oauth.rfc7523_assertion import ClientKeys
 from gateway.auth.oauth.rfc8414_metadata import INTROSPECTION_PATH, REVOCATION_PATH, TOKEN_PATH
 from gateway.auth.oauth.tokens.grants import CODE_PEPPER_PURPOSE
 from gateway.auth.oauth.tokens.refresh_tokens import RefreshTokens

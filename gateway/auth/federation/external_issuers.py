@@ -84,8 +84,11 @@ class ExternalIssuers:
             return known.principal
         unverified = read(token)
         listed = choose(snapshot, unverified)
-        claims = await self._verify(listed, unverified)
         rules = listed.issuer
+        try:
+            claims = await verified_claims(self._keys, rules, unverified)
+        except LoginIssuerUnavailable as error:
+            raise AuthUnavailable(str(error)) from error
         ends = check_claims(
             claims,
             issuer=rules.issuer,
@@ -97,17 +100,6 @@ class ExternalIssuers:
         until = min(ends, self._wall_clock() + VERIFIED_S)
         self._verified.put(digest, VerifiedToken(principal, listed, until))
         return principal
-
-    async def _verify(self, listed: ListedIssuer, unverified: UnverifiedToken) -> dict[str, Any]:
-        if unverified.alg not in listed.issuer.algorithms:
-            raise InvalidToken("the tenant does not list its algorithm")
-        try:
-            key = await self._keys.find(listed.issuer.issuer, unverified.kid, unverified.alg)
-        except LoginIssuerUnavailable as error:
-            raise AuthUnavailable(str(error)) from error
-        if key is None:
-            raise InvalidToken("no such key")
-        return verify(unverified, key)
 
     def _to_principal(
         self, listed: ListedIssuer, claims: Mapping[str, Any], ends: float
@@ -149,6 +141,18 @@ class ExternalIssuers:
         """Return the `aud` that a token of ours with the same rights would have (RFC 9068)."""
         base = self._public_url
         return frozenset({base, base + API_PATH, f"{base}/mcp/{org_id}"})
+
+
+async def verified_claims(
+    keys: IssuerKeys, rules: Rules, unverified: UnverifiedToken
+) -> dict[str, Any]:
+    """Verify the signature by a key of the issuer. Raises: InvalidToken, LoginIssuerUnavailable."""
+    if unverified.alg not in rules.algorithms:
+        raise InvalidToken("the tenant does not list its algorithm")
+    key = await keys.find(rules.issuer, unverified.kid, unverified.alg)
+    if key is None:
+        raise InvalidToken("no such key")
+    return verify(unverified, key)
 
 
 def is_unchanged(known: VerifiedToken, snapshot: Snapshot) -> bool:

@@ -28,8 +28,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.audit.log import Actor, record
 from gateway.auth.errors import InvalidToken
-from gateway.auth.federation.external_issuers import fits, role_of
-from gateway.auth.federation.external_tokens import audiences, check_claims, read, verify
+from gateway.auth.federation.external_issuers import fits, role_of, verified_claims
+from gateway.auth.federation.external_tokens import audiences, check_claims, read
 from gateway.auth.federation.issuer_directory import IssuerDirectory
 from gateway.auth.federation.issuer_keys import IssuerKeys, IssuerMetadata, LoginIssuerUnavailable
 from gateway.auth.federation.issuers import Issuer
@@ -299,13 +299,7 @@ class ExternalLogin:
         """Verify the ID token (OpenID Connect Core, 3.1.3.7)."""
         assert issuer.client_id is not None
         try:
-            unverified = read(id_token)
-            if unverified.alg not in issuer.algorithms:
-                raise InvalidToken("the tenant does not list its algorithm")
-            key = await self._keys.find(issuer.issuer, unverified.kid, unverified.alg)
-            if key is None:
-                raise InvalidToken("no such key")
-            claims = verify(unverified, key)
+            claims = await verified_claims(self._keys, issuer, read(id_token))
             check_claims(
                 claims,
                 issuer=issuer.issuer,

@@ -8,8 +8,11 @@ is accepted.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -19,10 +22,15 @@ from joserfc.jwk import JWKRegistry, Key
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from foundation.tasks import SharedTasks
 from gateway.auth.oauth.clients.store import Client
 from gateway.auth.oauth.rfc6749_errors import invalid_client
 from gateway.auth.tables import oauth_assertions
 from gateway.db import delete_some
+from gateway.lru import Lru
+from gateway.net.egress import Egress, EgressError
+
+log = logging.getLogger(__name__)
 
 TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "Ed25519")
@@ -31,6 +39,11 @@ MAX_LIFETIME_S = 600
 CLOCK_SKEW_S = 60
 MAX_PURGED = 100
 TYPES = (None, "JWT", "client-authentication+jwt")
+
+KEYS_KEPT_S = 300.0
+KEYS_RETRY_S = 30.0
+"""The wait before a URI that failed is fetched again."""
+MAX_KEPT_KEYS = 1024
 
 FetchKeys = Callable[[str], Awaitable[dict[str, Any] | None]]
 """Returns the JWK Set at a client's `jwks_uri`; None if it cannot be fetched."""
@@ -125,3 +138,39 @@ async def _use_up(
     )
     if (await conn.execute(used.on_conflict_do_nothing())).rowcount == 0:
         raise invalid_client("the assertion was used before")
+
+
+class ClientKeys:
+    """Fetches the keys at clients' `jwks_uri`, and caches them. One per process. `clock`: monotonic
+    seconds.
+
+    A URI is fetched once per KEYS_KEPT_S, or per KEYS_RETRY_S while it fails, however many
+    assertions arrive. The egress client bounds concurrent fetches.
+    """
+
+    def __init__(self, egress: Egress, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._egress = egress
+        self._clock = clock
+        self._kept: Lru[str, tuple[float, dict[str, Any] | None]] = Lru(MAX_KEPT_KEYS)
+        self._fetches: SharedTasks[str, dict[str, Any] | None] = SharedTasks("fetch client keys")
+
+    async def close(self) -> None:
+        await self._fetches.close()
+
+    async def fetch(self, uri: str) -> dict[str, Any] | None:
+        """Return the JWK Set, or None if it cannot be fetched."""
+        kept = self._kept.get(uri)
+        if kept is not None:
+            lifetime_s = KEYS_RETRY_S if kept[1] is None else KEYS_KEPT_S
+            if self._clock() - kept[0] < lifetime_s:
+                return kept[1]
+        return await self._fetches.run(uri, partial(self._fetch, uri))
+
+    async def _fetch(self, uri: str) -> dict[str, Any] | None:
+        found = None
+        try:
+            found = (await self._egress.get(uri)).json_object()
+        except EgressError as error:
+            log.info("the keys of a client cannot be fetched: %s", error)
+        self._kept.put(uri, (self._clock(), found))
+        return found

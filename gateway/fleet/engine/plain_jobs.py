@@ -71,7 +71,6 @@ class PlainJobs:
         return PreparedRequest(
             request=request,
             input_tokens=sum(map(len, found)),
-            input_estimated=False,
             max_output_tokens=asked * request.n * len(found),
             max_tokens_given=True,
             payload=EngineJob(
@@ -103,7 +102,6 @@ class PlainJobs:
         return PreparedRequest(
             request=request,
             input_tokens=num_tokens,
-            input_estimated=False,
             max_output_tokens=0,
             max_tokens_given=True,
             payload=EngineJob(

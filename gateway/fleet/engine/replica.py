@@ -333,7 +333,6 @@ class EngineReplica:
         return PreparedRequest(
             request=request,
             input_tokens=num_prompt_tokens,
-            input_estimated=False,
             max_output_tokens=max_tokens * request.n,
             max_tokens_given=prompt.max_tokens is not None,
             payload=EngineJob(

@@ -160,7 +160,6 @@ class UpstreamReplica:
         return PreparedRequest(
             request=request,
             input_tokens=size.estimate,
-            input_estimated=True,
             most_input_tokens=size.most,
             max_output_tokens=per_choice * request.n,
             max_tokens_given=given,
@@ -190,7 +189,6 @@ class UpstreamReplica:
         return PreparedRequest(
             request=request,
             input_tokens=size.estimate,
-            input_estimated=True,
             most_input_tokens=size.most,
             max_output_tokens=plain.max_tokens * request.n,
             max_tokens_given=True,

@@ -73,11 +73,7 @@ async def get_service_account(
     conn: AsyncConnection, *, org_id: str, project_id: str, service_account_id: str
 ) -> ServiceAccount:
     """A live one. Raises: NotFound."""
-    found = _live(org_id, project_id).where(service_accounts.c.id == service_account_id)
-    row = (await conn.execute(found)).one_or_none()
-    if row is None:
-        raise NotFound("service_account_id", f"no service account {service_account_id!r}")
-    return ServiceAccount(**row._mapping)
+    return await _read(conn, _live(org_id, project_id), service_account_id)
 
 
 async def list_service_accounts(
@@ -161,8 +157,15 @@ async def lock_service_account(
 ) -> ServiceAccount:
     """A live one that nobody changes before this commits. Raises: NotFound, ArchivedError."""
     await lock_project(conn, org_id=org_id, project_id=project_id)
-    found = _live(org_id, project_id).where(service_accounts.c.id == service_account_id)
-    row = (await conn.execute(found.with_for_update(key_share=True))).one_or_none()
+    held = _live(org_id, project_id).with_for_update(key_share=True)
+    return await _read(conn, held, service_account_id)
+
+
+async def _read(
+    conn: AsyncConnection, listed: sa.Select[Any], service_account_id: str
+) -> ServiceAccount:
+    found = listed.where(service_accounts.c.id == service_account_id)
+    row = (await conn.execute(found)).one_or_none()
     if row is None:
         raise NotFound("service_account_id", f"no service account {service_account_id!r}")
     return ServiceAccount(**row._mapping)

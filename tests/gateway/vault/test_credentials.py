@@ -19,6 +19,7 @@ from gateway.vault import credentials as vault_credentials
 from gateway.vault.credentials import (
     OpenCredential,
     UpstreamCredential,
+    credentials,
     delete_credential,
     find_credential,
     mark_refused,
@@ -28,7 +29,6 @@ from gateway.vault.credentials import (
 )
 from gateway.vault.envelope import Unreadable, Vault
 from gateway.vault.errors import CannotOpen
-from gateway.vault.tables import credentials
 from tests.gateway.a_secret import a_secret
 from tests.gateway.vault.conftest import Tenant, Tenants
 

@@ -189,12 +189,7 @@ async def create_client(
     Raises: NotFound (project_id, service_account_id, plan), NotAllowed.
     """
     if by is not None:
-        check_client(
-            by,
-            scopes=scopes,
-            grant_types=metadata.grant_types,
-            service_account_id=service_account_id,
-        )
+        check_client(by, scopes, metadata.grant_types, service_account_id)
     await _check_owners(conn, org_id, project_id, service_account_id)
     secret = random_secret(SECRET_PREFIX)
     needs_secret = metadata.token_endpoint_auth_method in SECRET_METHODS
@@ -267,12 +262,7 @@ async def update_client(
     before = await _locked(conn, org_id, client_id)
     check(before)
     if by is not None:
-        check_client(
-            by,
-            scopes=scopes,
-            grant_types=metadata.grant_types,
-            service_account_id=service_account_id,
-        )
+        check_client(by, scopes, metadata.grant_types, service_account_id)
     await _check_owners(conn, org_id, project_id, service_account_id)
     method = metadata.token_endpoint_auth_method
     if (method in SECRET_METHODS) != (before.token_endpoint_auth_method in SECRET_METHODS):
@@ -304,12 +294,7 @@ async def rotate_secret(
     before = await _locked(conn, org_id, client_id)
     check(before)
     if by is not None:
-        check_client(
-            by,
-            scopes=before.scopes,
-            grant_types=before.grant_types,
-            service_account_id=before.service_account_id,
-        )
+        check_client(by, before.scopes, before.grant_types, before.service_account_id)
     if before.token_endpoint_auth_method not in SECRET_METHODS:
         raise InvalidField("token_endpoint_auth_method", "this client has no secret")
     if not 0 <= grace_s <= MAX_GRACE_S:
@@ -473,7 +458,6 @@ def _seen(client: Client) -> dict[str, Any]:
 
 def check_client(
     maker: Principal,
-    *,
     scopes: Iterable[str],
     grant_types: Collection[str],
     service_account_id: str | None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.oauth.clients.keys import KEPT_S, RETRY_S, ClientKeys
+from gateway.auth.oauth.rfc7523_assertion import KEYS_KEPT_S, KEYS_RETRY_S, ClientKeys
 from gateway.net.egress import EgressFailed, FetchResponse
 from tests.gateway.auth.parts import Clock
 from tests.pace import within
@@ -36,7 +36,7 @@ async def test_keys_are_kept_for_a_while() -> None:
     far_end, clock = FarEnd(), Clock()
     keys: Any = ClientKeys(far_end, clock=clock)  # type: ignore[arg-type]
     assert [await keys.fetch(URI) for _ in range(3)] == [{"keys": []}] * 3
-    clock.now += KEPT_S
+    clock.now += KEYS_KEPT_S
     far_end.body = b'{"keys": [1]}'
     assert await keys.fetch(URI) == {"keys": [1]}
     assert far_end.asked == 2
@@ -49,7 +49,7 @@ async def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
         far_end.body, before = body, far_end.asked
         assert [await keys.fetch(URI) for _ in range(3)] == [None] * 3
         assert far_end.asked == before + 1
-        clock.now += RETRY_S
+        clock.now += KEYS_RETRY_S
     far_end.body = b"{}"
     assert await keys.fetch(URI) == {}
 
