@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.db import ROLE_SYSTEM, create_engine
 from gateway.home import Home, HomeBusy, HomeLock
-from gateway.processes.child_processes import Child, end_leftovers
+from gateway.processes.child_processes import end_leftovers
 from gateway.processes.embedded_databases import (
     STOP_TIMEOUT_S,
     postgres_url,
@@ -45,7 +45,12 @@ async def database_urls(settings: Settings) -> AsyncIterator[tuple[str, str]]:
             else:
                 stack.callback(lock.release)
                 end_leftovers(home.run)
-                await _start_missing(settings, home, stack)
+                if settings.database_url is None:
+                    postgres = await start_postgres(home)
+                    stack.push_async_callback(postgres.stop, STOP_TIMEOUT_S)
+                if settings.redis_url is None:
+                    valkey = await start_redis(home)
+                    stack.push_async_callback(valkey.stop, STOP_TIMEOUT_S)
         yield urls
 
 
@@ -65,13 +70,3 @@ async def connections(settings: Settings) -> AsyncIterator[tuple[AsyncEngine, Re
         finally:
             await redis.aclose()
             await db.dispose()
-
-
-async def _start_missing(settings: Settings, home: Home, stack: AsyncExitStack) -> None:
-    def keep(child: Child) -> None:
-        stack.push_async_callback(child.stop, STOP_TIMEOUT_S)
-
-    if settings.database_url is None:
-        keep(await start_postgres(home))
-    if settings.redis_url is None:
-        keep(await start_redis(home))

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
+from foundation.tasks import end_tasks
 from gateway.processes.child_processes import Child
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,7 @@ class Restarter:
     async def stop(self, timeout_s: float) -> None:
         """Ends the child, and does not start it again."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
             self._task = None
         if self._child is not None:
             self._leaving.add(self._child)

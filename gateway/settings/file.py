@@ -53,7 +53,6 @@ AdapterName = Annotated[str, Meta(pattern=ADAPTER_PATTERN)]
 """The engine's command line names adapters NAME=PATH."""
 Url = Annotated[str, Meta(pattern=URL_PATTERN)]
 PublicUrl = Annotated[str, Meta(pattern=PUBLIC_URL_PATTERN, max_length=255)]
-RedisUrl = Annotated[str, Meta(pattern=REDIS_PATTERN)]
 McpName = Annotated[str, Meta(pattern=MCP_PATTERN)]
 OrgId = Annotated[str, Meta(pattern=ORG_PATTERN)]
 OrgsProject = Annotated[str, Meta(pattern=ORGS_PROJECT_PATTERN)]
@@ -61,19 +60,8 @@ EngineAddress = Annotated[str, Meta(pattern=ADDRESS_PATTERN)]
 Weight = Annotated[int, Meta(ge=1, le=1000)]
 Concurrency = Annotated[int, Meta(ge=1, le=1024)]
 """As many as one gateway process keeps connections to an upstream (`fleet.upstream`)."""
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Workers = Annotated[int, Meta(ge=1, le=256)]
-BodyBytes = Annotated[int, Meta(ge=1024, le=1024**3)]
-DrainTimeout = Annotated[float, Meta(ge=0, le=3600)]
-StalledReader = Annotated[float, Meta(ge=1, le=3600)]
-ResponseDays = Annotated[float, Meta(gt=0, le=3650)]
 FileBytes = Annotated[int, Meta(ge=1, le=1024**4)]
-BucketName = Annotated[str, Meta(pattern=BUCKET_PATTERN)]
-ObjectPrefix = Annotated[str, Meta(pattern=PREFIX_PATTERN)]
 StoreTimeout = Annotated[float, Meta(ge=0.1, le=600)]
-PartBytes = Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)]
-BatchLines = Annotated[int, Meta(ge=1, le=1_000_000)]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class SettingsError(Exception):
@@ -136,11 +124,11 @@ class WrittenPlan(Strict, frozen=True, kw_only=True):
 class FileStoreConfig(Strict, frozen=True, kw_only=True):
     """`[file_store]`: an S3-compatible store for the content of files."""
 
-    bucket: BucketName
+    bucket: Annotated[str, Meta(pattern=BUCKET_PATTERN)]
     endpoint: Url | None = None
     """None: Amazon's of the region."""
     region: Name = "us-east-1"
-    prefix: ObjectPrefix = "tollgate"
+    prefix: Annotated[str, Meta(pattern=PREFIX_PATTERN)] = "tollgate"
     """Before the names of all objects."""
     access_key_env: Name = "AWS_ACCESS_KEY_ID"
     secret_key_env: Name = "AWS_SECRET_ACCESS_KEY"
@@ -150,7 +138,7 @@ class FileStoreConfig(Strict, frozen=True, kw_only=True):
     connect_timeout_s: StoreTimeout = 5.0
     timeout_s: StoreTimeout = 30.0
     """The deadline of one request, including its retries."""
-    part_bytes: PartBytes = 4 * 1024 * 1024
+    part_bytes: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
     """The part size of one object; each open upload and each reader holds one part in memory."""
 
 
@@ -279,17 +267,17 @@ class Scalars(Strict, frozen=True, kw_only=True):
 
     home: Path = Path(".tollgate")
     host: Name = "127.0.0.1"
-    port: Port = 8000
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0: any free one."""
     public_url: PublicUrl | None = None
     """How clients reach the gateway, and the name under which it issues tokens (RFC 8414 `issuer`).
     None: the address that it listens on."""
     egress_to_loopback: bool = False
     """For development: the documents of clients and issuers may be on this machine, over http."""
-    workers: Workers = 1
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
     database_url: str | None = None
     """For SQLAlchemy with asyncpg. None: an embedded Postgres under `home`."""
-    redis_url: RedisUrl | None = None
+    redis_url: Annotated[str, Meta(pattern=REDIS_PATTERN)] | None = None
     """None: an embedded Valkey under `home`."""
     secret_key_file: Path | None = None
     """The versioned secret all gateways share (`gateway.secret`)."""
@@ -303,25 +291,25 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     mcp: WrittenMcp = WrittenMcp()
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""
-    max_body_bytes: BodyBytes = 16 * 1024 * 1024
-    drain_timeout_s: DrainTimeout = 30.0
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=1024**3)] = 16 * 1024 * 1024
+    drain_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 30.0
     """After SIGTERM: how long open streams may take to end by themselves."""
-    stalled_reader_s: StalledReader = 60.0
+    stalled_reader_s: Annotated[float, Meta(ge=1, le=3600)] = 60.0
     """A client that takes nothing for so long is given up, and its connection closed."""
-    response_lifetime_days: ResponseDays = 30.0
+    response_lifetime_days: Annotated[float, Meta(gt=0, le=3650)] = 30.0
     """How long what /v1/responses stores is kept."""
     max_file_bytes: FileBytes = 512 * 1024 * 1024
     """The bound on one file, uploaded or written by a batch."""
     max_org_file_bytes: FileBytes = 10 * 1024**3
     """The bound on all files of one organization."""
-    max_batch_lines: BatchLines = 50_000
+    max_batch_lines: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
     max_batch_bytes: FileBytes = 200 * 1024 * 1024
     """The bound on the input of one batch."""
     batch_concurrency: Concurrency = 16
     """Requests of batches that one worker has under way."""
     file_store: FileStoreConfig | None = None
     """The store for the content of new files. None: Postgres."""
-    log_level: LogLevel = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class SettingsFile(PlainSettings, frozen=True, kw_only=True):

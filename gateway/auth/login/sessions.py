@@ -102,14 +102,8 @@ async def find_session(
     """Return the session; None if it has ended, or its user or org is archived."""
     c = oauth_sessions.c
     joined = oauth_sessions.join(users, c.user_id == users.c.id).join(orgs, c.org_id == orgs.c.id)
-    columns: list[sa.ColumnElement[Any]] = [
-        c.id,
-        c.org_id,
-        c.user_id,
-        c.amr,
-        c.auth_time,
-        c.expires_at,
-    ]
+    own = ("id", "org_id", "user_id", "amr", "auth_time", "expires_at")
+    columns: list[sa.ColumnElement[Any]] = [c[name] for name in own]
     columns += [users.c.email, users.c.name, users.c.role]
     columns += [orgs.c.name.label("org_name"), orgs.c.is_operator]
     columns.append(users.c.password_hash.is_not(None).label("has_password"))

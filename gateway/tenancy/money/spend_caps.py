@@ -120,7 +120,7 @@ async def create_spend_cap(
     if tag is not None and (project_id is not None or key_id is not None or model is not None):
         raise InvalidField("tag", "a cap is of a project, of a key, of a model or of a tag")
     _check_hardness(model or tag, hard)
-    _check_amount(amount_pico)
+    check_amount("amount_usd", amount_pico)
     subject = key_id or project_id or EVERYTHING
     async with changing(db, redis, subject, org_id=org_id) as conn:
         await _lock_owner(conn, org_id=org_id, project_id=project_id, key_id=key_id)
@@ -147,7 +147,7 @@ async def create_spend_cap(
         cap = to_spend_cap(made)
         await raise_for_cap(conn, cap.id)
         await _log(
-            conn, cap, operator_org, actor=actor, action="spend_cap.created", after=said(cap)
+            conn, cap, operator_org, actor=actor, action="spend_cap.created", after=described(cap)
         )
         return cap
 
@@ -184,7 +184,7 @@ async def update_spend_cap(
         if before.archived_at is not None:
             raise ReadOnly("cap", "an archived cap cannot be changed")
         if "amount_pico" in values:
-            _check_amount(values["amount_pico"])
+            check_amount("amount_usd", values["amount_pico"])
         _check_hardness(before.model or before.tag, values.get("hard", before.hard))
         changed = {
             name: value
@@ -220,24 +220,25 @@ async def archive_spend_cap(
         return await _change(conn, before, moment, "archived", operator_org, actor)
 
 
-def said(cap: SpendCapRow) -> dict[str, Any]:
+def described(cap: SpendCapRow) -> dict[str, Any]:
     """Describe a cap for the audit log."""
     fields = (
         *("project_id", "key_id", "model", "tag"),
         *("period", "amount_pico", "hard", "by_operator"),
     )
-    return {name: _told(getattr(cap, name)) for name in fields}
+    return {name: _exact(getattr(cap, name)) for name in fields}
 
 
-def _told(value: Any) -> Any:
-    """An amount may be more than a JSON number holds exactly."""
+def _exact(value: Any) -> Any:
+    """Return an amount as text: it may be more than a JSON number holds exactly."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _check_amount(amount_pico: Pico) -> None:
+def check_amount(field: str, amount_pico: Pico) -> None:
+    """Raises: InvalidField."""
     if not 0 <= amount_pico <= MAX_AMOUNT_PICO or amount_pico % PICO_PER_NANO:
         most = MAX_AMOUNT_PICO // PICO_PER_USD
-        raise InvalidField("amount_usd", f"must be 0 to {most}, with at most nine decimals")
+        raise InvalidField(field, f"must be 0 to {most}, with at most nine decimals")
 
 
 def _check_hardness(told_of: str | None, hard: bool) -> None:
@@ -323,8 +324,8 @@ async def _change(
         operator_org,
         actor=actor,
         action=f"spend_cap.{what}",
-        before={name: _told(getattr(before, name)) for name in values},
-        after={name: _told(getattr(after, name)) for name in values},
+        before={name: _exact(getattr(before, name)) for name in values},
+        after={name: _exact(getattr(after, name)) for name in values},
     )
     return after
 

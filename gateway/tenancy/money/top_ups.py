@@ -21,12 +21,12 @@ from billing.credits.balance_watch import (
     settings_of,
 )
 from billing.credits.top_ups import GRANTABLE, TopUp, end_top_up, find_top_up, successor_of
-from billing.money import PICO_PER_USD, Pico, format_usd
+from billing.money import format_usd
 from gateway.audit.log import Actor, record_for_both
 from gateway.db import tenant
 from gateway.tenancy.errors import Conflict, InvalidField, NotFound
 from gateway.tenancy.money.credits import add_credit, hold_org
-from gateway.tenancy.money.spend_caps import MAX_AMOUNT_PICO, PICO_PER_NANO
+from gateway.tenancy.money.spend_caps import check_amount
 
 Check = Callable[[TopUp], None]
 """Raises what keeps the top-up, as it stands under its lock, from being changed."""
@@ -74,8 +74,8 @@ async def update_wanted(
             actor=actor,
             action="balance_settings.updated",
             target=org_id,
-            before=_said(before),
-            after=_said(after),
+            before=_described(before),
+            after=_described(after),
         )
         return after
 
@@ -175,31 +175,25 @@ async def _find(conn: AsyncConnection, org_id: str, top_up_id: str, *, lock: boo
 def _check_wanted(wanted: BalanceSettings) -> None:
     """Raises: InvalidField."""
     if wanted.low_pico is not None:
-        _check_amount("low_usd", wanted.low_pico)
+        check_amount("low_usd", wanted.low_pico)
     if (top_up := wanted.top_up) is None:
         return
-    _check_amount("auto_top_up.amount_usd", top_up.amount_pico)
-    _check_amount("auto_top_up.below_usd", top_up.below_pico)
+    check_amount("auto_top_up.amount_usd", top_up.amount_pico)
+    check_amount("auto_top_up.below_usd", top_up.below_pico)
     if top_up.amount_pico <= 0:
         raise InvalidField("auto_top_up.amount_usd", "must be more than nothing")
 
 
-def _check_amount(field: str, amount_pico: Pico) -> None:
-    if not 0 <= amount_pico <= MAX_AMOUNT_PICO or amount_pico % PICO_PER_NANO:
-        most = MAX_AMOUNT_PICO // PICO_PER_USD
-        raise InvalidField(field, f"must be 0 to {most}, with at most nine decimals")
-
-
-def _said(wanted: BalanceSettings) -> dict[str, Any]:
-    """For the audit log."""
-    said: dict[str, Any] = {
+def _described(wanted: BalanceSettings) -> dict[str, Any]:
+    """Describe the wishes for the audit log."""
+    fields: dict[str, Any] = {
         "low_usd": None if wanted.low_pico is None else format_usd(wanted.low_pico),
         "auto_top_up": None,
     }
     if (top_up := wanted.top_up) is not None:
-        said["auto_top_up"] = {
+        fields["auto_top_up"] = {
             "amount_usd": format_usd(top_up.amount_pico),
             "below_usd": format_usd(top_up.below_pico),
             "max_per_day": top_up.max_per_day,
         }
-    return said
+    return fields
