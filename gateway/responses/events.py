@@ -25,8 +25,8 @@ from gateway.responses.running import RUNS
 from gateway.responses.store import KeptRows, alive, missing, opened
 from gateway.responses.tables import response_events as table
 from gateway.responses.tables import responses
-from gateway.wire.openai_responses import events
 from gateway.wire.openai_responses.answer import ResponseObject
+from gateway.wire.openai_responses.events import StatusEvent, StatusType
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the events of one response."""
@@ -35,9 +35,9 @@ READ_AT_ONCE = 20
 """Rows."""
 END = b"\n\n"
 LAST = tuple(f"event: response.{name}\n".encode() for name in ("completed", "incomplete", "failed"))
-KINDS: dict[str, type[events.OfResponse]] = {
-    "completed": events.ResponseCompleted,
-    "incomplete": events.Incomplete,
+ENDINGS: dict[str, StatusType] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
 }
 """All else has failed; a response that was cancelled says so itself."""
 _response_decoder = msgspec.json.Decoder(ResponseObject)
@@ -242,8 +242,6 @@ def after_events(content: bytes, number: int) -> bytes:
 def ended(kept: StoredResponse, number: int) -> bytes:
     """Return the last event of a response that has none."""
     response = _response_decoder.decode(kept.answer)
-    kind = KINDS.get(response.status, events.ResponseFailed)
-    event = kind(sequence_number=number, response=response)
-    name = kind.__struct_config__.tag
-    assert isinstance(name, str)
+    name = ENDINGS.get(response.status, "response.failed")
+    event = StatusEvent(type=name, sequence_number=number, response=response)
     return sse.encode(msgspec.json.encode(event), name.encode())

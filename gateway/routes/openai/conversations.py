@@ -18,6 +18,7 @@ from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.idempotent_creation import create_once
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
+from gateway.wire.openai_responses.context import to_items
 from gateway.wire.openai_responses.conversations import (
     ConversationObject,
     ConversationUpdate,
@@ -25,7 +26,7 @@ from gateway.wire.openai_responses.conversations import (
     NewConversation,
     NewItems,
 )
-from gateway.wire.openai_responses.from_conversations import read_body, to_new_items
+from gateway.wire.openai_responses.from_responses import new_id, read_items
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.queries import IncludeQuery, ItemsQuery
 from gateway.wire.organization.usage import parse_query
@@ -57,9 +58,9 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     if request.user.keeps_nothing:
         raise unsupported("conversation", NOTHING_KEPT)
     body = await plain_body(request)
-    wanted = read_body(body, NewConversation)
+    wanted = read_items(body, "items", NewConversation)
     store, owner = store_of(request)
-    items = to_new_items(wanted.items)
+    items = to_items(wanted.items, new_id, {}, param="items")
 
     async def make(conn: AsyncConnection) -> ConversationObject:
         return await store.create(conn, owner, wanted.metadata or {}, items)
@@ -82,7 +83,7 @@ async def retrieve(
     answer=ConversationObject,
 )
 async def update(request: AuthenticatedRequest, conversation_id: FromPath[str]) -> Response[bytes]:
-    wanted = read_body(await plain_body(request), ConversationUpdate)
+    wanted = read_items(await plain_body(request), "items", ConversationUpdate)
     store, owner = store_of(request)
     return show(await store.update(owner, conversation_id, wanted.metadata or {}))
 
@@ -105,9 +106,9 @@ async def add_items(
     request: AuthenticatedRequest, conversation_id: FromPath[str]
 ) -> Response[bytes]:
     parse_query(request.url.query, IncludeQuery)
-    wanted = read_body(await plain_body(request), NewItems)
+    wanted = read_items(await plain_body(request), "items", NewItems)
     store, owner = store_of(request)
-    items = to_new_items(wanted.items)
+    items = to_items(wanted.items, new_id, {}, param="items")
     await store.add_items(owner, conversation_id, items)
     return show(to_list(list(items), more=False))
 

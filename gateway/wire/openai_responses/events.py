@@ -1,6 +1,8 @@
-"""The events of a streamed `Response`, as structs; an event's name stands in it as its `type`."""
+"""The events of a streamed `Response`, one struct for each shape; `type` tells them apart."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -8,108 +10,54 @@ from gateway.generation_events import TokenInfo
 from gateway.wire.openai_responses.answer import ResponseObject
 from gateway.wire.openai_responses.items import Item, OutputText, ReasoningText
 
+StatusType = Literal[
+    "response.created",
+    "response.queued",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+ItemEventType = Literal["response.output_item.added", "response.output_item.done"]
+PartType = Literal["response.content_part.added", "response.content_part.done"]
 
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    """The event's name, too."""
     sequence_number: int
     """From 0, without a gap."""
 
 
-class OfResponse(ResponseEvent, frozen=True, kw_only=True):
+class StatusEvent(ResponseEvent, frozen=True, kw_only=True):
+    type: StatusType
     response: ResponseObject
 
 
-class ResponseCreated(OfResponse, frozen=True, kw_only=True, tag="response.created"):
-    pass
-
-
-class ResponseQueued(OfResponse, frozen=True, kw_only=True, tag="response.queued"):
-    pass
-
-
-class InProgress(OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
-    pass
-
-
-class ResponseCompleted(OfResponse, frozen=True, kw_only=True, tag="response.completed"):
-    pass
-
-
-class Incomplete(OfResponse, frozen=True, kw_only=True, tag="response.incomplete"):
-    pass
-
-
-class ResponseFailed(OfResponse, frozen=True, kw_only=True, tag="response.failed"):
-    pass
-
-
-class OfItem(ResponseEvent, frozen=True, kw_only=True):
+class ItemEvent(ResponseEvent, frozen=True, kw_only=True):
+    type: ItemEventType
     output_index: int
     item: Item
 
 
-class ItemAdded(OfItem, frozen=True, kw_only=True, tag="response.output_item.added"):
-    pass
-
-
-class ItemDone(OfItem, frozen=True, kw_only=True, tag="response.output_item.done"):
-    pass
-
-
-class AboutItem(ResponseEvent, frozen=True, kw_only=True):
-    """An event about a part of an item."""
+class ItemPartEvent(ResponseEvent, frozen=True, kw_only=True):
+    """An event about a part of an item, or a step of a call or a list of tools."""
 
     item_id: str
     output_index: int
 
 
-class OfPart(AboutItem, frozen=True, kw_only=True):
+class ContentPartEvent(ItemPartEvent, frozen=True, kw_only=True):
+    type: PartType
     content_index: int = 0
     part: OutputText | ReasoningText
 
 
-class PartAdded(OfPart, frozen=True, kw_only=True, tag="response.content_part.added"):
-    pass
-
-
-class PartDone(OfPart, frozen=True, kw_only=True, tag="response.content_part.done"):
-    pass
-
-
-class ListInProgress(
-    AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.in_progress"
-):
-    pass
-
-
-class ListCompleted(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.completed"):
-    pass
-
-
-class McpListFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_list_tools.failed"):
-    pass
-
-
-class McpCallInProgress(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.in_progress"):
-    pass
-
-
-class McpCallCompleted(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.completed"):
-    pass
-
-
-class McpCallFailed(AboutItem, frozen=True, kw_only=True, tag="response.mcp_call.failed"):
-    pass
-
-
-class McpArgumentsDelta(
-    AboutItem, frozen=True, kw_only=True, tag="response.mcp_call_arguments.delta"
-):
+class ArgumentsDelta(ItemPartEvent, frozen=True, kw_only=True):
     delta: str
 
 
-class McpArgumentsDone(
-    AboutItem, frozen=True, kw_only=True, tag="response.mcp_call_arguments.done"
-):
+class ArgumentsDone(ItemPartEvent, frozen=True, kw_only=True):
     arguments: str
 
 
@@ -126,38 +74,30 @@ class EventLogprob(msgspec.Struct, frozen=True):
     top_logprobs: list[EventTop]
 
 
-class OutputTextDelta(AboutItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
     content_index: int = 0
     delta: str
     logprobs: list[EventLogprob] = []
 
 
-class TextDone(AboutItem, frozen=True, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.output_text.done"] = "response.output_text.done"
     content_index: int = 0
     text: str
     logprobs: list[EventLogprob] = []
 
 
-class ReasoningDelta(AboutItem, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
+class ReasoningDelta(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     content_index: int = 0
     delta: str
 
 
-class ReasoningDone(AboutItem, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
+class ReasoningDone(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     content_index: int = 0
     text: str
-
-
-class ArgumentsDelta(
-    AboutItem, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
-):
-    delta: str
-
-
-class ArgumentsDone(
-    AboutItem, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
-):
-    arguments: str
 
 
 def to_event_logprobs(infos: list[TokenInfo]) -> list[EventLogprob]:

@@ -65,8 +65,9 @@ class LoopedResponse(ResponseEncoder):
         self._begin_once()
         begun = msgspec.structs.replace(item, tools=(), error=None)
         self._send_added(begun)
-        self._tell(events.ListInProgress, item.id)
-        self._tell(events.ListCompleted if listing.error is None else events.McpListFailed, item.id)
+        self._tell("response.mcp_list_tools.in_progress", item.id)
+        ended = "completed" if listing.error is None else "failed"
+        self._tell(f"response.mcp_list_tools.{ended}", item.id)
         self._send_done(item, len(self._done))
         self._done.append(item)
         return self._taken()
@@ -89,12 +90,11 @@ class LoopedResponse(ResponseEncoder):
         if place is None:  # one that was approved
             place = len(self._done)
             self._send_added(begun_as(call))
-            self._tell(events.McpCallInProgress, call.id)
+            self._tell("response.mcp_call.in_progress", call.id)
             self._done.append(call)
         self._done[place] = call
-        kind = events.McpCallCompleted if call.error is None else events.McpCallFailed
-        if self._stream:
-            self._send(kind(sequence_number=self._next(), item_id=call.id, output_index=place))
+        ended = "completed" if call.error is None else "failed"
+        self._tell(f"response.mcp_call.{ended}", call.id, place)
         self._send_done(call, place)
         return self._taken()
 
@@ -143,13 +143,15 @@ class LoopedResponse(ResponseEncoder):
         if self._writing_call is None:
             super()._call(call)
         elif call.arguments and made.alias not in self._asks and self._stream:
-            self._send(events.McpArgumentsDelta(**self._about_call(made), delta=call.arguments))
+            name = "response.mcp_call_arguments.delta"
+            about = self._about_call(made)
+            self._send(events.ArgumentsDelta(type=name, **about, delta=call.arguments))
 
     def _begin_call(self, made: ModelCall) -> None:
         self._writing_call = made
         if made.alias not in self._asks:
             self._send_added(self._item(made, "in_progress"))
-            self._tell(events.McpCallInProgress, made.id)
+            self._tell("response.mcp_call.in_progress", made.id)
 
     def _close(self, status: ItemStatus) -> None:
         made, self._writing_call = self._writing_call, None
@@ -168,7 +170,9 @@ class LoopedResponse(ResponseEncoder):
             self._ask(request)
             return
         if self._stream:
-            self._send(events.McpArgumentsDone(**self._about_call(made), arguments=made.text))
+            name = "response.mcp_call_arguments.done"
+            about = self._about_call(made)
+            self._send(events.ArgumentsDone(type=name, **about, arguments=made.text))
         if status == "completed":
             self._places[made.id] = place
         cut = "calling" if status == "completed" else "incomplete"
@@ -197,20 +201,24 @@ class LoopedResponse(ResponseEncoder):
             "output_index": len(self._done),
         }
 
-    def _tell(self, kind: Any, item_id: str) -> None:
+    def _tell(self, name: str, item_id: str, place: int | None = None) -> None:
+        """Send an event that has nothing but its name. `place`: of the item; None: the next."""
         if self._stream:
-            place = {"item_id": item_id, "output_index": len(self._done)}
-            self._send(kind(sequence_number=self._next(), **place))
+            event = events.ItemPartEvent(
+                type=name,
+                sequence_number=self._next(),
+                item_id=item_id,
+                output_index=len(self._done) if place is None else place,
+            )
+            self._send(event)
 
     def _send_added(self, item: McpItem) -> None:
         if self._stream:
-            place = {"output_index": len(self._done)}
-            self._send(events.ItemAdded(sequence_number=self._next(), item=item, **place))
+            self._send_item("response.output_item.added", item, len(self._done))
 
     def _send_done(self, item: McpItem, place: int) -> None:
         if self._stream:
-            found = {"sequence_number": self._next(), "output_index": place}
-            self._send(events.ItemDone(item=item, **found))
+            self._send_item("response.output_item.done", item, place)
 
 
 class ResponseSteps:

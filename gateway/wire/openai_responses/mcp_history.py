@@ -28,6 +28,7 @@ from gateway.wire.openai_responses.items import (
     McpItem,
     McpListTools,
 )
+from gateway.wire.shared.resource import view_of
 
 InMcpItem = InMcpListTools | InMcpCall | InMcpApprovalRequest | InMcpApprovalResponse
 CALLS = (McpCall, McpApprovalRequest)
@@ -44,36 +45,14 @@ ROUND_CHARS = 8
 def to_mcp_item(item: InMcpItem, new_id: Callable[[str], str]) -> McpItem:
     match item:
         case InMcpListTools():
-            return McpListTools(
-                id=item.id,
-                server_label=item.server_label,
-                tools=tuple(item.tools),
-                error=item.error,
-            )
+            return view_of(McpListTools, item, tools=tuple(item.tools))
         case InMcpCall():
-            return McpCall(
-                id=item.id,
-                server_label=item.server_label,
-                name=item.name,
-                arguments=item.arguments,
-                output=item.output,
-                error=item.error,
-                status=item.status or "completed",
-                approval_request_id=item.approval_request_id,
-            )
+            return view_of(McpCall, item, status=item.status or "completed")
         case InMcpApprovalRequest():
-            return McpApprovalRequest(
-                id=item.id,
-                server_label=item.server_label,
-                name=item.name,
-                arguments=item.arguments,
-            )
+            return view_of(McpApprovalRequest, item)
         case InMcpApprovalResponse():
-            return McpApprovalResponse(
-                id=item.id or new_id(PREFIXES[McpApprovalResponse]),
-                approval_request_id=item.approval_request_id,
-                approve=item.approve,
-                reason=item.reason,
+            return view_of(
+                McpApprovalResponse, item, id=item.id or new_id(PREFIXES[McpApprovalResponse])
             )
 
 

@@ -109,9 +109,9 @@ class ResponseEncoder:
     def open(self) -> bytes:
         """Return what a stream says before anything of it runs."""
         self._is_open = True
-        self._send(events.ResponseCreated(sequence_number=self._next(), response=self.response))
+        self._send_status("response.created")
         if self.response.status == "queued":
-            self._send(events.ResponseQueued(sequence_number=self._next(), response=self.response))
+            self._send_status("response.queued")
         return self._taken()
 
     def encode(self, items: Items) -> bytes:
@@ -137,8 +137,7 @@ class ResponseEncoder:
         )
         if not self._stream:
             return _encode(self.response)
-        kind = events.ResponseCompleted if details is None else events.Incomplete
-        self._send(kind(sequence_number=self._next(), response=self.response))
+        self._send_status("response.completed" if details is None else "response.incomplete")
         return self._taken()
 
     def fail(self, *, status: int, message: str) -> bytes:
@@ -153,7 +152,7 @@ class ResponseEncoder:
             error=ResponseError(code, message),
             output=tuple(self._done),
         )
-        self._send(events.ResponseFailed(sequence_number=self._next(), response=self.response))
+        self._send_status("response.failed")
         return self._taken()
 
     # ---- what was thought, said and called
@@ -196,7 +195,9 @@ class ResponseEncoder:
         if call.arguments:
             at.pieces.append(call.arguments)
             if self._stream:
-                self._send(events.ArgumentsDelta(**self._about(at), delta=call.arguments))
+                name = "response.function_call_arguments.delta"
+                about = self._about(at)
+                self._send(events.ArgumentsDelta(type=name, **about, delta=call.arguments))
 
     # ---- items begin and end
 
@@ -211,13 +212,11 @@ class ResponseEncoder:
         self._open = at
         if not self._stream:
             return
-        place = {"output_index": len(self._done)}
-        begun = at.item("in_progress")
-        self._send(events.ItemAdded(sequence_number=self._next(), item=begun, **place))
+        self._send_item("response.output_item.added", at.item("in_progress"), len(self._done))
         if at.kind is Message:
-            self._send(events.PartAdded(**self._about(at), part=OutputText("")))
+            self._send_part("response.content_part.added", at, OutputText(""))
         elif at.kind is ReasoningItem:
-            self._send(events.PartAdded(**self._about(at), part=ReasoningText(text="")))
+            self._send_part("response.content_part.added", at, ReasoningText(text=""))
 
     def _close(self, status: ItemStatus) -> None:
         at = self._open
@@ -226,22 +225,22 @@ class ResponseEncoder:
         done = at.item(status)
         if self._stream:
             self._say_done(at)
-            place = {"output_index": len(self._done)}
-            self._send(events.ItemDone(sequence_number=self._next(), item=done, **place))
+            self._send_item("response.output_item.done", done, len(self._done))
         self._done.append(done)
         self._open = None
 
     def _say_done(self, at: ItemWriter) -> None:
         text = at.text
         if at.kind is FunctionCall:
-            self._send(events.ArgumentsDone(**self._about(at), arguments=text))
+            name = "response.function_call_arguments.done"
+            self._send(events.ArgumentsDone(type=name, **self._about(at), arguments=text))
         elif at.kind is ReasoningItem:
             self._send(events.ReasoningDone(**self._about(at), text=text))
-            self._send(events.PartDone(**self._about(at), part=ReasoningText(text=text)))
+            self._send_part("response.content_part.done", at, ReasoningText(text=text))
         else:
             shown = events.to_event_logprobs(at.logprobs)
-            self._send(events.TextDone(**self._about(at), text=text, logprobs=shown))
-            self._send(events.PartDone(**self._about(at), part=at.said()))
+            self._send(events.OutputTextDone(**self._about(at), text=text, logprobs=shown))
+            self._send_part("response.content_part.done", at, at.said())
 
     # ---- events
 
@@ -253,7 +252,7 @@ class ResponseEncoder:
             self._out.append(self.open())
         if self.response.status == "queued":
             self.response = msgspec.structs.replace(self.response, status="in_progress")
-        self._send(events.InProgress(sequence_number=self._next(), response=self.response))
+        self._send_status("response.in_progress")
 
     def _about(self, at: ItemWriter) -> dict[str, Any]:
         return {
@@ -267,8 +266,23 @@ class ResponseEncoder:
         self._sequence_number += 1
         return number
 
+    def _send_status(self, name: events.StatusType) -> None:
+        number = self._next()
+        event = events.StatusEvent(type=name, sequence_number=number, response=self.response)
+        self._send(event)
+
+    def _send_item(self, name: events.ItemEventType, item: Item, place: int) -> None:
+        number = self._next()
+        event = events.ItemEvent(type=name, sequence_number=number, output_index=place, item=item)
+        self._send(event)
+
+    def _send_part(
+        self, name: events.PartType, at: ItemWriter, part: OutputText | ReasoningText
+    ) -> None:
+        self._send(events.ContentPartEvent(type=name, **self._about(at), part=part))
+
     def _send(self, event: events.ResponseEvent) -> None:
-        self._out += (opening_of(type(event)), _encode(event), sse.END)
+        self._out += (opening_of(event.type), _encode(event), sse.END)
 
     def _taken(self) -> bytes:
         out = b"".join(self._out)
@@ -277,8 +291,6 @@ class ResponseEncoder:
 
 
 @cache
-def opening_of(kind: type[events.ResponseEvent]) -> bytes:
+def opening_of(name: str) -> bytes:
     """Return the bytes before an event's data, which is JSON of one line."""
-    name = kind.__struct_config__.tag
-    assert isinstance(name, str)
     return b"event: %b\n%b" % (name.encode(), sse.DATA)
