@@ -35,7 +35,7 @@ from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
 from gateway.files.uploads import Upload
 from gateway.routes.anthropic.messages import messages, names_version
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, project_of, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
@@ -94,8 +94,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="requests.jsonl")
             made = await create_batch(
                 conn,
-                org_id=principal.org_id,
-                project_id=principal.project_id,
+                **project_of(request),
                 key_id=principal.key_id,
                 endpoint=MESSAGES,
                 input_file_id=file.id,
@@ -166,15 +165,15 @@ async def take(
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     names_version(request)
-    query, principal = parse_query(request.url.query, MessageBatchesQuery), request.user
-    listed = select_batches(principal.org_id, principal.project_id, "anthropic")
+    query = parse_query(request.url.query, MessageBatchesQuery)
+    listed = select_batches(**project_of(request), shape="anthropic")
     backwards = query.before_id is not None and query.after_id is None
     if query.after_id is not None:
         listed = listed.where(table.c.id < query.after_id)
     if query.before_id is not None:
         listed = listed.where(table.c.id > query.before_id)
     order: sa.ColumnElement[str] = table.c.id.asc() if backwards else table.c.id.desc()
-    async with tenant(services(request).db, principal.org_id) as conn:
+    async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await conn.execute(listed.order_by(order).limit(query.limit + 1))
         found = to_batches(rows)
     data = [to_object(request, each) for each in found[: query.limit]]
@@ -243,12 +242,10 @@ async def results_of(request: AuthenticatedRequest, batch: Batch) -> File:
         raise InvalidField(MESSAGE_BATCH_ID, "the batch has not ended, and has no results yet")
     if batch.output_file_id is None:
         raise NotFound(MESSAGE_BATCH_ID, f"no results of {batch.id!r}")
-    principal = request.user
-    async with tenant(services(request).db, principal.org_id) as conn:
+    async with tenant(services(request).db, request.user.org_id) as conn:
         return await get_file(
             conn,
-            org_id=principal.org_id,
-            project_id=principal.project_id,
+            **project_of(request),
             file_id=batch.output_file_id,
             field=MESSAGE_BATCH_ID,
             is_inner=True,
@@ -263,11 +260,7 @@ async def find(request: AuthenticatedRequest, batch_id: str) -> Batch:
 
 def where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:
     """Raises: NotFound."""
-    return {
-        "org_id": request.user.org_id,
-        "project_id": request.user.project_id,
-        "batch_id": check_id(MESSAGE_BATCH_ID, batch_id),
-    }
+    return {**project_of(request), "batch_id": check_id(MESSAGE_BATCH_ID, batch_id)}
 
 
 def to_object(request: AuthenticatedRequest, batch: Batch) -> MessageBatchObject:

@@ -24,7 +24,7 @@ from gateway.batches.tables import batches as batches_table
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, project_of, services
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.generation import TAGS as TAGS_HEADER
@@ -76,8 +76,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     async def make(conn: AsyncConnection) -> BatchObject:
         made = await create_batch(
             conn,
-            org_id=principal.org_id,
-            project_id=principal.project_id,
+            **project_of(request),
             key_id=principal.key_id,
             endpoint=wanted.endpoint,
             input_file_id=wanted.input_file_id,
@@ -101,9 +100,9 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
     answer=Listing[BatchObject],
 )
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query, principal = parse_query(request.url.query, BatchesQuery), request.user
-    listed = select_batches(principal.org_id, principal.project_id)
-    async with tenant(services(request).db, principal.org_id) as conn:
+    query = parse_query(request.url.query, BatchesQuery)
+    listed = select_batches(**project_of(request))
+    async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await conn.execute(keyset(listed, batches_table.c.id, query))
         found = [to_batch_object(each) for each in to_batches(rows)]
     return answer(request, to_listing(found, query))
@@ -130,11 +129,7 @@ async def cancel(request: AuthenticatedRequest, batch_id: FromPath[str]) -> Resp
 
 
 def _where(request: AuthenticatedRequest, batch_id: str) -> dict[str, Any]:
-    return {
-        "org_id": request.user.org_id,
-        "project_id": request.user.project_id,
-        "batch_id": check_id("batch_id", batch_id),
-    }
+    return {**project_of(request), "batch_id": check_id("batch_id", batch_id)}
 
 
 routes = [create, list_, retrieve, cancel]

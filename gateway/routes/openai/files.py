@@ -21,7 +21,7 @@ from gateway.files.store import FileStore
 from gateway.files.tables import files as files_table
 from gateway.files.uploads import FileTooLarge
 from gateway.principal import SCOPE_INFERENCE
-from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, services
+from gateway.routes.shared.access import AuthenticatedRequest, actor_of, needs, project_of, services
 from gateway.routes.shared.body import refuse_coded
 from gateway.routes.shared.conditional import answer
 from gateway.routes.shared.idempotent_creation import check_may_stay, create_once, digest_of_parts
@@ -107,9 +107,9 @@ def most_bytes(request: AuthenticatedRequest, files: FileStore) -> int | None:
 
 @files.get(FILES, "List the files of the project", query=FilesQuery, answer=Listing[FileObject])
 async def list_(request: AuthenticatedRequest) -> Response[bytes]:
-    query, principal = parse_query(request.url.query, FilesQuery), request.user
-    listed = select_files(principal.org_id, principal.project_id, purpose=query.purpose)
-    async with tenant(services(request).db, principal.org_id) as conn:
+    query = parse_query(request.url.query, FilesQuery)
+    listed = select_files(**project_of(request), purpose=query.purpose)
+    async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await conn.execute(keyset(listed, files_table.c.id, query))
         found = [to_file_object(each) for each in to_files(rows)]
     return answer(request, to_listing(found, query))
@@ -134,28 +134,18 @@ async def content(request: AuthenticatedRequest, file_id: FromPath[str]) -> Stre
 
 @files.delete(FILE, "Delete a file", answer=FileDeleted)
 async def remove(request: AuthenticatedRequest, file_id: FromPath[str]) -> Response[bytes]:
-    principal = request.user
-    async with tenant(services(request).db, principal.org_id) as conn:
-        await delete_file(
-            conn,
-            org_id=principal.org_id,
-            project_id=principal.project_id,
-            file_id=check_id("file_id", file_id),
-            actor=actor_of(request),
-        )
+    check_id("file_id", file_id)
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        actor = actor_of(request)
+        await delete_file(conn, **project_of(request), file_id=file_id, actor=actor)
     return answer(request, FileDeleted(id=file_id))
 
 
 async def _find(request: AuthenticatedRequest, file_id: str) -> File:
     """Raises: NotFound."""
-    principal = request.user
-    async with tenant(services(request).db, principal.org_id) as conn:
-        return await get_file(
-            conn,
-            org_id=principal.org_id,
-            project_id=principal.project_id,
-            file_id=check_id("file_id", file_id),
-        )
+    check_id("file_id", file_id)
+    async with tenant(services(request).db, request.user.org_id) as conn:
+        return await get_file(conn, **project_of(request), file_id=file_id)
 
 
 routes = [create, list_, retrieve, content, remove]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -14,7 +13,6 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import HttpError, to_responses_error
 from gateway.inference.calls import RequestContext
 from gateway.principal import SCOPE_INFERENCE
@@ -26,6 +24,7 @@ from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, 
 from gateway.routes.shared.body import plain_body
 from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request
 from gateway.routes.shared.idempotency import REPLAYED
+from gateway.routes.shared.idempotent_creation import released_on_failure
 from gateway.routes.shared.idempotent_replies import ReplayedReply, claim_once, reply_once
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
@@ -124,12 +123,8 @@ async def in_background(
         kept = Answer(status=200, headers=headers, body=answer)
         await found.idempotency_keys.keep_within(conn, claim, kept)
 
-    try:
+    async with released_on_failure(found.idempotency_keys, claim):
         queued = await found.responses.background.run(created, within=keep)
-    except BaseException:
-        with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
-            await found.idempotency_keys.let_go(claim)
-        raise
     return await answer(request, created, queued)
 
 

@@ -72,6 +72,11 @@ def services(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
     return cast(Services, connection.scope["litestar_app"].state["services"])
 
 
+def project_of(request: AuthenticatedRequest) -> dict[str, Any]:
+    """Return what a function takes that finds what a project owns."""
+    return {"org_id": request.user.org_id, "project_id": request.user.project_id}
+
+
 def actor_of(request: ASGIConnection[Any, Principal, Any, Any]) -> Actor:
     """Return who asks, for the audit log: the credential, and whom it acts for."""
     principal, state = request.user, request.scope.get("state", {})

@@ -22,6 +22,7 @@ import asyncio
 import hashlib
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
 from litestar import Request, Response
@@ -43,6 +44,7 @@ from gateway.tenancy.idempotency_keys import CLAIM, HANDLER_TIMEOUT_S, Answer, C
 log = logging.getLogger(__name__)
 
 HEADER = "Idempotency-Key"
+HEADER_NAME = HEADER.lower().encode()
 REPLAYED = (b"idempotent-replayed", b"true")
 KEY_FORM = re.compile(r"[\x21-\x7e]{1,255}", re.ASCII)
 PREFIXES = ("/v1/organization/", "/v1/admin/")
@@ -58,7 +60,7 @@ def concerns(scope: Scope) -> bool:
         scope["type"] == ScopeType.HTTP
         and scope["method"] == "POST"
         and scope["path"].startswith(PREFIXES)
-        and any(name.lower() == HEADER.lower().encode() for name, _ in scope["headers"])
+        and any(name.lower() == HEADER_NAME for name, _ in scope["headers"])
     )
 
 
@@ -70,18 +72,9 @@ async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
     principal = request.scope.get("user")
     if not concerns(request.scope) or not isinstance(principal, Principal):
         return None
-    given = request.headers.getall(HEADER, [])
-    if len(given) > 1 or KEY_FORM.fullmatch(given[0]) is None:
-        expected = "expected 1 to 255 visible ASCII characters."
-        message = f"Invalid value for '{HEADER}': {expected}"
-        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
-    claim = Claim(
-        org_id=principal.org_id,
-        principal=principal_of(principal),
-        key_digest=hashlib.sha256(given[0].encode()).digest(),
-        request_digest=digest_of(request, await plain_body(request)),
-        request_id=request.scope["state"][REQUEST_ID],
-    )
+    key = read_key(request.scope["headers"])
+    assert key is not None
+    claim = to_claim(request, key, await plain_body(request))
     known = await services(request).idempotency_keys.claim(claim)
     if known is None:
         request.scope["state"][CLAIM] = claim
@@ -95,16 +88,35 @@ async def claim_key(request: Request[Any, Any, Any]) -> Response[bytes] | None:
     return Response(known.body, status_code=known.status, headers=headers, media_type=media_type)
 
 
-def principal_of(principal: Principal) -> str:
-    whose = principal.user_id or principal.service_account_id or ""
-    return f"{principal.key_id} {whose}".strip()
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Read the key from ASGI's headers. Raises: BadField."""
+    given = [value for name, value in headers if name == HEADER_NAME]
+    if not given:
+        return None
+    key = given[0].decode("latin-1")
+    if len(given) > 1 or KEY_FORM.fullmatch(key) is None:
+        expected = "expected 1 to 255 visible ASCII characters."
+        message = f"Invalid value for '{HEADER}': {expected}"
+        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
+    return key
 
 
-def digest_of(request: Request[Any, Any, Any], body: bytes) -> bytes:
-    """Digest the request: method and path hold no line feed, and the query is percent-encoded."""
-    scope = request.scope
+def to_claim(
+    request: Request[Principal, Any, Any], key: str, body: bytes, *, generates: bool = False
+) -> Claim:
+    """Make the claim of a request. `body`: or a digest of what it says. Method and path hold no
+    line feed, and the query is percent-encoded."""
+    scope, principal = request.scope, request.user
+    acts_for = principal.user_id or principal.service_account_id or ""
     line = f"{request.method}\n{scope['path']}\n".encode() + scope["query_string"] + b"\n"
-    return hashlib.sha256(line + hashlib.sha256(body).digest()).digest()
+    return Claim(
+        org_id=principal.org_id,
+        principal=f"{principal.key_id} {acts_for}".strip(),
+        key_digest=hashlib.sha256(key.encode()).digest(),
+        request_digest=hashlib.sha256(line + hashlib.sha256(body).digest()).digest(),
+        request_id=scope["state"][REQUEST_ID],
+        generates=generates,
+    )
 
 
 class IdempotencyLayer:

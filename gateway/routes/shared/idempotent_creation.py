@@ -9,8 +9,8 @@ over.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 from litestar import Response
@@ -21,10 +21,10 @@ from gateway.principal import Principal
 from gateway.responses.creation import NOTHING_KEPT
 from gateway.routes.shared.access import AuthenticatedRequest, services
 from gateway.routes.shared.conditional import etag_of
-from gateway.routes.shared.idempotency import REPLAYED
-from gateway.routes.shared.idempotent_replies import claim_once, read_key
+from gateway.routes.shared.idempotency import REPLAYED, read_key
+from gateway.routes.shared.idempotent_replies import claim_once
 from gateway.routes.shared.media_types import JSON
-from gateway.tenancy.idempotency_keys import Answer
+from gateway.tenancy.idempotency_keys import Answer, Claim, IdempotencyKeys
 from gateway.wire.shared.refusals import unsupported
 
 Make = Callable[[AsyncConnection], Awaitable[msgspec.Struct]]
@@ -61,16 +61,23 @@ async def create_once(request: AuthenticatedRequest, asked: bytes, make: Make) -
     if known is not None:
         replayed = {name.decode(): value.decode() for name, value in [REPLAYED]}
         return Creation(to_response(known.body, replayed), is_new=False)
-    try:
+    async with released_on_failure(found.idempotency_keys, claim):
         async with tenant(found.db, org_id) as conn:
             body = msgspec.json.encode(await make(conn))
             kept = Answer(status=200, headers=[], body=body)
             await found.idempotency_keys.keep_within(conn, claim, kept)
+    return Creation(to_response(body), is_new=True)
+
+
+@asynccontextmanager
+async def released_on_failure(keys: IdempotencyKeys, claim: Claim) -> AsyncIterator[None]:
+    """Let go of a claim if what is done under it fails."""
+    try:
+        yield
     except BaseException:
         with suppress(*DATABASE_ERRORS):  # its claim ends by itself, where it cannot be let go of
-            await found.idempotency_keys.let_go(claim)
+            await keys.let_go(claim)
         raise
-    return Creation(to_response(body), is_new=True)
 
 
 def to_response(body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:

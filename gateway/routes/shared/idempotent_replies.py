@@ -21,9 +21,8 @@ its end is. An answer that failed and was billed nothing lets go of its key.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -36,22 +35,13 @@ from gateway.inference.calls import RequestContext
 from gateway.request_errors import (
     AnswerLost,
     AnswerNotKept,
-    BadField,
     KeyUnknown,
     OtherBody,
     OtherRequest,
 )
 from gateway.routes.shared.access import AuthenticatedRequest, services
-from gateway.routes.shared.idempotency import (
-    HEADER,
-    KEY_FORM,
-    REPLAYED,
-    digest_of,
-    principal_of,
-    to_answer,
-)
+from gateway.routes.shared.idempotency import REPLAYED, to_answer, to_claim
 from gateway.routes.shared.reply import ON_LEAVE, Reply
-from gateway.routes.shared.request_state import REQUEST_ID
 from gateway.tenancy.idempotency_keys import ALIVE_S, Answer, Claim, IdempotencyKeys
 
 log = logging.getLogger(__name__)
@@ -62,20 +52,6 @@ RENEW_S = ALIVE_S / 4
 OVER_TIMEOUT_S = 10.0
 """Of a failed answer, to be aborted and billed. What takes longer leaves its key claimed: once that
 is over it is generated anew, and what it was billed is taken back."""
-HEADER_NAME = HEADER.lower().encode()
-
-
-def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Read the key from ASGI's headers. Raises: BadField."""
-    given = [value for name, value in headers if name == HEADER_NAME]
-    if not given:
-        return None
-    key = given[0].decode("latin-1")
-    if len(given) > 1 or KEY_FORM.fullmatch(key) is None:
-        expected = "expected 1 to 255 visible ASCII characters."
-        message = f"Invalid value for '{HEADER}': {expected}"
-        raise BadField(message, param=HEADER, detail=f"E{expected[1:]}")
-    return key
 
 
 async def reply_once(
@@ -103,14 +79,7 @@ async def claim_once(
 
     Raises: RequestInFlight, OtherBody, AnswerLost, KeyUnknown.
     """
-    claim = Claim(
-        org_id=request.user.org_id,
-        principal=principal_of(request.user),
-        key_digest=hashlib.sha256(key.encode()).digest(),
-        request_digest=digest_of(request, body),
-        request_id=request.scope["state"][REQUEST_ID],
-        generates=generates,
-    )
+    claim = to_claim(request, key, body, generates=generates)
     try:
         known = await services(request).idempotency_keys.claim(claim)
     except DATABASE_ERRORS as error:
@@ -152,14 +121,14 @@ class IdempotentReply:
         alone: Any = {**scope, "extensions": _without(scope.get("extensions"))}
         renewal = Periodic(
             "renew an idempotency key",
-            lambda: RENEW_S,
+            RENEW_S,
             lambda: self.keys.renew(self.claim),
             log=log,
             failure="the claim of an idempotency key is not renewed",
             expected=DATABASE_ERRORS,
             at_once=False,
         )
-        renewing = asyncio.create_task(renewal.run(), name="renew an idempotency key")
+        renewal.start()
 
         async def keep(message: Message) -> None:
             self.note(message)
@@ -170,7 +139,7 @@ class IdempotentReply:
         try:
             await self.reply(alone, stays, keep)
         finally:
-            renewing.cancel()
+            await renewal.close()
             if not self.is_kept:
                 await self.settle(is_whole=False)
 
