@@ -35,7 +35,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from billing.events import UsageEvent
-from foundation.tasks import end_tasks
+from foundation.tasks import SharedTasks
 from gateway.ids import uuid7
 from gateway.limits.redis.data_loss import EverUsed
 from gateway.limits.redis.keys import org_keys
@@ -127,7 +127,7 @@ class Counters:
     ) -> None:
         self._scripts, self._books, self._ever_used = scripts, books, ever_used
         self._grace_s = grace_s
-        self._building: dict[str, asyncio.Task[None]] = {}
+        self._building: SharedTasks[str, None] = SharedTasks("build counters")
         """By org; the counters that are missing are those of whoever came first, others ask
         again."""
         self._unbooked: OrderedDict[str, str] = OrderedDict()
@@ -135,7 +135,7 @@ class Counters:
         self._since: int | None = None
 
     async def close(self) -> None:
-        await end_tasks(*self._building.values())
+        await self._building.close()
 
     # ---- how they begin
 
@@ -144,14 +144,7 @@ class Counters:
     ) -> None:
         """Build the counters, or wait until somebody has made those that are missing. `renew`: lets
         this gateway's open leases stand in Redis. Raises: SpentUnknown."""
-        task = self._building.get(org_id)
-        if task is None:
-            work = self._build(org_id, counters, renew)
-            task = asyncio.create_task(work, name=f"build counters of {org_id}")
-            self._building[org_id] = task
-            task.add_done_callback(lambda _: self._building.pop(org_id, None))
-        # Shielded: others wait for it too.
-        await asyncio.shield(task)
+        await self._building.run(org_id, lambda: self._build(org_id, counters, renew))
 
     async def _build(
         self, org_id: str, counters: Sequence[Counter], renew: Callable[[], Awaitable[int]]

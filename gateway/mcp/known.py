@@ -39,23 +39,13 @@ async def announce(redis: Redis, org_id: str) -> None:
         raise ChangeNotAnnounced("redis", "the change is saved but was not announced") from error
 
 
-class ChangeFeed:
+class ChangeFeed(ChangeListener):
     """A feed of changes, between `start` and `close`."""
 
     def __init__(self, redis: Redis) -> None:
+        super().__init__(redis, self._heard, channel=CHANNEL)
         self.changes = 0
         self.forgetting: list[Callable[[str], None]] = []
-        self._listener = ChangeListener(redis, self._heard, channel=CHANNEL)
-
-    @property
-    def as_of(self) -> float:
-        return self._listener.as_of
-
-    async def start(self) -> None:
-        await self._listener.start()
-
-    async def close(self) -> None:
-        await self._listener.close()
 
     def _heard(self, org_id: str) -> None:
         self.changes += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from gateway.columns import moment, moment_made, text
 from gateway.responses.kept import ResponseOwner
 
 metadata = sa.MetaData()
@@ -12,32 +13,28 @@ metadata = sa.MetaData()
 responses = sa.Table(
     "responses",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("org_id", sa.Text, nullable=False),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column("previous_id", sa.Text, nullable=True),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column(
-        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
-    ),
-    sa.Column("expires_at", sa.TIMESTAMP(timezone=True), nullable=False),
+    text("id", key=True),
+    text("org_id"),
+    text("project_id"),
+    text("previous_id", nullable=True),
+    text("status"),
+    moment_made(),
+    moment("expires_at", nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
-    sa.Column("secret_id", sa.Text, nullable=False),
+    text("secret_id"),
     sa.Column("background", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("beat_at", sa.TIMESTAMP(timezone=True), nullable=True),
+    moment("beat_at"),
 )
 
 conversations = sa.Table(
     "conversations",
     metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("org_id", sa.Text, nullable=False),
-    sa.Column("project_id", sa.Text, nullable=False),
-    sa.Column(
-        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
-    ),
+    text("id", key=True),
+    text("org_id"),
+    text("project_id"),
+    moment_made(),
     sa.Column("metadata", sa.LargeBinary, nullable=False),
-    sa.Column("secret_id", sa.Text, nullable=False),
+    text("secret_id"),
     sa.Column("next_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
@@ -45,27 +42,25 @@ conversations = sa.Table(
 conversation_items = sa.Table(
     "conversation_items",
     metadata,
-    sa.Column("conversation_id", sa.Text, primary_key=True),
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("org_id", sa.Text, nullable=False),
-    sa.Column("project_id", sa.Text, nullable=False),
+    text("conversation_id", key=True),
+    text("id", key=True),
+    text("org_id"),
+    text("project_id"),
     sa.Column("position", sa.BigInteger, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
-    sa.Column("secret_id", sa.Text, nullable=False),
+    text("secret_id"),
 )
 
 response_events = sa.Table(
     "response_events",
     metadata,
-    sa.Column("response_id", sa.Text, primary_key=True),
+    text("response_id", key=True),
     sa.Column("first_number", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("org_id", sa.Text, nullable=False),
+    text("org_id"),
     sa.Column("last_number", sa.BigInteger, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
-    sa.Column("secret_id", sa.Text, nullable=False),
-    sa.Column(
-        "created_at", sa.TIMESTAMP(timezone=True), nullable=False, server_default=sa.func.now()
-    ),
+    text("secret_id"),
+    moment_made(),
 )
 
 

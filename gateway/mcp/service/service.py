@@ -218,18 +218,11 @@ def open_embedder(settings: Settings, own: OwnModels) -> Embedder | None:
     return ModelEmbedder(own, settings.mcp.search_model)
 
 
-def vault_of(door: McpService | None) -> UpstreamVault:
-    """Return the vault. Raises: NotFound, if there are no servers."""
-    if door is None:
+def configured(service: McpService | None) -> McpService:
+    """Return the service. Raises: NotFound, if there are no servers."""
+    if service is None:
         raise NotFound("server", "no MCP server is configured")
-    return door.vault
-
-
-def pins_of(door: McpService | None) -> PinsAdmin:
-    """Return the administration of pins. Raises: NotFound, if there are no servers."""
-    if door is None:
-        raise NotFound("server", "no MCP server is configured")
-    return door.pins
+    return service
 
 
 def open_tool_loops(settings: Settings, door: McpService | None) -> ToolLoops | None:

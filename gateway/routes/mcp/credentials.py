@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.mcp.service.service import vault_of
+from gateway.mcp.service.service import configured
 from gateway.permissions import SCOPE_MCP_CALL
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -80,7 +80,7 @@ def project_of(request: AdminRequest, user_id: str | None) -> str | None:
 
 
 async def find(request: AdminRequest, user_id: str | None) -> UpstreamCredential:
-    return await vault_of(request.services.mcp).find(
+    return await configured(request.services.mcp).vault.find(
         request.org_id, request.id, user_id, project_id=project_of(request, user_id)
     )
 
@@ -88,7 +88,7 @@ async def find(request: AdminRequest, user_id: str | None) -> UpstreamCredential
 async def keep(
     request: AdminRequest, user_id: str | None, wanted: McpCredentialBody
 ) -> UpstreamCredential:
-    return await vault_of(request.services.mcp).put(
+    return await configured(request.services.mcp).vault.put(
         request.org_id,
         request.id,
         user_id,
@@ -100,7 +100,7 @@ async def keep(
 
 async def remove(request: AdminRequest, user_id: str | None) -> McpCredentialDeleted:
     project_id = project_of(request, user_id)
-    gone = await vault_of(request.services.mcp).delete(
+    gone = await configured(request.services.mcp).vault.delete(
         request.org_id, request.id, user_id, request.actor, project_id=project_id
     )
     return McpCredentialDeleted(id=gone.id)

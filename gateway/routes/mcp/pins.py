@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.mcp.service.service import pins_of
+from gateway.mcp.service.service import configured
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource
 from gateway.telemetry import UPSTREAM_STATES
@@ -136,7 +136,7 @@ async def list_servers(request: AdminRequest) -> McpServers:
     needs=servers.change,
 )
 async def show_offer(request: AdminRequest) -> McpServerOffer:
-    seen = await pins_of(request.services.mcp).see(request.org_id, request.id)
+    seen = await configured(request.services.mcp).pins.see(request.org_id, request.id)
     return await asyncio.to_thread(to_offer, seen)
 
 
@@ -147,7 +147,7 @@ async def show_offer(request: AdminRequest) -> McpServerOffer:
 )
 async def approve_offer(request: AdminRequest, wanted: McpApproveBody) -> McpServerOffer:
     """Raises: NotFound, InvalidField, Conflict (no answer of it), PreconditionFailed."""
-    seen = await pins_of(request.services.mcp).approve(
+    seen = await configured(request.services.mcp).pins.approve(
         request.org_id,
         request.id,
         named_in(wanted),
@@ -166,7 +166,7 @@ async def approve_offer(request: AdminRequest, wanted: McpApproveBody) -> McpSer
 )
 async def revoke_offer(request: AdminRequest, wanted: McpRevokeBody) -> McpServer:
     """Raises: NotFound, InvalidField."""
-    seen = await pins_of(request.services.mcp).revoke(
+    seen = await configured(request.services.mcp).pins.revoke(
         request.org_id, request.id, named_in(wanted), actor=request.actor
     )
     return to_server(seen)

@@ -19,7 +19,7 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
 
 from gateway.auth.login.sessions import Session
-from gateway.mcp.service.service import vault_of
+from gateway.mcp.service.service import configured
 from gateway.permissions import within
 from gateway.routes.mcp.credentials import SCOPE
 from gateway.routes.oauth.authorize import LOGIN
@@ -80,7 +80,7 @@ async def start(request: Request[Any, Any, Any], server: FromPath[str]) -> Respo
         return to_login(server, request.query_params.get("for"))
     person = browser.session
     try:
-        sign_ins = vault_of(services(request).mcp).sign_ins
+        sign_ins = configured(services(request).mcp).vault.sign_ins
         wanted = request.query_params.get("for")
         for_tenant = sign_ins.is_for_tenant(person.org_id, server, wanted)
         check_may(person, server, for_tenant=for_tenant)
@@ -117,7 +117,7 @@ async def callback(request: Request[Any, Any, Any]) -> Response[bytes]:
         said = dict(pairs)
         if len(said) != len(pairs):
             raise ValueError("a field stands there twice")
-        vault = vault_of(services(request).mcp)
+        vault = configured(services(request).mcp).vault
         consent = vault.sign_ins.read(
             said, org_id=person.org_id, began=person.user_id, browser=browser.cookie
         )

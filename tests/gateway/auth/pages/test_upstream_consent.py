@@ -11,7 +11,7 @@ import pytest
 from litestar import Litestar
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.mcp.service.service import vault_of
+from gateway.mcp.service.service import configured
 from mcp_bridge.upstream.credentials import UpstreamOwner
 from tests.gateway.auth.browsing import live_app, new_browser, sign_in
 from tests.gateway.auth.conftest import Clock, Tenant
@@ -73,7 +73,7 @@ async def consented(signed_in: httpx.AsyncClient, server: TokenServer) -> dict[s
 
 
 async def shown(app: Litestar, ada: Tenant, user_id: str) -> dict[str, str]:
-    vault = vault_of(app.state.services.mcp)
+    vault = configured(app.state.services.mcp).vault
     return dict((await vault.shown.of(UpstreamOwner(ada.org_id, user_id), "github")).values)
 
 
