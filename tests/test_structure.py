@@ -40,7 +40,7 @@ FIELD_TEXTS_WITHOUT_A_VERB = {
     "foundation": 0,
     "engine": 0,
     "gateway": 129,
-    "billing": 58,
+    "billing": 0,
     "mcp_bridge": 0,
     "elsewhere": 82,
 }

@@ -109,7 +109,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     ceiling: int
     """Pico-USD or tokens, as the measure has it."""
     used: int
-    """What was used of the ceiling when the alert was raised."""
+    """The use of the ceiling when the alert was raised."""
     reason: Reason
     """`spent`: the use reaches the threshold; `refused`: a hard cap has refused a request whose
     highest possible cost did not fit, so that less than the cap is spent."""

@@ -18,7 +18,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     """Usage that no grant has paid yet."""
     leased_pico: Pico
     available_pico: Pico
-    """What is left of valid grants, without what is leased."""
+    """The rest of valid grants, without leases."""
 
     @property
     def left_pico(self) -> Pico:

@@ -122,7 +122,7 @@ class _BookState(msgspec.Struct, frozen=True, kw_only=True):
 
     booked: dict[str, _BookedTransfer]
     left_pico: dict[str, Pico]
-    """What is left of each grant's account."""
+    """The rest of each grant's account."""
     now: datetime
 
 

@@ -65,11 +65,9 @@ class FetchedOffer(msgspec.Struct, frozen=True):
 
 
 class VisibleList:
-    """A list as clients see it: `pins`, ordered by the server's own names.
-
-    `stale`: the server does not answer, and what was approved of it stands in. Never changes:
-    another list is another Shown, so what is written of it is kept with it.
-    """
+    """A list as clients see it: `pins`, ordered by the server's own names. `stale`: the server does
+    not answer, and its approved pins are listed instead. It never changes, so its encoded form is
+    kept with it."""
 
     def __init__(self, pins: tuple[Pin, ...], *, stale: bool) -> None:
         self.pins, self.stale = pins, stale
@@ -95,9 +93,9 @@ class VisibleList:
     def written(
         self, label: str, alias_of: Callable[[str], str | None], first: int, end: int
     ) -> list[msgspec.Raw]:
-        """The pins from `first` to before `end` as JSON, each by its alias, without those that have
-        none. `label`: what the aliases begin with, which is all that tells them apart, and a server
-        has two. A page at a time: nobody waits for twenty thousand."""
+        """Return the pins from `first` to before `end` as JSON, each by its alias, without those
+        that have none. `label`: the prefix of all aliases, which identifies them. A page at a time,
+        so that nobody waits for twenty thousand."""
         kept = self._written.setdefault(label, {})
         asked = self.pins[first:end]
         new = [pin for pin in asked if pin.name not in kept]
@@ -260,7 +258,7 @@ def launch_pin(config: ServerConfig) -> Pin:
 
 @lru_cache(maxsize=MAX_LAUNCHES)
 def url_launch_pin(transport: str, url: str, *headers: str) -> Pin:
-    """Asked several times for every call, and a server's stays the same."""
+    """Return the launch pin of a server with a URL; cached, since every call needs it."""
     return pin_of("launch", {"transport": transport, "url": url, "headers": list(headers)})
 
 

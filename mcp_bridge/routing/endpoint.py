@@ -158,7 +158,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     async def request(
         self, upstream: Upstream, method: str, params: dict[str, Any]
     ) -> dict[str, Any]:
-        """The result of a request during which nothing is asked. Raises: RpcError."""
+        """Return the result of a request during which the server may not ask anything. Raises:
+        RpcError."""
         described = await self.described(upstream)
         exchange = open_exchange(
             upstream,
@@ -220,8 +221,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         return await self._passed_on(upstream, method, page)
 
     async def _of_several(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A page of what the next servers have, as many as fit; they are asked at once, and one
-        that gives no answer is missing. Raises: RpcError."""
+        """Return a page with the lists of the next servers, as many as fit. They are asked at once,
+        and one that does not answer is missing. Raises: RpcError."""
         index, cursor = read_cursor(params.get("cursor"))
         given = {name: value for name, value in params.items() if name != "cursor"}
         pages = Pages(LISTS[method])
@@ -265,8 +266,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     async def _shown(
         self, upstream: Upstream, method: str, cursor: str | None
     ) -> dict[str, Any] | None:
-        """A page of what was approved, as JSON already, behind the name that `cursor` is; None: as
-        the server says it. Raises: RpcError."""
+        """Return a page of the approved items in JSON, which begins behind the name `cursor`; None:
+        the list is the server's own. Raises: RpcError."""
         if self.guard.catalog is None or method not in KIND_OF:
             return None
         shown = VisibleList((), stale=False)
@@ -344,8 +345,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         alias: str,
         continues: str | None = None,
     ) -> Exchange:
-        """A request that a client makes, `params` as it is at the server. `continues`: the state
-        that proves that it went out before. Raises: RpcError."""
+        """Open the exchange of a client's request. `params`: those for the server. `continues`: the
+        state that proves that the request went out before. Raises: RpcError."""
         described = await self.described(upstream)
         is_sampled = upstream.config.sampling == "engine" and method in INTERACTIVE
         sent, before = taken_up(params) if is_sampled else (params, None)
@@ -461,7 +462,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing_of(upstream: Upstream, method: str, error: RpcError) -> dict[str, Any]:
-    """The page of a server that gives no answer, marked."""
+    """Return the marked page of a server that does not answer."""
     log.warning("mcp: %s: %s is missing: %s", upstream.name, method, error.data)
     return {LISTS[method]: [], "_meta": {STALE_META: [upstream.name]}}
 

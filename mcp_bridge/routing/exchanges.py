@@ -380,7 +380,7 @@ class LegacyExchange:
 async def both(
     said: AsyncGenerator[Event], heard: asyncio.Queue[Message]
 ) -> AsyncGenerator[Event | Message]:
-    """Whichever comes first, until `said` ends."""
+    """Yield from both sources as they come, until `said` ends."""
     coming: asyncio.Task[Event | None] | None = None
     hearing: asyncio.Task[Message] | None = None
     try:

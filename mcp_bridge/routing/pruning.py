@@ -137,6 +137,6 @@ def tokens_of(item: Any) -> int:
 
 
 def refused(wrong: Sequence[Problem]) -> dict[str, Any]:
-    """A tool's error, which the model may read and do better."""
+    """Return a tool error, which the model can read and correct."""
     lines = [f"arguments{one.path}: {one.message}" for one in wrong]
     return {"content": [{"type": "text", "text": "\n".join(lines)}], "isError": True}

@@ -110,7 +110,7 @@ async def items_of(upstream: Upstream, method: str, ask: Ask) -> AsyncIterator[d
 
 
 async def has(upstream: Upstream, uri: str, ask: Ask) -> bool:
-    """Reading changes nothing."""
+    """True if the server can read the resource."""
     try:
         async with asyncio.timeout(SETUP_TIMEOUT_S):
             await ask(upstream, "resources/read", {"uri": uri})

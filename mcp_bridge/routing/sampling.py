@@ -99,8 +99,8 @@ class SampledExchange:
                     yield QuestionEvent(rest, None if self.holds else self._carried(event.state))
 
     async def _answer(self, request: Message) -> Message:
-        """A server of the older era hears of a refusal; the newer one has no word for it, so there
-        the call fails with it. Raises: RpcError."""
+        """Return the model's answer. A server of the older era is told of a refusal; the newer era
+        has no such message, so the call fails. Raises: RpcError."""
         try:
             return {"result": await sampled(self._upstream, self._caller, request, self._count)}
         except RpcError as error:
@@ -125,7 +125,7 @@ def is_sampling(request: Message) -> bool:
 
 
 def taken_up(params: dict[str, Any]) -> tuple[dict[str, Any], SampledState | None]:
-    """The parameters as the server's own state and all answers make them."""
+    """Return the parameters with the server's own state and all answers, and our state."""
     try:
         before = msgspec.json.decode(str(params.get("requestState")), type=SampledState)
     except msgspec.DecodeError:

@@ -82,7 +82,7 @@ class ListedTool(msgspec.Struct, frozen=True):
 
 
 def words(text: str) -> list[str]:
-    """Words of a text, those inside `snake_case` and `camelCase` too, in lower case."""
+    """Return the words of a text in lower case, also those inside `snake_case` and `camelCase`."""
     return WORD.findall(INSIDE.sub(" ", text).lower())
 
 

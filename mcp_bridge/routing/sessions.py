@@ -259,8 +259,8 @@ class Sessions:
         *,
         create: bool,
     ) -> UpstreamSession | None:
-        """The one that stands there then: another's, where another worker was faster; None: the
-        session that it belongs to has ended."""
+        """Store `new` in the place of `old`, and return what is stored then: another worker may
+        have been faster. None: the client's session has ended."""
         before = b"" if old is None else msgspec.json.encode(old)
         arguments: list[Any] = [
             field,
@@ -353,7 +353,8 @@ def events_key(session: Session, stream: str) -> str:
 
 
 def kept_keys(org_id: str) -> tuple[str, str]:
-    """Its streams by when something was said last, and what each takes, with `total`."""
+    """Return the keys of a tenant's streams by the time of their last event, and of their sizes
+    with `total`."""
     return f"mcp:{{{org_id}}}:kept:order", f"mcp:{{{org_id}}}:kept:sizes"
 
 

@@ -120,7 +120,7 @@ class SharedStream:
         self.ended.set()
 
     async def run(self) -> None:
-        """Never raises."""
+        """Read the stream until it ends. Never raises, unless it is cancelled."""
         try:
             await self._read()
         except asyncio.CancelledError:

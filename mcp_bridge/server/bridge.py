@@ -92,8 +92,8 @@ class Bridge:
         self.modern.start()
 
     def begin_drain(self) -> None:
-        """Streams that wait for something to change end, so that their clients open them elsewhere;
-        calls go on."""
+        """End the streams that wait for changes, so that their clients open them elsewhere; calls
+        go on."""
         self.legacy.begin_drain()
         self.modern.begin_drain()
 

@@ -262,8 +262,8 @@ class EndpointRequest:
         leaving: asyncio.Task[None],
         said: asyncio.Queue[Message],
     ) -> None:
-        """Stream until the answer is there, and all that was said before it is sent; or the client
-        has left."""
+        """Stream messages until the answer is there and all messages before it are sent, or the
+        client has disconnected."""
         loop = asyncio.get_running_loop()
         hearing = loop.create_task(said.get())
         try:
@@ -489,7 +489,7 @@ class EndpointRequest:
 
 
 def accepts(value: str) -> bool:
-    """Both kinds of answers, since which it will be is not known before."""
+    """True if the client accepts JSON and events: which of them it gets is not known before."""
     kinds = {each.partition(";")[0].strip().lower() for each in value.split(",")}
     json = kinds & {"*/*", "application/*", "application/json"}
     return bool(json and kinds & {"*/*", "text/*", "text/event-stream"})

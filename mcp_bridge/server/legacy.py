@@ -164,7 +164,7 @@ class LegacyProtocol:
     # Requests.
 
     def begin(self, endpoint: Endpoint, session: Session, message: Message) -> Stream:
-        """The stream on which it is answered. Raises: RpcError."""
+        """Begin a request, and return the stream of its answer. Raises: RpcError."""
         key = (session.id, message["id"])
         owners = session.org_id, session.about.principal
         if key in self._calls:
@@ -295,7 +295,7 @@ class LegacyProtocol:
     # What the client says without asking.
 
     async def take(self, session: Session, message: Message) -> None:
-        """A notification, or an answer to what was asked. Raises: RpcError, for an answer to
+        """Handle a notification, or the answer to a question. Raises: RpcError, for an answer to
         nothing."""
         if rpc.is_response(message):
             await self.questions.take(session, message)

@@ -142,8 +142,8 @@ class Watches:
                 del self._open[org_id]
 
     def decided(self, org_id: str | None) -> None:
-        """Approvals of an org, or its rules, are others now; None: of any org, perhaps. What was
-        approved may be new at its server, too."""
+        """Check the lists again after approvals or rules of an org changed; None: of any org. Items
+        that were approved may be new at their server, too."""
         if org_id is not None:
             self._poke(self._open.get(org_id, ()), None)
             return
@@ -152,7 +152,8 @@ class Watches:
                 watch.poke()
 
     def _noticed(self, org_id: str, upstream: Upstream) -> None:
-        """A list of it has changed, as somebody found who asked for it: others have older ones."""
+        """Check the lists of other listeners: a request has found that this server offers something
+        else."""
         self._poke(self._open.get(org_id, ()), upstream.name, but=upstream)
         self._telling.spawn(self._pass_on(org_id, upstream.name))
 
@@ -170,7 +171,7 @@ class Watches:
     def _poke(
         self, watches: Iterable[Watch], server: str | None, but: Upstream | None = None
     ) -> None:
-        """Poke who has that server, or any; its offer is asked for again, once."""
+        """Wake the listeners of that server, or of all; its offer is requested again, once."""
         others: set[Upstream] = set()
         for watch in watches:
             found = [u for u in watch.context.endpoint.upstreams if server in (None, u.name)]

@@ -190,7 +190,7 @@ class ModernProtocol:
         headers: list[tuple[str, str]],
         emit: Emit,
     ) -> dict[str, Any]:
-        """The result of a request; what is said before it goes to `emit`. Raises: RpcError."""
+        """Return the result of a request; messages before it go to `emit`. Raises: RpcError."""
         method, params = message["method"], rpc.params_of(message)
         check_request(method, MODERN, params)
         context = self.context(caller, endpoint, envelope)
@@ -333,7 +333,7 @@ class ModernProtocol:
     def _ask(
         self, request: ClientRequest, exchange: OpenExchange, asked: QuestionEvent
     ) -> dict[str, Any]:
-        """Raises: RpcError."""
+        """Return the result that asks the client. Raises: RpcError."""
         request = msgspec.structs.replace(request, rounds=request.rounds + 1)
         if request.rounds > MAX_ROUNDS:
             raise RpcError(INTERNAL_ERROR, "The server asked too often")

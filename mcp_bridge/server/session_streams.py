@@ -102,7 +102,7 @@ class SessionStreams:
         return stream
 
     def stop(self, session: Session, stream: Stream) -> None:
-        """Its reader is gone, or what wrote it."""
+        """Close a session's stream whose reader or writer has gone."""
         if self._listening.get(session.id, (None,))[0] is stream:
             self._leave(session.id)
             self.tasks.spawn(self._sessions.set_listens(session, False))
@@ -237,7 +237,7 @@ class SessionStreams:
         stream: Stream,
         samples: SampleCount,
     ) -> None:
-        """Pass on what a server asks of the client outside of requests."""
+        """Answer a request of the server outside of our requests, or ask the client."""
         if message["method"] == "ping":
             answered: Message = {"result": {}}
         elif is_sampling(message) and upstream.config.sampling != "caller":

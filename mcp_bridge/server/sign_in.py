@@ -30,7 +30,7 @@ def opens_urls(capabilities: dict[str, Any]) -> bool:
 
 
 def without_answer(message: Message) -> Message:
-    """A request as its server knows it: what we asked is nothing that it wants to be told."""
+    """Return a request without the answer to our own question, which is not for the server."""
     params = rpc.params_of(message)
     given = params.get(RESPONSES)
     if not isinstance(given, dict) or KEY not in given:
@@ -43,8 +43,8 @@ def without_answer(message: Message) -> Message:
 def asked_to_sign_in(
     error: RpcError, message: Message, envelope: Envelope, info: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The result that sends a client of the newer era to the page; None: it gets the error. It is
-    asked once, and not amid what a server has asked already."""
+    """Return the result that sends a client of the newer era to the sign-in page; None: it gets the
+    error. It is asked once, and not while a server waits for answers."""
     method, params = message["method"], rpc.params_of(message)
     if not isinstance(error, Unreachable) or error.sign_in_url is None:
         return None

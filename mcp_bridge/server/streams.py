@@ -87,7 +87,8 @@ class Stream:
             self._queue(None)
 
     async def _say(self, message: Message, *, is_last: bool = False) -> None:
-        """The last, which is the answer, is kept however much was kept before it."""
+        """Queue a message, and store it. The answer, which is the last, is stored whatever its
+        size."""
         data, id_ = rpc.encode(message), None
         self._number += 1
         if self._keeps and (is_last or self._kept + len(data) <= MAX_KEPT_BYTES):
@@ -108,15 +109,15 @@ class Stream:
             self._frames.put_nowait(frame)
 
     async def next(self) -> bytes | None:
-        """The next event; None: there is no other."""
+        """Return the next event; None: the stream has ended."""
         return await self._frames.get()
 
     def leave(self) -> None:
-        """Note that nobody reads it any more, here."""
+        """Note that its reader has gone."""
         self._has_reader = False
 
     def close(self) -> None:
-        """Its reader is sent away."""
+        """End the stream for its reader."""
         self._frames.put_nowait(None)
         self._has_reader = False
 

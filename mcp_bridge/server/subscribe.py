@@ -127,7 +127,7 @@ class Listener:
         self._acknowledged.release()
 
     async def _may_hear(self, upstream: Upstream, message: Message) -> bool:
-        """The rules may have changed since."""
+        """True if the client may be told; the rules may have changed since."""
         if message["method"] != RESOURCE_UPDATED:
             return True
         uri = str(rpc.params_of(message).get("uri"))

@@ -102,11 +102,9 @@ Outcome = ApprovalTransition | Refused
 
 
 def arguments_digest(arguments: Mapping[str, object]) -> str:
-    """Return what an approval knows of the arguments: their digest. NotCanonical.
-
-    Ids of 64 bits are common in arguments and not in RFC 8785: such numbers are written as text,
-    and beside them where they stand, so that no text can pass for one.
-    """
+    """Return the digest of arguments. Integers of 64 bits, which RFC 8785 does not have, are
+    digested as text, with their places beside it, so that no text can pass for one. Raises:
+    NotCanonical."""
     plain = plain_json(arguments)
     if plain is not None:
         return digest_of_bytes(b"[%b,[]]" % plain)
@@ -161,7 +159,7 @@ def moved(approval: Approval, event: Happened, now_s: float, actor: str) -> Appr
 
 
 def expired(approval: Approval, now_s: float) -> ApprovalTransition | None:
-    """The transition that time has made, if it has."""
+    """Return the transition of an approval whose time is over, or None."""
     if approval.state not in ("pending", "approved") or now_s < approval.expires_at_s:
         return None
     late = msgspec.structs.replace(approval, state="expired")
@@ -169,8 +167,8 @@ def expired(approval: Approval, now_s: float) -> ApprovalTransition | None:
 
 
 def decided(approval: Approval, *, approve: bool, by: str, now_s: float) -> Outcome:
-    """Yes or no by `by`, once. Who asks does not answer, unless the rules leave it to the caller:
-    an agent that holds its own key would approve itself."""
+    """Return the decision of `by`. A caller does not approve its own request unless the rules allow
+    it: an agent that holds its own key would approve itself."""
     late = expired(approval, now_s)
     if late is not None:
         return late
@@ -186,8 +184,8 @@ def decided(approval: Approval, *, approve: bool, by: str, now_s: float) -> Outc
 def used(
     approval: Approval, call: ApprovedCall, *, nonce: str, call_id: str, now_s: float
 ) -> Outcome:
-    """Spends it on `call_id`. Asked again for that call it is spent already, and says so by
-    Moved without another event's worth of change: the same approval, for its continuation."""
+    """Use the approval for `call_id`. Used again for the same call, as by its continuation, it
+    stays as it is."""
     if approval.call != call or approval.nonce != nonce:
         return "other_call"
     if approval.state == "used":
@@ -229,18 +227,17 @@ class ApprovalStore(Protocol):
         max_pending: int,
         arguments: bytes | None = None,
     ) -> Approval | None:
-        """The new one, with its arguments for who decides, as far as it keeps such; or the one that
-        `waiting` says: of a call there is one at a time, however often it is asked for at once.
-        None when the org has `max_pending` pending already."""
+        """Add a request, and return it; or return the one that `waiting` finds: a call has one at a
+        time. None: the org has `max_pending` already. `arguments`: stored for the decider."""
 
     async def get(self, org_id: str, approval_id: str) -> Approval | None: ...
 
     async def waiting(self, org_id: str, key: str, now_s: float) -> Approval | None:
-        """The one of a call (`ApprovedCall.key`) that has not expired: approved, else pending, else
-        denied by an administrator, whose no lasts as long."""
+        """Return the approval of a call (`ApprovedCall.key`) that has not expired: approved, else
+        pending, else denied by an administrator, whose denial holds as long."""
 
     async def replace(self, org_id: str, before: Approval, after: ApprovalTransition) -> bool:
-        """Writes `after` if the row still is `before`; False when it is not."""
+        """Write `after` if the row still is `before`, and return whether it was."""
 
 
 class Approvals:
@@ -267,8 +264,8 @@ class Approvals:
         tool: str = "",
         arguments: Mapping[str, object] | None = None,
     ) -> Approval:
-        """The request for `call`: the one that waits already, or a new one. `arguments`: for who
-        decides; None: they are not to be kept. ApprovalRefused when MAX_PENDING of the org wait."""
+        """Return the waiting request for `call`, or a new one. `arguments`: for the decider; None:
+        they are not stored. Raises: ApprovalRefused, if MAX_PENDING of the org wait."""
         now = self.now_s()
         waiting = await self.store.waiting(call.org_id, call.key(), now)
         if waiting is not None:
@@ -297,7 +294,7 @@ class Approvals:
     async def decide(
         self, org_id: str, approval_id: str, *, approve: bool, by: str
     ) -> Approval | Refused:
-        """The decided approval, or why it is none of that."""
+        """Return the decided approval, or why it cannot be decided."""
         outcome = await self.move(
             org_id, approval_id, lambda one, now: decided(one, approve=approve, by=by, now_s=now)
         )
@@ -306,7 +303,7 @@ class Approvals:
     async def use(
         self, approval_id: str, call: ApprovedCall, *, nonce: str, call_id: str
     ) -> Approval | Refused:
-        """The spent approval, of this call alone, or why there is none."""
+        """Return the used approval, which is of this call alone, or why there is none."""
         outcome = await self.move(
             call.org_id,
             approval_id,

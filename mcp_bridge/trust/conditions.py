@@ -50,7 +50,7 @@ ENVIRONMENT = cel.NewEnv(
 
 
 def problem_of(condition: str) -> str | None:
-    """Why a text is no condition; None for one that is."""
+    """Return why a text is no condition; None: it is one."""
     if len(condition) > MAX_CONDITION_CHARS:
         return f"has more than {MAX_CONDITION_CHARS} characters"
     if "'''" in condition or '"""' in condition:
@@ -112,9 +112,8 @@ def holds(
     server: str,
     annotations: Mapping[str, bool],
 ) -> bool | None:
-    """Return whether the condition holds; None where that cannot be said: an argument that is not
-    there or of another type, a number beyond 64 bits, arguments too large to look at, or so large
-    that it may take too long."""
+    """Return whether the condition holds; None: it cannot be evaluated, for an argument that is
+    missing or of another type, a number beyond 64 bits, or too large arguments."""
     if not looked.may_cost(condition):
         return None
     data = {"args": looked.args, "tool": tool, "server": server, "annotations": annotations}

@@ -164,7 +164,7 @@ def problems_of_limits(rule: ToolRule) -> Iterable[tuple[str, str]]:
 
 
 def policy_version(rules: Iterable[ToolRule]) -> str:
-    """The digest of a set of rules, whatever their order: what an approval is bound to."""
+    """Return the digest of a set of rules, whatever their order; approvals are bound to it."""
     return digest([msgspec.to_builtins(rule) for rule in sorted(rules, key=lambda one: one.id)])
 
 
@@ -244,8 +244,8 @@ def may_ever(call: ToolCall, rules: Sequence[ToolRule], *, asks: bool = True) ->
 
 
 def over(rules: Iterable[ToolRule], state: CallState, cost_pico: int) -> Decision | None:
-    """The denial by the rules whose bound is reached, or would be passed by what the call costs; it
-    ends when the longest window has."""
+    """Return the denial by the rules whose limit is reached, or would be exceeded by the cost of
+    the call; it ends with the longest window."""
     rated = [r for r in rules if r.rate and state.calls.get(r.id, 0) >= r.rate.calls]
     sums = state.spent_pico
     spent = [r for r in rules if r.budget and is_spent(r.budget, sums.get(r.id, 0), cost_pico)]

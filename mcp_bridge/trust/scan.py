@@ -64,7 +64,7 @@ class LabelledPin(msgspec.Struct, frozen=True):
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:
-    """The worst severity among them, by which policy may block."""
+    """Return the worst severity, by which policy may block."""
     return max((one.severity for one in findings), key=RANK.__getitem__, default=None)
 
 
@@ -188,7 +188,7 @@ def texts_of(pin: Pin) -> Iterator[tuple[Parts, str]]:
 
 
 def mentioned(text: str) -> set[str]:
-    """Names that a text may mean: those that are no words, and words that are quoted as names."""
+    """Return the names that a text may mention: tokens that are no words, and quoted words."""
     found = {token for token in TOKEN.findall(text) if DISTINCT.fullmatch(token)}
     found.update(name for pattern in QUOTED for name in pattern.findall(text))
     return found
