@@ -86,7 +86,7 @@ class ClientGone(Exception):
 class HttpEndpoint:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._places = Slots(MAX_OPEN, MAX_OPEN_OF_ORG)
+        self._slots = Slots(MAX_OPEN, MAX_OPEN_OF_ORG)
 
     async def serve(
         self,
@@ -107,28 +107,28 @@ class HttpEndpoint:
             caller.org_id, namespace, caller.user_id, project_id=caller.project_id, prunes=True
         )
         endpoint = found or Endpoint(key="", upstreams=(), keeps_names=False)
-        visit = EndpointRequest(self._bridge, caller, endpoint, headers, receive, send)
-        has_place = False
+        request = EndpointRequest(self._bridge, caller, endpoint, headers, receive, send)
+        has_slot = False
         try:
             named = dict(headers)
             allowed.check(named.get("host"), named.get("origin"), pages)
             if found is None:
                 raise RpcError(INVALID_REQUEST, "No such namespace", status=404)
-            has_place = self._places.take(caller.org_id)
-            if not has_place:
-                status = 503 if self._places.is_full else 429
+            has_slot = self._slots.take(caller.org_id)
+            if not has_slot:
+                status = 503 if self._slots.is_full else 429
                 raise RpcError(INTERNAL_ERROR, "Too many requests are open", status=status)
-            await visit.serve(scope["method"])
+            await request.serve(scope["method"])
         except ClientGone:
             return
         except RpcError as error:
-            await visit.fail(error)
+            await request.fail(error)
         except RedisError as error:
             log.warning("mcp: Redis: %s", type(error).__name__)
-            await visit.fail(RpcError(INTERNAL_ERROR, "Temporarily unavailable", status=503))
+            await request.fail(RpcError(INTERNAL_ERROR, "Temporarily unavailable", status=503))
         finally:
-            if has_place:
-                self._places.give_back(caller.org_id)
+            if has_slot:
+                self._slots.give_back(caller.org_id)
 
 
 class EndpointRequest:
@@ -213,29 +213,29 @@ class EndpointRequest:
             if version != MODERN:
                 supported = {"supported": [MODERN], "requested": version}
                 raise RpcError(UNSUPPORTED_VERSION, "Unsupported protocol version", supported)
-            await self._reply(202, None)  # this era's clients cancel by leaving
+            await self._reply(202, None)  # this era's clients cancel by disconnecting
             return
         if rpc.is_response(message):
             raise RpcError(INVALID_REQUEST, "A request is wanted", status=400)
         envelope = read_envelope(message, self._headers)
         said: asyncio.Queue[Message] = asyncio.Queue(MAX_QUEUED)
         loop = asyncio.get_running_loop()
-        is_said: asyncio.Future[None] = loop.create_future()
+        has_message: asyncio.Future[None] = loop.create_future()
 
         async def say(message: Message) -> None:
             await said.put(message)
-            if not is_said.done():
-                is_said.set_result(None)
+            if not has_message.done():
+                has_message.set_result(None)
 
         answer = loop.create_task(self._answer_modern(envelope, message, say))
         tasks: list[asyncio.Task[Any]] = [answer]
-        first: set[asyncio.Future[Any]] = {answer, is_said}
+        first: set[asyncio.Future[Any]] = {answer, has_message}
         try:
             await asyncio.wait(first, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if is_said.done() or not answer.done():
-                tasks.append(leaving := loop.create_task(self._left()))
-                await self._stream_until(answer, leaving, said)
-                if leaving.done():
+            if has_message.done() or not answer.done():
+                tasks.append(disconnect := loop.create_task(self._wait_for_disconnect()))
+                await self._send_until(answer, disconnect, said)
+                if disconnect.done():
                     return
             await self._end_with(answer, message["id"])
         finally:
@@ -256,25 +256,25 @@ class EndpointRequest:
                 raise
             return asked
 
-    async def _stream_until(
+    async def _send_until(
         self,
         answer: asyncio.Task[dict[str, Any]],
-        leaving: asyncio.Task[None],
+        disconnect: asyncio.Task[None],
         said: asyncio.Queue[Message],
     ) -> None:
         """Stream messages until the answer is there and all messages before it are sent, or the
         client has disconnected."""
         loop = asyncio.get_running_loop()
-        hearing = loop.create_task(said.get())
+        next_message = loop.create_task(said.get())
         try:
-            while not leaving.done():
-                waited: set[asyncio.Task[Any]] = {answer, leaving, hearing}
+            while not disconnect.done():
+                waited: set[asyncio.Task[Any]] = {answer, disconnect, next_message}
                 done, _ = await asyncio.wait(
                     waited, timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                if hearing in done:
-                    await self._event(encoded(hearing.result()))
-                    hearing = loop.create_task(said.get())
+                if next_message in done:
+                    await self._event(encoded(next_message.result()))
+                    next_message = loop.create_task(said.get())
                 elif answer in done:
                     while not said.empty():
                         await self._event(encoded(said.get_nowait()))
@@ -282,7 +282,7 @@ class EndpointRequest:
                 elif not done:
                     await self._event(sse.KEEPALIVE)
         finally:
-            hearing.cancel()
+            next_message.cancel()
 
     async def _end_with(self, answer: asyncio.Task[dict[str, Any]], id_: rpc.RequestId) -> None:
         try:
@@ -320,7 +320,7 @@ class EndpointRequest:
             await self._reply(202, None)
             return
         stream = self._bridge.legacy.begin(self._endpoint, session, message)
-        await self._pour(stream)
+        await self._send_stream(stream)
 
     async def _session(self) -> Session:
         """Raises: RpcError."""
@@ -332,15 +332,16 @@ class EndpointRequest:
             raise RpcError(INVALID_REQUEST, f"{SESSION_HEADER}: is missing", status=400)
         return await self._bridge.legacy.find(self._caller, self._endpoint, id_)
 
-    async def _pour(self, stream: Stream) -> None:
+    async def _send_stream(self, stream: Stream) -> None:
         """Send what a stream says, until it ends or the client leaves, which ends nothing."""
         try:
-            if not await self._ends_soon(stream):
-                await self._pour_on(stream)
+            if not await self._send_first(stream):
+                await self._send_rest(stream)
         finally:
             stream.leave()
 
-    async def _ends_soon(self, stream: Stream) -> bool:
+    async def _send_first(self, stream: Stream) -> bool:
+        """Send what comes at once, and return whether that was all."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 frame = await stream.next()
@@ -352,28 +353,28 @@ class EndpointRequest:
         await self._event(frame)
         return False
 
-    async def _pour_on(self, stream: Stream) -> None:
+    async def _send_rest(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
-        leaving = loop.create_task(self._left())
-        hearing = loop.create_task(stream.next())
+        disconnect = loop.create_task(self._wait_for_disconnect())
+        next_message = loop.create_task(stream.next())
         try:
-            while not leaving.done():
-                waited: set[asyncio.Task[Any]] = {leaving, hearing}
+            while not disconnect.done():
+                waited: set[asyncio.Task[Any]] = {disconnect, next_message}
                 done, _ = await asyncio.wait(
                     waited, timeout=KEEPALIVE_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                if hearing in done:
-                    frame = hearing.result()
+                if next_message in done:
+                    frame = next_message.result()
                     if frame is None:
                         await self._finish(stream)
                         return
                     await self._event(frame)
-                    hearing = loop.create_task(stream.next())
+                    next_message = loop.create_task(stream.next())
                 elif not done:
                     await stream.prime()
                     await self._event(sse.KEEPALIVE)
         finally:
-            await end_tasks(leaving, hearing)
+            await end_tasks(disconnect, next_message)
 
     async def _finish(self, stream: Stream) -> None:
         if self._started:
@@ -389,7 +390,7 @@ class EndpointRequest:
         if last is None:
             await self._listen(session)
         else:
-            await self._read_on(session, last)
+            await self._resume(session, last)
 
     async def _listen(self, session: Session) -> None:
         """Send what is said outside of requests from now on."""
@@ -397,11 +398,11 @@ class EndpointRequest:
         stream = await streams.listen(self._endpoint, session)
         try:
             await self._event(sse.KEEPALIVE)
-            await self._pour(stream)
+            await self._send_stream(stream)
         finally:
             streams.stop(session, stream)
 
-    async def _read_on(self, session: Session, last: str) -> None:
+    async def _resume(self, session: Session, last: str) -> None:
         """Raises: RpcError."""
         place = read_event_id(last)
         sessions, relay = self._bridge.sessions, self._bridge.relay
@@ -417,10 +418,10 @@ class EndpointRequest:
             await self._event(sse.KEEPALIVE, more=False)
             return
         number, pause_s, quiet_s = place.number, FIRST_LOOK_S, 0.0
-        leaving = asyncio.get_running_loop().create_task(self._left())
+        disconnect = asyncio.get_running_loop().create_task(self._wait_for_disconnect())
         try:
             await self._event(sse.encode(b"", id=last, retry_ms=RETRY_MS))
-            while not leaving.done():
+            while not disconnect.done():
                 events = await sessions.read_on(session, place.stream, number)
                 for number, data in events:
                     await self._event(
@@ -443,11 +444,11 @@ class EndpointRequest:
                         await self._event(sse.encode(gone, b"message"), more=False)
                         return
                     await self._event(sse.KEEPALIVE)
-                await asyncio.wait({leaving}, timeout=pause_s)
+                await asyncio.wait({disconnect}, timeout=pause_s)
                 quiet_s += pause_s
                 pause_s = min(2 * pause_s, LAST_LOOK_S)
         finally:
-            await end_tasks(leaving)
+            await end_tasks(disconnect)
 
     async def _is_answered(
         self, session: Session, last: EventPlace, request_id: rpc.RequestId
@@ -458,7 +459,7 @@ class EndpointRequest:
 
     # HTTP.
 
-    async def _left(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             continue
 

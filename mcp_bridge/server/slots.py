@@ -1,4 +1,4 @@
-"""Places of one worker, shared out: so many for all, fewer for one owner.
+"""Concurrency slots of one worker: so many for all, fewer for one owner.
 
 Pure.
 """
