@@ -86,9 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Run kernels in Triton's interpreter for the tests of kernels alone: it is a thousand times
     slower than torch, which other tests of an engine on a CPU run as its users do."""
+    interprets = INTERPRETED and KERNELS in item.path.parents
     triton = sys.modules.get("triton")
     if triton is not None:
-        triton.knobs.runtime.interpret = INTERPRETED and KERNELS in item.path.parents
+        triton.knobs.runtime.interpret = interprets  # and so do the processes that a test starts
+    elif INTERPRETED:
+        os.environ["TRITON_INTERPRET"] = str(int(interprets))
 
 
 @pytest.hookimpl(trylast=True)
