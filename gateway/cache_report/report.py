@@ -124,30 +124,30 @@ class CacheReport(Flusher):
 
     def _cause(self, note: CacheNote, label: PrefixLabel) -> CacheCause:
         """Return the cause by its own engine, or by who had the prefix last."""
-        told: CacheCause = "unknown" if note.outcome is None else note.outcome.cause
+        reported: CacheCause = "unknown" if note.outcome is None else note.outcome.cause
         attempt = note.attempt
         place = (attempt.org, attempt.model, *label)
         before = self._places.get(place)
         if before != note.replica:
             self._places.put(place, note.replica)
         moved = before is not None and before != note.replica and label.kind != "short"
-        missed = told == "first" or (told == "unknown" and not note.usage.cache_read)
-        return "other_replica" if moved and missed else told
+        missed = reported == "first" or (reported == "unknown" and not note.usage.cache_read)
+        return "other_replica" if moved and missed else reported
 
     def _row(self, attempt: Attempt, label: PrefixLabel) -> ReportCounts:
         hour = int(attempt.admitted_at) // HOUR_S * HOUR_S
-        whose = (attempt.org, attempt.project, attempt.key, attempt.model, hour)
-        each = RowId(*whose, *label)
+        scope = (attempt.org, attempt.project, attempt.key, attempt.model, hour)
+        each = RowId(*scope, *label)
         found = self._rows.get(each)
         if found is not None:
             return found
-        known = self._prefixes.get(whose, 0)
+        known = self._prefixes.get(scope, 0)
         if known >= MAX_PREFIXES or len(self._rows) >= MAX_ROWS:
-            each = RowId(*whose, _OTHER_KIND, OTHER)
+            each = RowId(*scope, _OTHER_KIND, OTHER)
             if each not in self._rows and len(self._rows) >= 2 * MAX_ROWS:
                 each = RowId(attempt.org, "", "", "", hour, _OTHER_KIND, OTHER)
         else:
-            self._prefixes[whose] = known + 1
+            self._prefixes[scope] = known + 1
         return self._rows.setdefault(each, ReportCounts())
 
     def _take_back(self, each: RowId, counted: ReportCounts) -> None:

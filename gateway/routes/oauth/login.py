@@ -60,6 +60,8 @@ LOGIN_PURPOSE, ACCOUNT_PURPOSE = "login", "account"
 WRONG = "The organization, the address or the password is wrong."
 CHANGED = "Your password was changed."
 BUSY = "Too many people sign in at the moment. Try again shortly."
+PASSWORD_ERRORS = (WrongCredentials, TooManyAttempts, PasswordsBusy, RedisError, OSError)
+"""Why a password cannot be checked, or is not taken."""
 
 
 class Occasion(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,20 @@ class Occasion(msgspec.Struct, frozen=True, kw_only=True):
         if self.upstream is not None:
             return self.upstream
         return f"{AUTHORIZE}?{self.query}" if self.query else ACCOUNT
+
+
+def explain(error: Exception, *, wrong: str) -> dict[str, Any]:
+    """Return the status, problem and headers of a page after one of PASSWORD_ERRORS."""
+    if isinstance(error, WrongCredentials):
+        return {"status": 403, "problem": wrong}
+    if isinstance(error, TooManyAttempts):
+        seconds = math.ceil(error.delay_s)
+        return {
+            "status": 429,
+            "problem": f"Too many attempts. Try again in {seconds} seconds.",
+            "headers": {"retry-after": str(seconds)},
+        }
+    return {"status": 503, "problem": BUSY}
 
 
 async def read_occasion(auth: Authorization, query: str) -> Occasion:
@@ -171,7 +187,6 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
     except AuthorizationRefused as refused:
         return refuse(auth, refused)
     org, email = form.get("org", ""), form.get("email", "")
-    shown: dict[str, Any] = {"org": org, "email": email}
     try:
         done = await auth.login.by_password(
             org=occasion.org_id or org.strip(),
@@ -179,17 +194,9 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[bytes]:
             password=form.get("password", ""),
             origin=browser.where,
         )
-    except WrongCredentials:
-        return login_page(auth, browser, occasion, status=403, problem=WRONG, **shown)
-    except TooManyAttempts as waits:
-        seconds = math.ceil(waits.delay_s)
-        problem = f"Too many attempts. Try again in {seconds} seconds."
-        headers = {"retry-after": str(seconds)}
-        return login_page(
-            auth, browser, occasion, status=429, problem=problem, headers=headers, **shown
-        )
-    except (PasswordsBusy, RedisError, OSError):
-        return login_page(auth, browser, occasion, status=503, problem=BUSY, **shown)
+    except PASSWORD_ERRORS as error:
+        failure = explain(error, wrong=WRONG)
+        return login_page(auth, browser, occasion, org=org, email=email, **failure)
     return signed_in(redirect(occasion.location), auth, done)
 
 

@@ -6,22 +6,21 @@ The link's token stands in the form, so the page sends no referrer and keeps no 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from litestar import Request, Response, get
-from redis.exceptions import RedisError
 
 from gateway.auth.login.login import WrongCredentials
 from gateway.auth.login.passwords import MIN_LENGTH, PasswordsBusy, WeakPassword, check_strength
 from gateway.auth.login.reset import RESET_PATH, ResetUser, find_reset
-from gateway.auth.login.throttle import TooManyAttempts
 from gateway.auth.oauth.authorization import Authorization, renew_password
 from gateway.routes.oauth.login import (
     ACCOUNT,
     BUSY,
     PASSWORD_CHANGED,
+    PASSWORD_ERRORS,
     account_page,
+    explain,
     read_account_form,
 )
 from gateway.routes.shared.access import PUBLIC
@@ -51,27 +50,18 @@ async def change(request: Request[Any, Any, Any]) -> Response[bytes]:
         browser, session, form = await read_account_form(request)
     except BadForm:
         return stale_form()
-    whose: dict[str, Any] = {"org_id": session.org_id, "user_id": session.user_id}
+    user: dict[str, Any] = {"org_id": session.org_id, "user_id": session.user_id}
     password, where = form.get("password", ""), browser.where
     try:
         check_strength(password, session.email, session.name)
         old = await auth.login.by_old_password(
-            **whose, password=form.get("current_password", ""), origin=where
+            **user, password=form.get("current_password", ""), origin=where
         )
-        done = await renew_password(auth, **whose, replacing=old, password=password, origin=where)
+        done = await renew_password(auth, **user, replacing=old, password=password, origin=where)
     except WeakPassword as weak:
         return await account_page(auth, browser, session, problem=str(weak))
-    except WrongCredentials:
-        return await account_page(auth, browser, session, problem=WRONG, status=403)
-    except TooManyAttempts as waits:
-        seconds = math.ceil(waits.delay_s)
-        problem = f"Too many attempts. Try again in {seconds} seconds."
-        headers = {"retry-after": str(seconds)}
-        return await account_page(
-            auth, browser, session, problem=problem, status=429, headers=headers
-        )
-    except (PasswordsBusy, RedisError, OSError):
-        return await account_page(auth, browser, session, problem=BUSY, status=503)
+    except PASSWORD_ERRORS as error:
+        return await account_page(auth, browser, session, **explain(error, wrong=WRONG))
     return signed_in(redirect(f"{ACCOUNT}?{PASSWORD_CHANGED}"), auth, done)
 
 
