@@ -69,32 +69,17 @@ _DEFAULTS = {
 }
 
 
-def _aot() -> list[AotCase]:
-    listed = []
-    for dtype in ("bf16", "fp16", "fp32"):
-        for shape_class, config in _DEFAULTS.items():
-            if (shape_class == "float32") != (dtype == "fp32"):
-                continue
-            signature = {
-                "x": f"*{dtype}",
-                "weight": f"*{dtype}",
-                "bias": f"*{dtype}",
-                "out": f"*{dtype}",
-                "num_tokens": "i32",
-                "num_outputs": "i32:16",
-                "num_inputs": "i32:16",
-                "stride_x": "i32:16",
-            }
-            listed.append(
-                AotCase.launched(
-                    f"multiply_{dtype}_{shape_class}",
-                    multiply_kernel,
-                    signature,
-                    {"HAS_BIAS": True},
-                    config,
-                )
-            )
-    return listed
-
-
-AOT = _aot()
+AOT = [
+    AotCase.launched(
+        f"multiply_{dtype}_{shape_class}",
+        multiply_kernel,
+        dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}")
+        | dict.fromkeys(("num_outputs", "num_inputs", "stride_x"), "i32:16")
+        | {"num_tokens": "i32"},
+        {"HAS_BIAS": True},
+        config,
+    )
+    for dtype in ("bf16", "fp16", "fp32")
+    for shape_class, config in _DEFAULTS.items()
+    if (shape_class == "float32") == (dtype == "fp32")
+]

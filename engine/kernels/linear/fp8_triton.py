@@ -150,56 +150,28 @@ def _default(num_tokens: int) -> dict[str, int]:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
 
 
-def _aot() -> list[AotCase]:
-    listed = [
-        AotCase(
-            f"quantise_{dtype}_group{group}",
-            quantise_kernel,
-            {
-                "x": f"*{dtype}",
-                "values": "*fp8e4nv",
-                "scales": "*fp32",
-                "num_inputs": "i32:16",
-                "stride_x": "i32:16",
-                "num_groups": "i32",
-            },
-            {"GROUP": group, "TILE": min(group, QUANTISE_TILE)},
-        )
-        for dtype in ("bf16", "fp16")
-        for group in (128, 4096)
-    ]
-    pointers = {
-        "q": "*fp8e4nv",
-        "q_scales": "*fp32",
-        "weight": "*fp8e4nv",
-        "w_scales": "*fp32",
-        "bias": "*bf16",
-        "out": "*bf16",
-    }
-    sizes = {
-        "num_tokens": "i32",
-        "num_outputs": "i32:16",
-        "num_inputs": "i32:16",
-        "num_groups": "i32",
-    }
-    for rows, group_steps in ((128, 1), (1, 0)):
-        for num_tokens in (16, 64, 128):
-            constexprs = {
-                "ROWS": rows,
-                "GROUP_STEPS": group_steps,
-                "HAS_BIAS": True,
-                "BLOCK_K": GROUP_TILE,
-            }
-            listed.append(
-                AotCase.launched(
-                    f"multiply_m{num_tokens}_rows{rows}",
-                    multiply_kernel,
-                    pointers | sizes,
-                    constexprs,
-                    _default(num_tokens),
-                )
-            )
-    return listed
-
-
-AOT = _aot()
+AOT = [
+    AotCase(
+        f"quantise_{dtype}_group{group}",
+        quantise_kernel,
+        {"x": f"*{dtype}", "values": "*fp8e4nv", "scales": "*fp32", "num_groups": "i32"}
+        | dict.fromkeys(("num_inputs", "stride_x"), "i32:16"),
+        {"GROUP": group, "TILE": min(group, QUANTISE_TILE)},
+    )
+    for dtype in ("bf16", "fp16")
+    for group in (128, 4096)
+] + [
+    AotCase.launched(
+        f"multiply_m{num_tokens}_rows{rows}",
+        multiply_kernel,
+        dict.fromkeys(("q", "weight"), "*fp8e4nv")
+        | dict.fromkeys(("q_scales", "w_scales"), "*fp32")
+        | dict.fromkeys(("bias", "out"), "*bf16")
+        | dict.fromkeys(("num_tokens", "num_groups"), "i32")
+        | dict.fromkeys(("num_outputs", "num_inputs"), "i32:16"),
+        {"ROWS": rows, "GROUP_STEPS": steps, "HAS_BIAS": True, "BLOCK_K": GROUP_TILE},
+        _default(num_tokens),
+    )
+    for rows, steps in ((128, 1), (1, 0))
+    for num_tokens in (16, 64, 128)
+]

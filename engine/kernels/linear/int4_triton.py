@@ -87,39 +87,17 @@ def _default(num_tokens: int) -> dict[str, int]:
     return {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 8, "num_stages": 3}
 
 
-def _aot() -> list[AotCase]:
-    listed = []
-    for dtype in ("bf16", "fp16"):
-        for bits, span in ((4, 128), (4, 32), (8, 128)):
-            for num_tokens in (16, 64):
-                constexprs = {
-                    "BITS": bits,
-                    "SPAN": span,
-                    "SPANS_PER_GROUP": 1,
-                    "HAS_BIAS": True,
-                }
-                signature = {
-                    "x": f"*{dtype}",
-                    "codes": "*u8",
-                    "scales": "*fp16",
-                    "zeros": "*i16",
-                    "bias": f"*{dtype}",
-                    "out": f"*{dtype}",
-                    "num_tokens": "i32",
-                    "num_outputs": "i32:16",
-                    "num_spans": "i32",
-                    "stride_x": "i32:16",
-                }
-                listed.append(
-                    AotCase.launched(
-                        f"multiply_{dtype}_int{bits}_span{span}_m{num_tokens}",
-                        multiply_kernel,
-                        signature,
-                        constexprs,
-                        _default(num_tokens),
-                    )
-                )
-    return listed
-
-
-AOT = _aot()
+AOT = [
+    AotCase.launched(
+        f"multiply_{dtype}_int{bits}_span{span}_m{num_tokens}",
+        multiply_kernel,
+        dict.fromkeys(("x", "bias", "out"), f"*{dtype}")
+        | {"codes": "*u8", "scales": "*fp16", "zeros": "*i16"}
+        | {"num_tokens": "i32", "num_outputs": "i32:16", "num_spans": "i32", "stride_x": "i32:16"},
+        {"BITS": bits, "SPAN": span, "SPANS_PER_GROUP": 1, "HAS_BIAS": True},
+        _default(num_tokens),
+    )
+    for dtype in ("bf16", "fp16")
+    for bits, span in ((4, 128), (4, 32), (8, 128))
+    for num_tokens in (16, 64)
+]

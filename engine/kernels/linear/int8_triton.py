@@ -70,31 +70,16 @@ def _default(num_tokens: int) -> dict[str, int]:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 
 
-def _aot() -> list[AotCase]:
-    listed = []
-    for dtype in ("bf16", "fp16"):
-        for num_tokens in (16, 64, 128):
-            signature = {
-                "x": f"*{dtype}",
-                "weight": "*i8",
-                "scale": "*fp32",
-                "bias": f"*{dtype}",
-                "out": f"*{dtype}",
-                "num_tokens": "i32",
-                "num_outputs": "i32:16",
-                "num_inputs": "i32:16",
-                "stride_x": "i32:16",
-            }
-            listed.append(
-                AotCase.launched(
-                    f"multiply_{dtype}_m{num_tokens}",
-                    multiply_kernel,
-                    signature,
-                    {"HAS_BIAS": True},
-                    _default(num_tokens),
-                )
-            )
-    return listed
-
-
-AOT = _aot()
+AOT = [
+    AotCase.launched(
+        f"multiply_{dtype}_m{num_tokens}",
+        multiply_kernel,
+        dict.fromkeys(("x", "bias", "out"), f"*{dtype}")
+        | {"weight": "*i8", "scale": "*fp32", "num_tokens": "i32"}
+        | dict.fromkeys(("num_outputs", "num_inputs", "stride_x"), "i32:16"),
+        {"HAS_BIAS": True},
+        _default(num_tokens),
+    )
+    for dtype in ("bf16", "fp16")
+    for num_tokens in (16, 64, 128)
+]
