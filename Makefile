@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
-TESTERS ?= 2
+TESTERS ?= 3
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)

@@ -14,7 +14,6 @@ import os
 import random
 import shutil
 import ssl
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
@@ -38,8 +37,14 @@ from tests.databases import Databases
 
 KERNELS = Path(__file__).parent / "engine" / "kernels"
 INTERPRETED = shutil.which("nvidia-smi") is None
-if INTERPRETED:  # before anything defines a kernel
-    os.environ["TRITON_INTERPRET"] = "1"
+"""Whether kernels run in Triton's interpreter: as they are defined, and then in their tests."""
+
+
+def interpret(on: bool) -> None:
+    os.environ["TRITON_INTERPRET"] = str(int(on))
+
+
+interpret(INTERPRETED)
 
 # A busy machine is slow to draw and to run; that says nothing of a strategy or of a test.
 settings.register_profile(
@@ -84,14 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Run kernels in Triton's interpreter for the tests of kernels alone: it is a thousand times
-    slower than torch, which other tests of an engine on a CPU run as its users do."""
-    interprets = INTERPRETED and KERNELS in item.path.parents
-    triton = sys.modules.get("triton")
-    if triton is not None:
-        triton.knobs.runtime.interpret = interprets  # and so do the processes that a test starts
-    elif INTERPRETED:
-        os.environ["TRITON_INTERPRET"] = str(int(interprets))
+    """Interpret in the tests of kernels alone: it is a thousand times slower than torch, which all
+    other tests of an engine on a CPU, and the processes that they start, run as users do."""
+    interpret(INTERPRETED and KERNELS in item.path.parents)
 
 
 @pytest.hookimpl(trylast=True)
