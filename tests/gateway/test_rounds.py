@@ -43,14 +43,15 @@ def changes(work: Work, patch: Patch) -> Awaitable[None]:
 def revocations(work: Work, patch: Patch) -> Awaitable[None]:
     denylist = Denylist(NOTHING, nowhere(), lambda revocation: None)
     patch.setattr(denylist, "_poll", work)
-    return denylist._run()
+    return denylist._rounds.run()
 
 
 def rotation(work: Work, patch: Patch) -> Awaitable[None]:
-    patch.setattr(signing_keys, "RETRY_S", 0.001)
+    for interval in ("RELOAD_S", "RETRY_S"):
+        patch.setattr(signing_keys, interval, 0.001)
     keys = KeyRing(NOTHING, NOTHING)
     patch.setattr(keys, "_rotate_when_due", work)
-    return keys._run()
+    return keys._reloads.run()
 
 
 LOOPS = [balances, changes, revocations, rotation]

@@ -121,19 +121,22 @@ async def test_who_lost_its_lease_ends_no_line_and_bills_nobody(
 ) -> None:
     """A gateway that was frozen for longer than its lease."""
     batch = await world.batch(1)
-    frozen = world.runner(lease_s=0.05, poll_s=60.0)
-    gate = asyncio.Event()
+    frozen = world.runner(max_running=1, lease_s=60.0, poll_s=60.0)
+    answered, gate = asyncio.Event(), asyncio.Event()
     ending = frozen._ender.end
 
     async def late(*args: Any) -> None:
+        answered.set()
         await gate.wait()
         await ending(*args)
 
     frozen._ender.end = late  # type: ignore[method-assign]
     frozen.start()
-    await world.until(batch, "in_progress")
-    await frozen.look()
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        await answered.wait()
+    async with world.db.begin() as conn:
+        for table in (batches, batch_lines):
+            await conn.execute(sa.update(table).values(leased_until=sa.func.now()))
     other = world.runner()
     other.start()
     done = await world.until(batch, "completed")
