@@ -33,7 +33,7 @@ from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from tests.budget import NIGHTLY, examples
-from tests.databases import Databases
+from tests.databases import Databases, with_cluster
 
 KERNELS = Path(__file__).parent / "engine" / "kernels"
 INTERPRETED = shutil.which("nvidia-smi") is None
@@ -141,6 +141,7 @@ def throwaway_home() -> Iterator[Home]:
 @pytest.fixture(scope="session")
 def postgres_home(throwaway_home: Home) -> Iterator[Home]:
     """The session's cluster, fsync off."""
+    with_cluster(throwaway_home)
     child = asyncio.run(embedded.start_postgres(throwaway_home, durable=False))
     yield throwaway_home
     asyncio.run(child.stop(embedded.STOP_TIMEOUT_S))

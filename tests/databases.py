@@ -7,6 +7,13 @@ catalog row with a newer xmin, or one row less.
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
 import asyncpg
 import msgspec
 
@@ -61,6 +68,31 @@ END $$;
 """
 
 
+def with_cluster(home: Home) -> None:
+    """As a first start leaves it, which takes longer than all else: made, unless it has been."""
+    if not home.postgres.exists():
+        home.create()
+        shutil.copytree(Home(Path(migrated().name)).postgres, home.postgres)
+
+
+@cache
+def migrated() -> tempfile.TemporaryDirectory[str]:
+    """A home with a cluster that has the newest schema and no row: made once in a process, and gone
+    with it."""
+    folder = tempfile.TemporaryDirectory(prefix="tgm-", dir="/tmp")
+    home = Home(Path(folder.name))
+    home.create()
+
+    async def make() -> None:
+        child = await embedded.start_postgres(home, durable=False)
+        await migrate(embedded.postgres_url(home))
+        await child.stop(embedded.STOP_TIMEOUT_S)
+
+    with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
+        thread.submit(asyncio.run, make()).result()
+    return folder
+
+
 class Database(msgspec.Struct):
     name: str
     fingerprint: tuple[str, ...] = ()
@@ -76,8 +108,8 @@ class Databases:
         self._free: list[Database] = []
 
     async def start(self) -> None:
-        await self._administer(f"CREATE DATABASE {TEMPLATE}")
-        await migrate(self.url(TEMPLATE))
+        """Begin with the database of a cluster that `with_cluster` has made."""
+        await self._administer(f"CREATE DATABASE {TEMPLATE} TEMPLATE {embedded.DATABASE}")
 
     def url(self, name: str) -> str:
         return embedded.postgres_url(self._home, name)

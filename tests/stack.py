@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 from gateway.routes.shared.services import OBSERVE_INTERVAL_S
-from migrations.runner import migrate
+from tests.databases import with_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -257,31 +255,6 @@ class Stack:
             ).result()
         assert done.exit_code == 0, (done.stderr, done.exception)
         return done.stdout
-
-
-def with_cluster(home: Home) -> None:
-    """As a first start leaves it, which takes longer than all else: made, unless it has been."""
-    if not home.postgres.exists():
-        home.create()
-        shutil.copytree(Home(Path(migrated().name)).postgres, home.postgres)
-
-
-@cache
-def migrated() -> tempfile.TemporaryDirectory[str]:
-    """A home with a cluster that has the newest schema and no row: made once in a process, and gone
-    with it."""
-    folder = tempfile.TemporaryDirectory(prefix="tgm-", dir="/tmp")
-    home = Home(Path(folder.name))
-    home.create()
-
-    async def make() -> None:
-        child = await embedded.start_postgres(home, durable=False)
-        await migrate(embedded.postgres_url(home))
-        await child.stop(embedded.STOP_TIMEOUT_S)
-
-    with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
-        thread.submit(asyncio.run, make()).result()
-    return folder
 
 
 @contextmanager

@@ -28,9 +28,9 @@ from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from migrations.runner import migrate
 from tests.billing.ingestion.test_ingest import rows
 from tests.billing.samples import an_attempt, an_event
+from tests.databases import with_cluster
 
 
 @pytest.fixture
@@ -256,11 +256,9 @@ async def test_postgres_killed_in_the_middle_of_ingest_books_everything_once(
     monkeypatch.setattr(worker, "MAX_BACKOFF_S", 0.5)
     folder = Path(tempfile.mkdtemp(prefix="tg-kill-", dir="/tmp"))
     home = Home(folder)
-    home.create()
+    with_cluster(home)
     child = await embedded.start_postgres(home)
-    url = embedded.postgres_url(home)
-    await migrate(url)
-    db = create_engine(url)
+    db = create_engine(embedded.postgres_url(home))
     shipper = Shipper(spool, db)
     shipper.start()
     acknowledged: set[str] = set()

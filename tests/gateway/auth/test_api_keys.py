@@ -40,7 +40,7 @@ from gateway.tenancy.keys.keys import CreatedKey, create_key, revoke_key
 from gateway.tenancy.money.plans import sync_plans
 from gateway.tenancy.orgs import archive_org, create_org, update_org
 from gateway.tenancy.projects import create_project
-from migrations.runner import migrate
+from tests.databases import with_cluster
 from tests.pace import pace
 
 PEPPER, PEPPER_ID = b"p" * 32, "pepper-1"
@@ -408,10 +408,9 @@ async def test_limits_that_changed_silently_are_seen_after_a_while(
 @pytest.fixture
 async def own_postgres(own_home: Home) -> AsyncIterator[tuple[AsyncEngine, list[Child]]]:
     """The last of the servers is the one that runs."""
+    with_cluster(own_home)
     servers = [await embedded.start_postgres(own_home)]
-    url = embedded.postgres_url(own_home)
-    await migrate(url)
-    db = create_engine(url)
+    db = create_engine(embedded.postgres_url(own_home))
     yield db, servers
     await db.dispose()
     await servers[-1].stop(10)

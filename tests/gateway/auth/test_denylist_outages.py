@@ -27,7 +27,7 @@ from gateway.processes import embedded_databases as embedded
 from gateway.processes.child_processes import Child
 from gateway.tenancy.changes import EVERYTHING
 from gateway.tenancy.errors import ChangeNotAnnounced
-from migrations.runner import migrate
+from tests.databases import with_cluster
 from tests.gateway.auth.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
 from tests.gateway.auth.test_api_keys import counted_queries
 from tests.gateway.auth.world import World, open_world
@@ -182,10 +182,9 @@ async def test_a_gateway_that_dies_between_commit_and_announcement_has_warned(
 async def test_without_postgres_known_tokens_work_until_they_expire(
     own_home: Home, redis: redis.asyncio.Redis
 ) -> None:
+    with_cluster(own_home)
     server = await embedded.start_postgres(own_home)
-    url = embedded.postgres_url(own_home)
-    await migrate(url)
-    db = create_engine(url)
+    db = create_engine(embedded.postgres_url(own_home))
     async with open_world(db, redis) as world:
         token = await a_token(world)
         unseen = await a_token(world)
@@ -207,12 +206,11 @@ async def test_without_postgres_known_tokens_work_until_they_expire(
 
 
 async def test_without_both_nobody_is_let_in(own_home: Home) -> None:
+    with_cluster(own_home)
     postgres = await embedded.start_postgres(own_home)
     valkey = await embedded.start_redis(own_home, durable=False)
     store = connect(embedded.redis_url(own_home))
-    url = embedded.postgres_url(own_home)
-    await migrate(url)
-    db = create_engine(url)
+    db = create_engine(embedded.postgres_url(own_home))
     async with open_world(db, store) as world:
         token = await a_token(world)
         await world.principal(token)

@@ -3,9 +3,10 @@ after that it is all that is needed."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -49,11 +50,27 @@ class Cluster:
         return str(refused.value)
 
 
+@pytest.fixture(scope="module")
+def blank() -> Iterator[Home]:
+    """A home with a new cluster that runs no more."""
+    with tempfile.TemporaryDirectory(prefix="tg-", dir="/tmp") as folder:
+        home = Home(Path(folder))
+        home.create()
+
+        async def make() -> None:
+            child = await embedded.start_postgres(home, durable=False)
+            await child.stop(embedded.STOP_TIMEOUT_S)
+
+        asyncio.run(make())
+        yield home
+
+
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(blank: Home) -> AsyncIterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
     home = Home(folder)
     home.create()
+    shutil.copytree(blank.postgres, home.postgres)
     child = await embedded.start_postgres(home, durable=False)
     made = Cluster(home)
     await made.administer(

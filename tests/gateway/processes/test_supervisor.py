@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from gateway.home import Home
-from tests.stack import with_cluster
+from tests.databases import with_cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 START_TIMEOUT_S = 90.0
