@@ -117,10 +117,8 @@ def test_the_tensors_keep_their_place_while_they_suffice() -> None:
         assert places == (rows.rows.data_ptr(), rows.tile_slots.data_ptr())
 
 
-def test_the_whole_engine(tmp_path: Path) -> None:
+def test_the_whole_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same engine with the kernels off."""
-    import triton
-
     from tests.engine import checkpoints
     from tests.engine.test_parity import run, text
     from tests.engine.weights.test_adapters import ATTENTION, ask, start, write_adapter
@@ -130,9 +128,8 @@ def test_the_whole_engine(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a", model, ATTENTION, rank=4, alpha=8, seed=1)
     requests = [ask("0", [5, 17, 101, 44], "a", 2), ask("1", [5, 17, 101], "", 2)]
     said = []
-    for interpret in (True, False):
-        triton.knobs.runtime.interpret = interpret
+    for interpret in "10":
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
         outputs = run(start(folder, {"a": path}, num_blocks=16, quantization="int8"), requests)
         said.append([text(outputs[request_id]) for request_id in ("0", "1")])
-    triton.knobs.runtime.interpret = True
     assert said[0] == said[1]

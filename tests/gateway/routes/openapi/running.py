@@ -64,6 +64,7 @@ url = "https://mcp.invalid/mcp"
 credential = "tenant"
 """
 TIMEOUT_S = 90.0
+CAPS = "/v1/admin/spend-caps"
 MAX_APPROVALS = 100_000
 VOCAB_SIZE = 4096
 """Of penny, whose tokenizer reads prompts."""
@@ -156,6 +157,16 @@ class Running:
     def made(self, path: str, **body: Any) -> str:
         found: str = self.post(path, **body)["id"]
         return found
+
+    def archive_caps(self) -> None:
+        """Let the organization spend again, whatever caps it was given."""
+        headers = {"authorization": f"Bearer {self.everything}"}
+        caps = self.session.get(
+            f"{self.url}{CAPS}?limit=100", headers=headers, timeout=TIMEOUT_S
+        ).json()
+        for cap in caps["data"]:
+            if cap["archived_at"] is None:
+                self.post(f"{CAPS}/{cap['id']}/archive")
 
     def make(self, names: list[str], path: str) -> dict[str, str]:
         """Make what the parameters of `path` name: things that are there, and nobody else's."""
@@ -314,7 +325,7 @@ class Running:
 
     def make_cap(self, *_: Any) -> str:
         amount = {"period": "day", "amount_usd": "1"}
-        return self.made("/v1/admin/spend-caps", project_id=self.make_project(), **amount)
+        return self.made(CAPS, project_id=self.make_project(), **amount)
 
     def make_credit(self, *_: Any) -> str:
         return self.made("/v1/admin/credits", org_id=self.org_id, amount_usd="1")

@@ -31,7 +31,7 @@ from gateway.app.create import create_app
 from gateway.routes.shared.access import SCOPE
 from gateway.settings.load import load
 from tests.budget import cycles
-from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
+from tests.gateway.routes.openapi.running import CAPS, TIMEOUT_S, Running
 
 PAGE = "a page for people, whose form holds a token that only the page before it gives"
 SCRIPT = "for the script of such a page, with that token"
@@ -184,6 +184,8 @@ def test_what_it_answers_is_described(worker: Running, label: str) -> None:
             case.validate_response(answer, checks=CHECKS)
 
         ask()
+    if operation.path.startswith(CAPS):
+        worker.archive_caps()
 
 
 @pytest.mark.parametrize("label", sorted(guarded()))
