@@ -5,11 +5,12 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 PYTEST_ARGS ?=
+# Many tests wait for a process: three workers keep two cores busy.
 TESTERS ?= 3
 # Those by which every branch of gateway/auth runs: the tracer, which doubles what a test takes, sees no others.
 AUTH := tests/gateway/auth tests/gateway/audit/test_by_itself.py \
   $(addprefix tests/gateway/routes/,asgi/test_cors.py shared/test_guards.py)
-TWO := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal
+SUITE := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal
 AUTH_COVERAGE := --cov=gateway/auth --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -49,7 +50,7 @@ endif
 
 # Without the checks of `make lint`.
 tests: $(VENV)/.dev
-	$(TWO) $(addprefix --ignore=,tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
+	$(SUITE) $(addprefix --ignore=,tests/test_tidy.py tests/test_structure.py tests/test_architecture.py)
 
 # All of it: large budgets, full products, every branch of gateway/auth, a thousand kills, made-up conversations, a soak.
 # The suites of others, which need npm: `make auth-conformance mcp-conformance`.
@@ -145,7 +146,7 @@ mcp-conformance: $(VENV)/.dev
 
 # Every branch of gateway/auth, by the tests that run it.
 auth-coverage: $(VENV)/.dev
-	SUITE_BUDGET=nightly $(TWO) $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
+	SUITE_BUDGET=nightly $(SUITE) $(AUTH_COVERAGE) $(AUTH) $(PYTEST_ARGS)
 
 # On a machine with a CUDA device. Nothing is installed: .venv where it is, else PYTHON with torch and triton (docs/gpu.md).
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
