@@ -79,11 +79,13 @@ async def app(
     """)
     # And so would what the sender of webhooks does of itself.
     idle = sa.text("UPDATE webhook_deliveries SET due_at = 'infinity'")
-    outboxes = ("batches", "mcp_approvals")
-    told = [sa.text(f"UPDATE {table} SET dispatched_at = now()") for table in outboxes]
+    outboxes = sa.text(
+        "SELECT table_name FROM information_schema.columns WHERE column_name = 'dispatched_at'"
+    )
     async with db.begin() as conn:
-        for each in (idle, *told):
-            await conn.execute(each)
+        await conn.execute(idle)
+        for table in (await conn.scalars(outboxes)).all():
+            await conn.execute(sa.text(f"UPDATE {table} SET dispatched_at = now()"))
         for org, key in KEY_OF.items():
             values = {"org": org, "hash": hash_key(pepper, key), "pepper_id": secret.id}
             await conn.execute(known, {**values, "prefix": ADMIN_PREFIX, "scopes": SCOPES})
