@@ -6,6 +6,7 @@ argument, which other users of the machine could see.
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,12 @@ def read_password(email: str) -> str:
     from gateway.auth.login.passwords import WeakPassword, check_strength
 
     if sys.stdin.isatty():
-        password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        # The event loop's handler only cancels a task, and the prompt would go on waiting.
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+        finally:
+            signal.signal(signal.SIGINT, handler)
     else:
         password = sys.stdin.readline(MAX_INPUT).rstrip("\r\n")
     try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,20 @@ def test_a_user_is_made_listed_and_given_another_password(installed: dict[str, s
     assert changed.exit_code == 0 and changed.stdout.endswith(" has a new password.\n")
     nobody = typed(installed, PASSWORD, "users", "passwd", "--email", "no@example.com")
     assert nobody.exit_code == 2
+
+
+def test_ctrl_c_ends_the_prompt_for_a_password(installed: dict[str, str]) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [*(sys.executable, "-m", "gateway", "users", "create"), "--email", "a@x.example"]
+        os.execve(sys.executable, command, {**os.environ, **installed})
+    seen = b""
+    while b"Password: " not in seen:
+        seen += os.read(terminal, 1024)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 1
 
 
 def test_a_weak_password_is_refused_before_anything_is_done(installed: dict[str, str]) -> None:
