@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
+CLEAN_UP_S = 5.0
+"""Beyond the time that a child has to leave: for a start that was cancelled to end its own."""
 HEALTHY_AFTER_S = 30.0
 """A child that lived so long starts the backoff anew."""
 
@@ -64,7 +66,8 @@ class Restarter:
     async def stop(self, timeout_s: float) -> None:
         """Ends the child, and does not start it again."""
         if self._task is not None:
-            await end_tasks(self._task)
+            # Cancelled again any sooner, a start that is under way would leave its child running.
+            await end_tasks(self._task, again_s=timeout_s + CLEAN_UP_S)
             self._task = None
         if self._child is not None:
             self._leaving.add(self._child)

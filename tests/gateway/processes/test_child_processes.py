@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from foundation import tasks
 from gateway.processes import child_processes as children
 from gateway.processes import restarter
 from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn
@@ -156,6 +157,31 @@ async def test_a_dead_child_is_started_again(kept: Restarter, tmp_path: Path) ->
         os.kill(pid, signal.SIGKILL)
         await until(lambda pid=pid: sleepers(tmp_path) not in ([], [pid]))
         assert kept.exits == deaths
+
+
+async def test_a_stop_waits_for_a_start_to_end_its_own_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start that is cancelled stops the child that nobody else knows, which takes its time."""
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.01)
+    monkeypatch.setattr(restarter, "FIRST_BACKOFF_S", 0.01)
+    starting, ended = asyncio.Event(), asyncio.Event()
+
+    async def start_slowly() -> Child:
+        try:
+            starting.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.2)
+            ended.set()
+        raise AssertionError
+
+    made = Restarter("slow", start_slowly)
+    made._task = asyncio.create_task(made._keep())
+    async with asyncio.timeout(20):
+        await starting.wait()
+        await made.stop(10)
+    assert ended.is_set()
 
 
 async def test_a_replacement_comes_before_the_old_one_goes(kept: Restarter, tmp_path: Path) -> None:
