@@ -90,6 +90,7 @@ async def test_what_a_stuck_step_had_generated_is_an_orphan_when_it_ends(
     core.allow(2)
     with pytest.raises(EngineUnavailable):
         await collect(client, ask("r", max_tokens=100))
+    await until(lambda: server._live["r"].aborting)
     core.allow(10_000)
     await until(lambda: bool(orphans))
     (orphan,) = orphans
