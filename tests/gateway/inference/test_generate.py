@@ -453,8 +453,10 @@ async def test_a_limiter_that_is_away_is_told_later(
     monkeypatch.setattr(limiter._scripts, "probe", away)
     while await delivery.next() is not None:
         continue
-    await asyncio.sleep(0.1)
-    assert limiter.settled == [INPUT_TOKENS + 3] and limiter._outage._deferred
+    async with asyncio.timeout(30):
+        while not limiter._outage._deferred:
+            await asyncio.sleep(0.01)
+    assert limiter.settled == [INPUT_TOKENS + 3]
     monkeypatch.setattr(limiter._scripts, "probe", probe)
     async with asyncio.timeout(30):
         while limiter._outage._deferred:

@@ -353,10 +353,10 @@ async def test_who_is_slow_holds_up_who_waits_for_it_alone() -> None:
 
 async def test_the_time_of_an_exchange_begins_with_its_turn() -> None:
     async def slowly(head: bytes, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.8)
         writer.write(answer())
 
-    egress = Egress(allow_loopback=True, per_host=1, timeout_s=0.5)
+    egress = Egress(allow_loopback=True, per_host=1, timeout_s=2.0)
     async with serving(slowly) as port:
         url = f"http://127.0.0.1:{port}/"
         found = await asyncio.gather(*(egress.get(url) for _ in range(3)))
