@@ -135,6 +135,7 @@ def test_usage_and_costs_agree_with_what_the_answers_said(stack: Stack) -> None:
 
 def test_an_answer_that_its_client_does_not_wait_for_is_cut_off_and_billed(stack: Stack) -> None:
     client = stack.client(max_retries=0)
+    stack.wait_booked()
     before, shown = len(events(stack, "penny")), ""
     long: Any = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
     long["extra_headers"] = {"x-request-timeout-ms": "600"}
