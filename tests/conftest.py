@@ -65,12 +65,19 @@ def pytest_report_header() -> list[str]:
 
 
 def shuffle(items: list[pytest.Item], draw: random.Random) -> None:
-    """Files stay whole: what a file shares is made once."""
+    """Files stay whole: what a file shares is made once. Tests that are marked `in_order` follow
+    each other as written."""
+    written = {item: place for place, item in enumerate(items)}
     files = sorted({item.path for item in items})
     draw.shuffle(files)
     places = {path: place for place, path in enumerate(files)}
     draw.shuffle(items)
-    items.sort(key=lambda item: places[item.path])
+    items.sort(
+        key=lambda item: (
+            places[item.path],
+            written[item] * bool(item.get_closest_marker("in_order")),
+        )
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,7 +27,7 @@ from tests.journeys.reports import costs_pico, events, usage_of_today
 from tests.journeys.upstreams import LiveUpstream, good, live_upstreams
 from tests.stack import BIN, Stack, running
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_order]
 
 DRAIN_S = 3.0
 STOP_S = DRAIN_S + 15.0
