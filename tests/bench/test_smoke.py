@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench import wire
-from bench.auth import BATCH
 from bench.gateway import FIGURES, KINDS, SIDES, value
 from bench.record import RESULTS
 
@@ -59,7 +58,7 @@ def test_the_door() -> None:
     *table, last = run("bench.auth", "--rounds", "1").splitlines()
     assert re.search(r"^API key +[0-9.]+ +[0-9.]+ +15 +1.00$", "\n".join(table), re.MULTILINE)
     result = json.loads(last)
-    assert result["queries"] < BATCH and result["API key"]["median_us"] > 0
+    assert result["queries"] == 0 and 0 < result["API key"]["median_us"] < 1000
     assert result["API key"]["best_us"] > result["open route"]["best_us"] > 0
 
 

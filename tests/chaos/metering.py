@@ -138,6 +138,19 @@ class Arena:
             await self.kill(self._rng.choice(VICTIMS))
         await self._progress()
 
+    async def until_late(self) -> None:
+        """Until a gateway whose clock is behind has answered in a period that is invoiced."""
+        behind = to_moment(min(self.site.now(name) for name in GATEWAYS))
+        invoiced = sa.text("SELECT 1 FROM invoices WHERE period_end > :behind LIMIT 1")
+        db = create_engine(self.site.database_url)
+        try:
+            async with asyncio.timeout(PROGRESS_TIMEOUT_S), db.connect() as conn:
+                while await conn.scalar(invoiced, {"behind": behind}) is None:
+                    await asyncio.sleep(0.05)
+        finally:
+            await db.dispose()
+        await self._progress()
+
     async def _progress(self) -> None:
         """Until every gateway has answered since: what is killed does something."""
         deadline = time.monotonic() + PROGRESS_TIMEOUT_S
@@ -287,8 +300,11 @@ def is_due(row: sa.Row[Any], answered: set[str]) -> bool:
     return (row.org, row.model) == (plan.org, plan.model) and plan.allows(row.finish, used)
 
 
-async def run(kills: int, *, seed: int, saves_early: bool = False) -> Verdict:
-    """Kill so often, let everything come to rest, and judge."""
+async def run(
+    kills: int, *, seed: int, saves_early: bool = False, until_late: bool = False
+) -> Verdict:
+    """Kill so often, let everything come to rest, and judge. until_late: there must be usage that
+    came too late for its invoice, however few kills there are."""
     roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM_BYTES
     parent = MEMORY if roomy else None
     folder = Path(tempfile.mkdtemp(prefix="tg-chaos-", dir=parent))
@@ -300,6 +316,8 @@ async def run(kills: int, *, seed: int, saves_early: bool = False) -> Verdict:
         await arena.start()
         try:
             await arena.kill_many(kills)
+            if until_late:
+                await arena.until_late()
             await arena.finish()
             verdict = await judge(site)
         finally:
