@@ -26,11 +26,11 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.ports import free_port
+from billing.spool.directory import closed_events
 from gateway.cli.main import tollgate
 from gateway.db import create_engine
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
-from gateway.routes.shared.services import OBSERVE_INTERVAL_S
 from tests.databases import with_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,9 +180,13 @@ class Stack:
         )
 
     def wait_booked(self) -> None:
-        """Until Postgres has what was answered before: no worker says so of a moment before."""
-        time.sleep(OBSERVE_INTERVAL_S + 0.2)
-        self.wait_metric("tollgate_spool_backlog_events", 0)
+        """Until Postgres has what was answered before."""
+        spools = [lock.parent for lock in Home(self.home).spool.glob("*/lock")]
+        assert spools
+        self.wait(
+            "all usage is booked",
+            lambda: all(shipped for each in spools for _, shipped in closed_events(each)),
+        )
 
     def wait_metric(self, name: str, value: float, timeout_s: float = 90.0, **labels: str) -> None:
         deadline = time.monotonic() + timeout_s

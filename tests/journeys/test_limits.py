@@ -327,7 +327,7 @@ async def test_a_key_expires(stack: Stack, upstream: LiveUpstream) -> None:
     upstream.play(good)
     pepper = Secret.load(Home(stack.home).secret).current
     db = create_engine(embedded.postgres_url(Home(stack.home)))
-    expires_at = datetime.now(tz=UTC) + timedelta(seconds=3)
+    expires_at = datetime.now(tz=UTC) + timedelta(seconds=6)
     try:
         async with db.begin() as conn:
             org = await find_org(conn, name="default")

@@ -63,7 +63,7 @@ async def test_a_stuck_step_is_a_lost_engine_until_it_ends(
         async for output in stream:
             usage = output.usage
     assert usage is not None and usage.generated_tokens == 3
-    assert TIMEOUT_S * 0.8 < time.monotonic() - began < 5
+    assert time.monotonic() - began > TIMEOUT_S * 0.8
     assert not client.connected
     with pytest.raises(EngineUnavailable):
         await collect(client, ask("another"))
@@ -101,11 +101,14 @@ async def test_what_a_stuck_step_had_generated_is_an_orphan_when_it_ends(
 async def test_an_idle_engine_and_a_slow_one_are_alive(serve: Serve) -> None:
     class Slow(FakeCore):
         def step(self) -> list[EngineOutput]:
-            time.sleep(0.6 * TIMEOUT_S)
+            time.sleep(0.4 * timeout_s)
             return super().step()
 
-    client = await EngineClient.connect((await serve(impatient(Slow(CONFIG)))).address, timeout_s=5)
-    await asyncio.sleep(2 * TIMEOUT_S)
+    timeout_s = 3 * TIMEOUT_S
+    core = impatient(Slow(CONFIG))
+    core.resolved = msgspec.structs.replace(core.resolved, step_timeout_s=timeout_s)
+    client = await EngineClient.connect((await serve(core)).address, timeout_s=5)
+    await asyncio.sleep(1.3 * timeout_s)
     assert client.connected
     assert len(await collect(client, ask(max_tokens=4))) == 4
     assert client.connected

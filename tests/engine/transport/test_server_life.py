@@ -103,12 +103,14 @@ async def test_an_idle_engine_is_checked_but_not_all_the_time(
         await asyncio.sleep(0.2)
 
     peer = await join(await serve(Counting(CONFIG)))
-    for name in ("a", "b", "c"):
+    await work_then_idle("a")
+    await until(lambda: checks == 1)
+    for name in ("b", "c"):
         await work_then_idle(name)
     assert checks == 1
     monkeypatch.setattr(engine.transport.step_loop, "INTEGRITY_INTERVAL_S", 0.0)
     await work_then_idle("d")
-    assert checks == 2
+    await until(lambda: checks == 2)
 
 
 # ---- the end
@@ -190,7 +192,7 @@ async def test_a_dead_step_thread_ends_the_server_at_once(
     with pytest.raises(EngineUnavailable):
         async for _ in stream:
             await client.abort("a")
-        await asyncio.sleep(1)
+        await until(lambda: not client.connected)  # the check of an idle engine has failed
         await anext(client.generate(submit("b").request))
     with pytest.raises(EngineStepFailed):
         await asyncio.wait_for(serving, 30)

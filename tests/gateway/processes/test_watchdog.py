@@ -22,7 +22,7 @@ from gateway.processes.restarter import Restarter
 from gateway.processes.watchdog import Watchdog
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 1.0
+TIMEOUT_S = 1.5
 ENGINE = """
     import asyncio, sys, time, msgspec
     from engine.fake.engine import FAKE_CONFIG, FakeCore

@@ -192,6 +192,7 @@ async def test_a_withdrawn_key_is_not_believed_for_long(world: World) -> None:
         await world.authenticate(token)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_no_query_and_no_request_on_the_hot_path(world: World) -> None:
     await world.list_for(world.alice)
     token = world.issuer.sign()
@@ -241,6 +242,7 @@ async def test_a_change_holds_within_a_second(world: World) -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_change_of_something_else_keeps_what_was_verified(world: World) -> None:
     await world.list_for(world.alice)
     token = world.issuer.sign()
