@@ -6,6 +6,10 @@ headers) and collects a value in time quadratic in its length, so the bytes are 
 those of a body's trailers and chunk headers. What is refused is answered in the shape of all errors
 and closed; what has no head yet reaches no route, so no metric counts it.
 
+What a request is gets decided by its head alone. Trailers (RFC 9110, 6.5) are read, bounded and
+dropped: httptools reports them as it reports headers, and uvicorn would put them among those. A
+wish to change to another protocol is ignored (RFC 9110, 7.8), and so the body is still a body.
+
 A worker that leaves takes what is on its way to it: the kernel would reset a connection that is
 closed over bytes nobody read, and its client could not tell whether it was served.
 
@@ -17,11 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -37,7 +43,8 @@ from gateway.routes.shared.reply import ON_LEAVE
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of the request line and all headers; one read of the socket more where they do not end."""
+"""Of the request line and all headers, and again of all trailers; one read of the socket more where
+they do not end."""
 HEAD_TIMEOUT_S = 30.0
 """From the first byte of a head, or from the connection's opening, to the head's last byte."""
 BODY_TIMEOUT_S = 30.0
@@ -61,6 +68,12 @@ whose client was let in and is about to write, or one that was kept, whose clien
 """
 SEPARATORS_BYTES = 4
 """Of a header line: a colon, a space and the line's end."""
+FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say where a body ends."""
+HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
+"""A host and its port (RFC 9112, 3.2), without the comma that joins two."""
+AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+"""How a request line in absolute form begins (RFC 9112, 3.2.2)."""
 
 TOO_LARGE = http_error(
     431,
@@ -69,9 +82,45 @@ TOO_LARGE = http_error(
     code="request_header_fields_too_large",
     param="headers",
 )
+TRAILERS_TOO_LARGE = http_error(
+    431,
+    "What stands around the body's chunks is too large: chunk extensions and trailers may have "
+    f"{MAX_HEAD_BYTES} bytes.",
+    INVALID,
+    code="request_header_fields_too_large",
+    param="trailers",
+)
 TOO_SLOW = http_error(408, "The request's headers took too long.", INVALID, code="request_timeout")
 TOO_SLOW_BODY = http_error(
     408, "The request's body took too long.", INVALID, code="request_timeout"
+)
+NO_HOST = http_error(
+    400,
+    "The request has no Host header, which HTTP/1.1 requires.",
+    INVALID,
+    code="invalid_host",
+    param="Host",
+)
+TWO_HOSTS = http_error(
+    400,
+    "The request has more than one Host header: exactly one is allowed.",
+    INVALID,
+    code="invalid_host",
+    param="Host",
+)
+BAD_HOST = http_error(
+    400,
+    "The Host header is not a host name or address with an optional port.",
+    INVALID,
+    code="invalid_host",
+    param="Host",
+)
+OTHER_HOST = http_error(
+    400,
+    "The request line names another host than the Host header.",
+    INVALID,
+    code="invalid_host",
+    param="Host",
 )
 MALFORMED = http_error(400, "The request is not valid HTTP/1.1.", INVALID, code="invalid_http")
 TOO_MANY = unavailable("This gateway has too many open connections.", code="overloaded")
@@ -108,8 +157,10 @@ class ClientConnection(HttpToolsProtocol):
         self._begun = False
         self._head_bytes = 0
         self._num_heads = 0
-        self._has_body_bytes = False
-        """The last read brought some of a body."""
+        self._bodiless_bytes = 0
+        """Bytes that came after a head, in reads without a byte of its body: chunk headers and
+        trailers alone."""
+        self._trailer_bytes = 0
         self._body_bytes = 0
         self._body_since = 0.0
         self._dropped_bytes = 0
@@ -171,8 +222,9 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.abort()
             return
         was_in_head, num_heads = self._in_head, self._num_heads
-        self._has_body_bytes = False
-        super().data_received(data)
+        self._bodiless_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.refusal is not None or self.transport.is_closing():
             return
         if was_in_head and num_heads == self._num_heads:
@@ -184,8 +236,36 @@ class ClientConnection(HttpToolsProtocol):
         elif self._begun:
             self._expect_head()
         elif not self._in_head:
-            around = len(data) if num_heads == self._num_heads and not self._has_body_bytes else 0
-            self._expect_body(len(data), around)
+            if num_heads != self._num_heads:
+                self._bodiless_bytes = 0
+            self._expect_body(len(data))
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, also past requests that ask for another protocol."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                (offset,) = upgrade.args
+                data = data[offset:]
+                self._parse_body_without_upgrade()
+            except httptools.HttpParserError:
+                if self.refusal is None:
+                    self._refuse(MALFORMED)
+                return
+
+    def _parse_body_without_upgrade(self) -> None:
+        """Go on with a parser that never saw the wish for another protocol: httptools takes what
+        follows such a head for that protocol, so the body would be read as the next request."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        framing = [
+            b"".join((name, b": ", value, b"\r\n"))
+            for name, value in self.headers
+            if name in FRAMING
+        ]
+        self.parser.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *framing, b"\r\n")))
 
     # uvicorn
 
@@ -221,10 +301,25 @@ class ClientConnection(HttpToolsProtocol):
     # httptools
 
     def on_message_begin(self) -> None:
+        if not self._in_head:
+            return  # `_parse_body_without_upgrade`: the request under way
         self._begun = True
+        self._trailer_bytes = 0
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; a trailer is counted and dropped."""
+        if self._in_head:
+            super().on_header(name, value)
+            return
+        self._trailer_bytes += len(name) + len(value) + SEPARATORS_BYTES
+        if self._trailer_bytes > MAX_HEAD_BYTES:
+            self._refuse(TRAILERS_TOO_LARGE)
+            raise _RequestRefused
+
     def on_headers_complete(self) -> None:
+        if not self._in_head:
+            return
         self._cancel_timer()
         self._begun = False
         self._head_bytes = 0
@@ -237,25 +332,30 @@ class ClientConnection(HttpToolsProtocol):
         if len(self.connections) > self._max_connections:
             self._refuse(TOO_MANY)
             raise _RequestRefused
+        hosts = [value for name, value in self.headers if name == b"host"]
+        fault = host_fault(hosts, self.url, self.parser.get_http_version())
+        if fault is not None:
+            self._refuse(fault)
+            raise _RequestRefused
         super().on_headers_complete()
         self._in_head = False
 
+    def _should_upgrade(self) -> bool:
+        return False
+
     def on_body(self, body: bytes) -> None:
-        self._has_body_bytes = True
+        self._bodiless_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_parse_body_without_upgrade`: its body is to come
         self._cancel_timer()
         self._in_head = True
         self._head_bytes = self._body_bytes = 0
         super().on_message_complete()
 
     # what is refused
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what uvicorn's parser could not take, or must not go on with."""
-        if self.refusal is None:
-            self._refuse(MALFORMED)
 
     def _refuse(self, why: HttpError) -> None:
         """Send the refusal, as long as no answer is on its way, and close."""
@@ -310,14 +410,10 @@ class ClientConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _expect_body(self, num_bytes: int, num_bytes_around: int) -> None:
-        """Count a part of a body that is not whole.
-
-        `num_bytes_around`: bytes of chunk headers and trailers alone.
-        """
-        self._head_bytes += num_bytes_around
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(TOO_LARGE)
+    def _expect_body(self, num_bytes: int) -> None:
+        """Count a part of a body that is not whole."""
+        if self._bodiless_bytes > MAX_HEAD_BYTES:
+            self._refuse(TRAILERS_TOO_LARGE)
             return
         self._body_bytes += num_bytes
         if self._timer is None:
@@ -343,6 +439,20 @@ class ClientConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def host_fault(hosts: Sequence[bytes], url: bytes, version: str) -> HttpError | None:
+    """Return why a request names no one host (RFC 9112, 3.2), or None. Only HTTP/1.0, which health
+    checks of load balancers speak, may go without."""
+    if not hosts:
+        return None if version == "1.0" else NO_HOST
+    if len(hosts) > 1:
+        return TWO_HOSTS
+    if HOST.fullmatch(hosts[0]) is None:
+        return BAD_HOST
+    if not url.startswith(b"/") and (found := AUTHORITY.match(url)) is not None:
+        return None if found[1].lower() == hosts[0].lower() else OTHER_HOST
+    return None
 
 
 def max_connections() -> int:

@@ -22,6 +22,7 @@ from types import FrameType
 
 import msgspec
 import uvicorn
+from litestar import Litestar
 
 from billing.spool.spool import Spool
 from gateway import logs
@@ -100,20 +101,7 @@ def run(
         settings = msgspec.structs.replace(settings, public_url=address)
     app = create_app(settings, worker_id=worker_id, metrics=metrics)
     connections = ClientConnection.reading_within(settings.stalled_reader_s)
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http=connections,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=int(KEEP_ALIVE_S),
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + DRAIN_MARGIN_S),
-    )
+    config = server_config(app, settings, connections)
 
     def started() -> None:
         watch.append(asyncio.create_task(leave_when_broken(app.state.services.spool, server)))
@@ -131,6 +119,25 @@ def run(
         runner.run(server.serve(sockets=[listener]))
     if any(task.done() and not task.cancelled() for task in watch):
         sys.exit(BROKEN_SPOOL_STATUS)
+
+
+def server_config(
+    app: Litestar, settings: Settings, connections: type[ClientConnection]
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=connections,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=int(KEEP_ALIVE_S),
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + DRAIN_MARGIN_S),
+    )
 
 
 async def leave_when_broken(spool: Spool, server: uvicorn.Server) -> None:

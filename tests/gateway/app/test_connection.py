@@ -22,6 +22,7 @@ DEADLINE_S = 30.0
 LET_GO, SLOW_ENDED = threading.Event(), threading.Event()
 NO_BODY = (b"content-length", b"0")
 POST = b"POST /live HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -308,6 +309,113 @@ def test_what_stands_around_the_chunks_of_a_body_is_bounded(
     for start in range(0, len(around), 10_000):
         client.sendall(around[start : start + 10_000])
     assert error_of(read_all(client), 431)["code"] == "request_header_fields_too_large"
+
+
+@pytest.mark.parametrize(
+    "trailers",
+    [b"a: b\r\n" * (MAX_HEAD_BYTES // 5), b"a: " + b"b" * MAX_HEAD_BYTES + b"\r\n"],
+    ids=["many", "large"],
+)
+@pytest.mark.parametrize("size", [1 << 20, 10_000], ids=["at once", "in parts"])
+def test_trailers_are_bounded(client: socket.socket, trailers: bytes, size: int) -> None:
+    whole = CHUNKED + b"2\r\nbb\r\n0\r\n" + trailers + b"\r\n"
+    for start in range(0, len(whole), size):
+        client.sendall(whole[start : start + size])
+    error = error_of(read_all(client), 431)
+    assert (error["param"], error["code"]) == ("trailers", "request_header_fields_too_large")
+    assert str(MAX_HEAD_BYTES) in error["message"]
+
+
+def test_trailers_and_the_headers_around_many_chunks_pass(client: socket.socket) -> None:
+    """On one connection: what is counted begins anew with each request."""
+    whole = CHUNKED + b"1\r\nb\r\n" * 3 + b"0\r\na: %b\r\n\r\n" % (b"b" * 40_000)
+    for _ in range(3):
+        client.sendall(whole)
+        assert read_answer(client) == (200, b"3")
+
+
+def test_the_headers_of_a_chunk_each_count_for_themselves(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_HEAD_BYTES", 200)
+    client.sendall(CHUNKED)
+    for part in (*[b"1\r\n", b"b\r\n"] * 100, b"0\r\n\r\n"):
+        client.sendall(part)
+        time.sleep(0.001)
+    assert read_answer(client) == (200, b"100")
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("split", [False, True], ids=["one packet", "packets"])
+def test_the_body_of_a_request_that_asks_for_another_protocol_is_no_request(
+    client: socket.socket, protocol: bytes, split: bool
+) -> None:
+    """Such as Java's client sends, which offers HTTP/2 with each request. A proxy in front of us
+    reads a body there, and so must we."""
+    asked = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: " + protocol + b"\r\n"
+    length = POST + asked + b"content-length: %d\r\n\r\n" % len(LIVE)
+    chunks = CHUNKED[:-2] + asked + b"\r\n"
+    in_chunks = b"%x\r\n%b\r\n0\r\nhost: y\r\n\r\n" % (len(LIVE), LIVE)
+    parts = [length, LIVE, chunks, in_chunks, LIVE[:-2] + asked + b"\r\n", LIVE] * 3
+    for part in parts if split else [b"".join(parts)]:
+        client.sendall(part)
+        time.sleep(0.01)
+    size = str(len(LIVE)).encode()
+    answers = b""
+    while answers.count(b"HTTP/1.1 200") < 12:
+        answers += client.recv(65536)
+    bodies = [each.partition(b"\r\n\r\n")[2] for each in answers.split(b"HTTP/1.1 ")[1:]]
+    assert bodies == [size, size, b"0", b"0"] * 3
+
+
+def get(*headers: bytes, version: bytes = b"1.1", target: bytes = b"/live") -> bytes:
+    return b"GET %b HTTP/%b\r\n%b\r\n" % (target, version, b"".join(h + b"\r\n" for h in headers))
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        (get(), "no Host"),
+        (get(b"x: y"), "no Host"),
+        (get(version=b"2.0"), "no Host"),
+        (b"GET /live\r\n\r\n", "no Host"),
+        (get(b"host: x", b"host: x"), "more than one"),
+        (get(b"host: x", b"Host: y"), "more than one"),
+        (get(b"host: x", b"host: y", version=b"1.0"), "more than one"),
+        (get(b"host:"), "not a host"),
+        (get(b"host: x, y"), "not a host"),
+        (get(b"host: x,y"), "not a host"),
+        (get(b"host: user@x"), "not a host"),
+        (get(b"host: x/y"), "not a host"),
+        (get(b"host: x y"), "not a host"),
+        (get(b"host: x:8x"), "not a host"),
+        (get(b"host: x", target=b"http://y/live"), "another host"),
+        (get(b"host: x", target=b"http://x@y/live"), "another host"),
+    ],
+)
+def test_a_request_names_one_host(client: socket.socket, asked: bytes, word: str) -> None:
+    client.sendall(asked)
+    error = error_of(read_all(client), 400)
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_host")
+    assert error["param"] == "Host" and word in error["message"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        get(b"host: x.example:8080"),
+        get(b"host: 127.0.0.1:1"),
+        get(b"host: [::1]:80"),
+        get(b"host: under_score"),
+        get(b"host: X", target=b"http://x/live"),
+        get(b"host: x:80", target=b"HTTP://x:80/live"),
+        get(version=b"1.0"),
+    ],
+)
+def test_one_host_is_enough(client: socket.socket, asked: bytes) -> None:
+    """HTTP/1.0 knows none: health checks of load balancers speak it."""
+    client.sendall(asked)
+    assert read_answer(client) == (200, b"0")
 
 
 def test_a_client_that_leaves_with_a_request_waiting_ends_the_one_in_flight(
