@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -22,6 +24,17 @@ from engine.errors import ConfigError, InvalidRequest
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 """Those that `tokenizer_config.json` may name and a chat template may use."""
+
+CONFIG_FACTS: Mapping[str, type] = {
+    "tokenizer_class": str,
+    "model_max_length": int,
+    "add_bos_token": bool,
+    "add_eos_token": bool,
+    "add_prefix_space": bool,
+    "clean_up_tokenization_spaces": bool,
+    "split_special_tokens": bool,
+}
+"""The fields of `tokenizer_config.json` that tell a client how texts are tokenized."""
 
 MAX_COMPOSED = 4
 """Characters that Unicode's canonical composition (UAX 15) may make one of."""
@@ -46,7 +59,13 @@ class Tokenizer:
     """`special_tokens`: name ("bos_token", ...) to text. `special_ids`: every id that `decode`
     leaves out by default."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: dict[str, str],
+        config: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`config`: the folder's `tokenizer_config.json`."""
         # Some folders were saved with their training's truncation and padding switched on, which
         # would shorten a long prompt without a word.
         backend.no_truncation()
@@ -55,6 +74,11 @@ class Tokenizer:
         self.special_tokens = special_tokens
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._facts = {
+            name: config[name]
+            for name, kind in CONFIG_FACTS.items()
+            if isinstance(config.get(name), kind)
+        }
         self._added = {id_: str(token.content) for id_, token in added.items()}
         self.added_ids = frozenset(self._added)
         """Every id that stands for a text as a whole, whatever is around it."""
@@ -72,7 +96,8 @@ class Tokenizer:
             raise ConfigError(f"{path}: {error.strerror}") from error
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
-        return cls(backend, special_tokens(read_tokenizer_config(folder)))
+        config = read_tokenizer_config(folder)
+        return cls(backend, special_tokens(config), config)
 
     @property
     def vocab_size(self) -> int:
@@ -115,6 +140,35 @@ class Tokenizer:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, ids out of range vanish."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def pieces(self, token_ids: Iterable[int]) -> list[str]:
+        """Return tokens as the vocabulary writes them (`Ġthe`); "" for an id out of range."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what `tokenizer_config.json` would say: facts, special tokens, added tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._facts,
+            **self.special_tokens,
+            "additional_special_tokens": [
+                str(token.content)
+                for _, token in sorted(added.items())
+                if token.special and token.content not in self.special_tokens.values()
+            ],
+            "added_tokens_decoder": {
+                str(token_id): {
+                    "content": str(token.content),
+                    "lstrip": token.lstrip,
+                    "normalized": token.normalized,
+                    "rstrip": token.rstrip,
+                    "single_word": token.single_word,
+                    "special": token.special,
+                }
+                for token_id, token in sorted(added.items())
+            },
+        }
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what one id stands for, also where that is no whole character; nothing if out of

@@ -132,6 +132,19 @@ class TokenizingReplica(Protocol):
         """Raises: BadField, NoPlace, ReplicaUnavailable."""
         ...
 
+    def describe_tokenizer(self) -> dict[str, Any]:
+        """Return its `tokenizer_config.json`, with the chat template that is in use."""
+        ...
+
+
+@runtime_checkable
+class SizedReplica(Protocol):
+    """A replica that may know how long a prompt and its answer can be together."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens. None: it is not known, or not yet."""
+
 
 @runtime_checkable
 class LocatingReplica(Protocol):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from billing.cache_contracts import ContractName
-from gateway.fleet.replica import Replica, ReplicaHealth
+from gateway.fleet.replica import Replica, ReplicaHealth, SizedReplica
 from gateway.fleet.waiting_room import WaitingRoom
 from gateway.generate_request import GenerateRequest, ModelKind
 from gateway.principal import Principal
@@ -60,6 +60,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """The waiting rooms of those upstreams that have one."""
     cache_contract: ContractName | None = None
     """By which what its engine reused is counted; None: an upstream counts by itself."""
+    parent: str | None = None
+    """The model that this one adapts; None: it stands for itself."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Return the tokens that a prompt and its answer may have together, where one of its
+        replicas knows."""
+        sized = (each.max_model_len for each in self.replicas if isinstance(each, SizedReplica))
+        return min((length for length in sized if length is not None), default=None)
 
 
 class Fleet:
@@ -91,6 +100,12 @@ class Fleet:
                 param="model",
             )
         return route
+
+    def only_model(self, principal: Principal) -> str | None:
+        """Return the model that is meant by who names none: the only one that it may use. None:
+        there are several, or none."""
+        usable = [each for each in self._routes if principal.may_use(each)]
+        return usable[0] if len(usable) == 1 else None
 
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
         """Return all of them, the best first: healthy ones before failing ones, then by load

@@ -54,6 +54,11 @@ class ModelFormat:
         self._template = template
         self._output = output or OutputFormat(tokenizer, template.source)
 
+    @property
+    def source(self) -> str:
+        """The chat template as it was written."""
+        return self._template.source
+
     def check(self, prompt: ChatPrompt) -> None:
         """Check what can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None:

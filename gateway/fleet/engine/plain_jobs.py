@@ -126,9 +126,6 @@ class PlainJobs:
             priority, len(text), self._ids_of, text, "prompt", asked.add_special_tokens
         )
 
-    def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        return [self._tokenizer.token_bytes(each).decode(errors="replace") for each in token_ids]
-
     async def detokenized(
         self, token_ids: list[int], status: ReplicaStatus, priority: Priority
     ) -> str:

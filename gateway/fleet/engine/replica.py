@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Container
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -118,6 +119,10 @@ class EngineReplica:
             num_waiting=status.num_waiting,
         )
 
+    @property
+    def max_model_len(self) -> int | None:
+        return self._client.status.max_model_len if self._client.connected else None
+
     async def abort(self, attempt_id: str) -> None:
         await self._client.abort(attempt_id)
 
@@ -148,11 +153,15 @@ class EngineReplica:
             form.check(asked.chat)
             size = prompt_size(asked.chat)
             token_ids = await self._threads.run(priority, size, form.token_ids, asked.chat, asked)
-        texts = self._plain.texts_of(token_ids) if asked.with_texts else None
+        texts = self._tokenizer.pieces(token_ids) if asked.with_texts else None
         return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
 
     async def detokenize(self, token_ids: list[int], priority: Priority) -> str:
         return await self._plain.detokenized(token_ids, self._status(), priority)
+
+    def describe_tokenizer(self) -> dict[str, Any]:
+        found = self._tokenizer.describe()
+        return found if self._format is None else {**found, "chat_template": self._format.source}
 
     async def _prepare_chat(
         self, request: GenerateRequest, status: ReplicaStatus, priority: Priority

@@ -48,5 +48,9 @@ def engine_routes(
             output_format=output_format,
         )
         yield Route(
-            model=name, kind="engine", replicas=(replica,), cache_contract=model.cache_contract
+            model=name,
+            kind="engine",
+            replicas=(replica,),
+            cache_contract=model.cache_contract,
+            parent=model.name if adapter else None,
         )

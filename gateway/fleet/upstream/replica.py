@@ -230,6 +230,10 @@ class UpstreamReplica:
         room = self._room
         return run(attempt) if room is None else self._in_turn(run, room, priority, attempt)
 
+    @property
+    def max_model_len(self) -> int | None:
+        return self._bounds.context_window
+
     async def abort(self, attempt_id: str) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:

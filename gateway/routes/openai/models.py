@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from litestar.params import FromPath
 
+from gateway.fleet.router import Route
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.anthropic.messages import VERSION_NAMED, names_version
 from gateway.routes.shared.access import AuthenticatedRequest, needs, services
@@ -28,13 +29,11 @@ models = RouteGroup(tag="Models", opt=needs(SCOPE_INFERENCE), headers=(VERSION_N
 )
 async def list_models(request: AuthenticatedRequest) -> ModelList | AnthropicModelPage:
     found = services(request)
-    names = [
-        each.model for each in found.generation.fleet.routes if request.user.may_use(each.model)
-    ]
+    served = [each for each in found.generation.fleet.routes if request.user.may_use(each.model)]
     if names_version(request):
+        names = [each.model for each in served]
         return to_page(names, found.started_at, parse_query(request.url.query, ModelsQuery))
-    data = [Model(id=name, created=found.started_at, owned_by=OWNER) for name in names]
-    return ModelList(data=data)
+    return ModelList(data=[to_openai_model(each, found.started_at) for each in served])
 
 
 @models.get("/v1/models/{model:path}", "One model", answer=(Model, AnthropicModel))
@@ -45,7 +44,18 @@ async def retrieve_model(
     route = found.generation.fleet.resolve(model.removeprefix("/"), request.user)
     if names_version(request):
         return to_model(route.model, found.started_at)
-    return Model(id=route.model, created=found.started_at, owned_by=OWNER)
+    return to_openai_model(route, found.started_at)
+
+
+def to_openai_model(route: Route, created: int) -> Model:
+    return Model(
+        id=route.model,
+        created=created,
+        owned_by=OWNER,
+        root=route.model,
+        parent=route.parent,
+        max_model_len=route.max_model_len,
+    )
 
 
 routes = [list_models, retrieve_model]

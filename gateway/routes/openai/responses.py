@@ -31,7 +31,7 @@ from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL
 from gateway.tenancy.idempotency_keys import Answer
-from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.openai_responses import answer as responses_answer
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.queries import ItemsQuery, RetrieveQuery
@@ -254,8 +254,9 @@ async def cancel(request: AuthenticatedRequest, response_id: FromPath[str]) -> R
     said=SAID,
 )
 async def input_tokens(request: AuthenticatedRequest) -> Response[bytes]:
-    found, body = services(request), await plain_body(request)
-    request.scope["state"][MODEL] = peek(body).model
+    found, sent = services(request), await plain_body(request)
+    body, peeked = peek_or_name(sent, partial(found.generation.fleet.only_model, request.user))
+    request.scope["state"][MODEL] = peeked.model
     counted = await count_input(found.generation, found.responses, request.user, body)
     return Response(to_json(InputTokens(input_tokens=counted)), media_type=JSON)
 

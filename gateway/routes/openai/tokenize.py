@@ -1,5 +1,5 @@
-"""POST /v1/tokenize and /v1/detokenize: what a prompt is in tokens, and back. Nobody pays for it;
-to the limits it is a request.
+"""/v1/tokenize, /v1/detokenize and /v1/tokenizer_info: what a prompt is in tokens, and back, and by
+what tokenizer. Nobody pays for it; to the limits it is a request. vLLM has them without `/v1`, too.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 from litestar import Response
@@ -23,16 +24,19 @@ from gateway.routes.shared.generation import REFUSALS
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
-from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.openai.plain_prompts import not_of_an_upstream
 from gateway.wire.openai.tokenizing import (
     DetokenizeAnswer,
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
+    TokenizerQuery,
     from_detokenize,
     from_tokenize,
 )
+from gateway.wire.organization.usage import parse_query
 
 tokens = RouteGroup(tag="Tokens", opt=needs(SCOPE_INFERENCE))
 SAID = {status: {JSON: ErrorEnvelope} for status in REFUSALS}
@@ -40,15 +44,15 @@ NOTHING = Units()
 
 
 @tokens.post(
-    "/v1/tokenize",
+    ["/v1/tokenize", "/tokenize"],
     "What a text or a conversation is in tokens",
     body=TokenizeRequest,
     answer=TokenizeAnswer,
     said=SAID,
 )
 async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
-    body = await plain_body(request)
-    async with admitted(request, body) as (replica, priority):
+    body, model = with_default(request, await plain_body(request))
+    async with admitted(request, model) as (replica, priority):
         found = await replica.tokenize(from_tokenize(body), priority)
     return to_response(
         TokenizeAnswer(
@@ -61,30 +65,51 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
 
 
 @tokens.post(
-    "/v1/detokenize",
+    ["/v1/detokenize", "/detokenize"],
     "The text of tokens",
     body=DetokenizeRequest,
     answer=DetokenizeAnswer,
     said=SAID,
 )
 async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
-    body = await plain_body(request)
-    async with admitted(request, body) as (replica, priority):
+    body, model = with_default(request, await plain_body(request))
+    async with admitted(request, model) as (replica, priority):
         return to_response(
             DetokenizeAnswer(prompt=await replica.detokenize(from_detokenize(body), priority))
         )
 
 
+@tokens.get(
+    ["/v1/tokenizer_info", "/tokenizer_info"],
+    "The tokenizer of a model and its chat template",
+    query=TokenizerQuery,
+    answer=TokenizerInfo,
+    said=SAID,
+)
+async def tokenizer_info(request: AuthenticatedRequest) -> Response[bytes]:
+    query = parse_query(request.url.query, TokenizerQuery)
+    _, model = with_default(request, msgspec.json.encode({"model": query.model or None}))
+    async with admitted(request, model) as (replica, _):
+        return to_response(msgspec.convert(replica.describe_tokenizer(), TokenizerInfo))
+
+
+def with_default(request: AuthenticatedRequest, body: bytes) -> tuple[bytes, str]:
+    """Return the body and its model, which the only one stands in for where it names none. Raises
+    BadField."""
+    fleet = services(request).generation.fleet
+    body, peeked = peek_or_name(body, partial(fleet.only_model, request.user))
+    return body, peeked.model
+
+
 @asynccontextmanager
 async def admitted(
-    request: AuthenticatedRequest, body: bytes
+    request: AuthenticatedRequest, model: str
 ) -> AsyncIterator[tuple[TokenizingReplica, Priority]]:
     """Admit the request like one that writes nothing; within, it counts.
 
     Raises: BadField, UnknownModel, RateLimited, and what the limiter and who is not served raise.
     """
     generation, principal = services(request).generation, request.user
-    model = peek(body).model
     state = request.scope["state"]
     state[MODEL] = model
     replica = generation.fleet.resolve(model, principal).replicas[0]
@@ -114,4 +139,4 @@ def to_response(answer: msgspec.Struct) -> Response[bytes]:
     return Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-routes = [tokenize, detokenize]
+routes = [tokenize, detokenize, tokenizer_info]

@@ -3,6 +3,8 @@ answers with what it delivers."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
@@ -18,7 +20,7 @@ from gateway.routes.shared.operations import text_header
 from gateway.routes.shared.reply import Reply
 from gateway.routes.shared.request_state import MODEL, REQUEST_ID
 from gateway.telemetry import RequestMeter
-from gateway.wire.openai.from_chat import peek
+from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.surfaces import ApiSurface
 from gateway.wire.usage.cost import asks_cost
 from gateway.wire.usage.tags import MAX_CHARS, TAGS_PATTERN, read_tags
@@ -67,8 +69,9 @@ async def parse_request(request: AuthenticatedRequest) -> RequestContext:
     found = services(request)
     asked = [each for each in request.scope["headers"] if each[0] in OURS]
     deadline_s, tags, key = read_deadline_s(asked), read_tags(asked), read_key(asked)
-    body = await read_once(request)
-    model = peek(body).model
+    sent = await read_once(request)
+    body, peeked = peek_or_name(sent, partial(found.generation.fleet.only_model, request.user))
+    model = peeked.model
     state = request.scope["state"]
     state[MODEL] = model
     return RequestContext(

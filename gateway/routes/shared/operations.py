@@ -184,7 +184,7 @@ class RouteGroup:
     def get(self, path: str | list[str], summary: str, **described: Any) -> HTTPRouteHandler:
         return self.route("GET", path, summary, **described)
 
-    def post(self, path: str, summary: str, **described: Any) -> HTTPRouteHandler:
+    def post(self, path: str | list[str], summary: str, **described: Any) -> HTTPRouteHandler:
         return self.route("POST", path, summary, **described)
 
     def delete(self, path: str, summary: str, **described: Any) -> HTTPRouteHandler:

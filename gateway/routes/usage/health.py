@@ -2,8 +2,9 @@
 Open: nothing here names a tenant.
 
 `/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take,
-run, limit and bill a request, and otherwise says what is missing. `/metrics` speaks for all
-workers, in Prometheus' text format.
+run, limit and bill a request, and otherwise says what is missing; `/health` and `/ping` say the
+same by their status alone, and `/version` whose program this is, as vLLM's clients ask.
+`/metrics` speaks for all workers, in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 from litestar import Request, Response
 
+from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
@@ -37,15 +39,34 @@ async def live() -> dict[str, str]:
     return {"status": "alive"}
 
 
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+
+
+@health.get(["/health", "/ping"], "Should it be sent work? By the status", said={200: {}, 503: {}})
+async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
+    return Response(b"", status_code=503 if await missing_parts(request) else 200)
+
+
+@health.get("/version", "The version of the program", answer=Version)
+async def program_version() -> Version:
+    return Version(version=own_version())
+
+
 @health.get("/health/ready", "Should it be sent work?", answer=Ready, said={503: {JSON: Ready}})
 async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            missing = await services(request).readiness.missing()
-    except TimeoutError:
-        missing = ["timeout"]
+    missing = await missing_parts(request)
     body = {"status": "unready" if missing else "ready", "missing": missing}
     return Response(body, status_code=503 if missing else 200)
+
+
+async def missing_parts(request: Request[Any, Any, Any]) -> list[str]:
+    """Return what keeps this worker from serving a request."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await services(request).readiness.missing()
+    except TimeoutError:
+        return ["timeout"]
 
 
 @health.get(
@@ -60,4 +81,4 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(found.telemetry.render(), media_type=CONTENT_TYPE)
 
 
-routes = [live, ready, metrics]
+routes = [live, status, ready, program_version, metrics]

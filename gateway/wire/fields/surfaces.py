@@ -22,7 +22,7 @@ from gateway.wire.openai.completions import CompletionRequest
 from gateway.wire.openai.embeddings import EmbeddingRequest
 from gateway.wire.openai.files import ANCHOR, SECONDS, FilesQuery, FileUpload
 from gateway.wire.openai.forward import BILLED_OTHERWISE
-from gateway.wire.openai.tokenizing import DetokenizeRequest, TokenizeRequest
+from gateway.wire.openai.tokenizing import DetokenizeRequest, TokenizeRequest, TokenizerQuery
 from gateway.wire.openai_responses import request as responses
 from gateway.wire.openai_responses.conversations import (
     ConversationUpdate,
@@ -260,20 +260,24 @@ EMBEDDINGS = SurfaceFields(
     },
 )
 TOKENIZE = SurfaceFields(
-    title="POST /v1/tokenize, of our engine's models",
+    title="POST /v1/tokenize and POST /tokenize, of our engine's models",
     body=TokenizeRequest,
     ignored={path: why for path, why in CHAT.ignored.items() if path.startswith("messages")},
     notes={
         "prompt": "this or `messages`",
         "add_special_tokens": "what the tokenizer puts around a text; unless said, of a `prompt`",
         "add_generation_prompt": "true unless said; beside `messages`",
-        "return_token_strs": "the text of each token, too",
+        "return_token_strs": "each token as the vocabulary writes it, too",
     },
     refused_values={path: CHAT.refused_values[path] for path in ("messages[].role",)},
 )
 DETOKENIZE = SurfaceFields(
-    title="POST /v1/detokenize, of our engine's models",
+    title="POST /v1/detokenize and POST /detokenize, of our engine's models",
     body=DetokenizeRequest,
+)
+TOKENIZER_INFO = SurfaceFields(
+    title="GET /v1/tokenizer_info (query) and GET /tokenizer_info (query), of our engine's models",
+    body=TokenizerQuery,
 )
 COUNT_TOKENS = SurfaceFields(
     title="POST /v1/messages/count_tokens",
@@ -419,6 +423,7 @@ BATCH_SURFACES = (
 )
 SURFACES = (
     *(CHAT, COMPLETIONS, RESPONSES, *KEPT_SURFACES, EMBEDDINGS, TOKENIZE, DETOKENIZE),
+    TOKENIZER_INFO,
     *(MESSAGES, COUNT_TOKENS, MODELS, *BATCH_SURFACES),
 )
 FORWARDED = BILLED_OTHERWISE

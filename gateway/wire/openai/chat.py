@@ -39,6 +39,7 @@ MAX_TOP_LOGPROBS = 20
 Unsupported: TypeAlias = None
 """The type of a field that is refused by name unless it is null."""
 
+ModelName = Annotated[str, Meta(description="Absent: the only model that the caller may use.")]
 PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT64)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
@@ -132,7 +133,7 @@ class StreamOptions(StrictStruct):
 class SampledRequest(StrictStruct, kw_only=True):
     """The fields that completions of chats and of texts have in common."""
 
-    model: str
+    model: ModelName = ""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
@@ -232,6 +233,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds."""
     owned_by: str
+    root: str
+    """vLLM's, as the next two: its own name."""
+    parent: str | None
+    """The model that it adapts."""
+    max_model_len: int | None
+    """Tokens that a prompt and its answer may have together; null: not known."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

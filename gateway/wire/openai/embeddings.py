@@ -18,6 +18,7 @@ from billing.pricing.rating import RatedUsage
 from gateway.generate_request import AnswerHeader, EmbeddingPrompt, GenerateRequest, ModelKind
 from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import StrictStruct
+from gateway.wire.openai.chat import ModelName
 from gateway.wire.openai.forward_plain import forward_embedding
 from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
 from gateway.wire.openai.to_chat import RawBodies
@@ -29,10 +30,10 @@ FLOAT_BYTES = 4
 Format = Literal["float", "base64"]
 
 
-class EmbeddingRequest(StrictStruct):
+class EmbeddingRequest(StrictStruct, kw_only=True):
     """The body of `POST /v1/embeddings` for our own engine."""
 
-    model: str
+    model: ModelName = ""
     input: PlainPrompts
     encoding_format: Format | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT64)] | None = None

@@ -6,7 +6,7 @@ wrote it: `messages[0].content[1].type`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
 import msgspec
@@ -61,11 +61,34 @@ class _PeekedBody(msgspec.Struct, frozen=True):
 _peek_decoder = msgspec.json.Decoder(_PeekedBody)
 _request_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _any_decoder = msgspec.json.Decoder()
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def peek(body: bytes) -> Peek:
     """Read the model and the mode, without looking at the rest. Raises BadField."""
     peeked = decode(_peek_decoder, body)
+    return _checked(peeked)
+
+
+def peek_or_name(body: bytes, default: Callable[[], str | None]) -> tuple[bytes, Peek]:
+    """Return the body with its model, which is `default` where the body names none, and what `peek`
+    says of it. Raises BadField."""
+    peeked = decode(_peek_decoder, body)
+    if peeked.model is None and (model := default()) is not None:
+        peeked = _PeekedBody(model, peeked.stream)
+        body = with_model(body, model)
+    return body, _checked(peeked)
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """Write a model into an object, whose other fields stay as they are written. Raises
+    BadField."""
+    fields = decode(_raw_decoder, body)
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
+def _checked(peeked: _PeekedBody) -> Peek:
     if not peeked.model:
         raise BadField("you must provide a model parameter", param="model")
     if len(peeked.model) > MAX_MODEL_CHARS:

@@ -15,7 +15,13 @@ from gateway.generate_request import ToTokenize
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import Tools
-from gateway.wire.openai.chat import MAX_MESSAGES, ChatCompletionRequest, Message, Unsupported
+from gateway.wire.openai.chat import (
+    MAX_MESSAGES,
+    ChatCompletionRequest,
+    Message,
+    ModelName,
+    Unsupported,
+)
 from gateway.wire.openai.from_chat import to_generate
 from gateway.wire.shared.refusals import TokenId, check_values, decode
 
@@ -26,7 +32,7 @@ MAX_TOKENS = 100_000
 class TokenizeRequest(StrictStruct):
     """The body of `/tokenize`: either `prompt` or `messages`."""
 
-    model: str
+    model: ModelName = ""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Tools | None = None
@@ -48,16 +54,52 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a prompt and its answer may have together."""
     tokens: list[int]
     token_strs: list[str] | None = None
-    """The text of each token, if it was requested."""
+    """Each token as the vocabulary writes it, if it was requested."""
 
 
-class DetokenizeRequest(StrictStruct):
-    model: str
+class DetokenizeRequest(StrictStruct, kw_only=True):
+    model: ModelName = ""
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
 class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
+
+
+class TokenizerQuery(StrictStruct):
+    """The query of `GET /tokenizer_info`."""
+
+    model: ModelName = ""
+
+
+class AddedToken(msgspec.Struct, frozen=True, kw_only=True):
+    content: str
+    lstrip: bool
+    normalized: bool
+    rstrip: bool
+    single_word: bool
+    special: bool
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tells what the model's `tokenizer_config.json` says, and the chat template in use."""
+
+    tokenizer_class: str
+    model_max_length: int | None = None
+    """As the folder has it; how long a prompt may be here, `/v1/models` says."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    clean_up_tokenization_spaces: bool | None = None
+    split_special_tokens: bool | None = None
+    additional_special_tokens: list[str]
+    added_tokens_decoder: dict[str, AddedToken]
+    """By token id."""
+    chat_template: str | None = None
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)

@@ -23,6 +23,7 @@ from gateway.wire.constraints.tool_structs import MAX_TOOLS, ToolName
 from gateway.wire.openai.chat import (
     MAX_TOP_LOGPROBS,
     Metadata,
+    ModelName,
     PositiveInt,
     Probability,
     StopString,
@@ -173,7 +174,7 @@ class ConversationId(StrictStruct):
 class ResponseRequest(StrictStruct):
     """The body of `POST /v1/responses`."""
 
-    model: str
+    model: ModelName = ""
     input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
     tools: Annotated[list[ResponseFunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None

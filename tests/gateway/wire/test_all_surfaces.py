@@ -59,13 +59,14 @@ def taken() -> Iterator[tuple[str, str, set[str], set[str]]]:
         for route in module.routes:
             assert isinstance(route, HTTPRouteHandler)
             operation = route.operation_class()
-            [path], [method] = route.paths, route.http_methods
-            name = f"{method} {re.sub(r'{[^}]*}', '{id}', path)}"
+            [method] = route.http_methods
             bodies = re.findall(r"#/components/schemas/(\w+)", repr(operation.request_body))
             found: dict[str, set[str]] = {"query": set(), "header": set()}
             for each in operation.parameters or ():
                 found[each.param_in].add(each.name)
-            yield name, "".join(bodies), found["query"], found["header"]
+            for path in sorted(route.paths):
+                name = f"{method} {re.sub(r'{[^}]*}', '{id}', path)}"
+                yield name, "".join(bodies), found["query"], found["header"]
 
 
 TAKEN = list(taken())

@@ -19,6 +19,7 @@ SURFACES = (
     *("/v1/embeddings", "/v1/tokenize", "/v1/detokenize", "/v1/conversations", "/v1/batches"),
     *("/v1/messages", "/v1/messages/count_tokens"),
 )
+VLLMS_OF_A_MODEL = [".root", ".parent", ".max_model_len"]
 THINGS = (
     *("/v1/models/nobody", "/v1/files/file-nobody", "/v1/batches/batch_nobody"),
     *("/v1/responses/resp_nobody", "/v1/responses/resp_nobody/input_items"),
@@ -35,7 +36,8 @@ def test_models_in_both_shapes(worker: Running) -> None:
     with OpenAI(base_url=f"{worker.url}/v1", **strict) as openai:
         listed = openai.models.list().data
         assert [each.id for each in listed] == ["near", "far"]
-        assert [extras(each) for each in (*listed, openai.models.retrieve("near"))] == [[]] * 3
+        all_of_them = (*listed, openai.models.retrieve("near"))
+        assert [extras(each) for each in all_of_them] == [VLLMS_OF_A_MODEL] * 3
     with Anthropic(base_url=worker.url, **strict) as anthropic:
         page = anthropic.models.list()
         assert [each.id for each in page.data] == ["near", "far"]
