@@ -10,8 +10,12 @@ What a request is gets decided by its head alone. Trailers (RFC 9110, 6.5) are r
 dropped: httptools reports them as it reports headers, and uvicorn would put them among those. A
 wish to change to another protocol is ignored (RFC 9110, 7.8), and so the body is still a body.
 
-A worker that leaves takes what is on its way to it: the kernel would reset a connection that is
-closed over bytes nobody read, and its client could not tell whether it was served.
+Whoever is answered before the body has come may go on sending it: a bounded part is read and
+dropped, also where the connection is to be closed, for clients that send all before they read. The
+kernel would reset a connection that is closed over bytes nobody read, and the answer were lost.
+
+A worker that leaves takes what is on its way to it, or its client could not tell whether it was
+served.
 
 A client that closes its sending side has hung up, and what it asked for is aborted: no message
 tells half a close from a whole one. GET and HEAD are answered all the same, they cost no tokens.
@@ -58,10 +62,12 @@ SPARE_CONNECTIONS = 1024
 OTHER_FILES = 512
 """Descriptors that are no client's: stores, spool, engines, upstreams' connections."""
 LINGER_S = 1.0
-"""How long what a refused client still sends is dropped: closing over it would make the kernel
-reset the connection, and the answer would be lost."""
+"""How long a refused client may be silent until it is closed; what it still sends is dropped."""
+MAX_LINGER_S = 30.0
 MAX_LINGER_BYTES = 1024 * 1024
-"""Who goes on for longer than that does not read."""
+"""Of a head that goes on behind its refusal. Who sends more than that does not read."""
+MAX_DRAINED_BYTES = 128 * 1024 * 1024
+"""Of a body that goes on behind its request's answer."""
 LAST_REQUEST_S = 0.5
 """How long a connection without a request may still bring one to a worker that leaves: a new one,
 whose client was let in and is about to write, or one that was kept, whose client did not hear yet.
@@ -130,6 +136,16 @@ class _RequestRefused(Exception):
     """Ends the parsing of a request that is whole and not wanted."""
 
 
+class AnswerTransport:
+    """Stands for a connection's transport where uvicorn writes an answer. `close`: what it calls
+    after the answer."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+
+
 class ClientConnection(HttpToolsProtocol):
     """The protocol that uvicorn makes for each client.
 
@@ -163,7 +179,13 @@ class ClientConnection(HttpToolsProtocol):
         self._trailer_bytes = 0
         self._body_bytes = 0
         self._body_since = 0.0
+        self._drained_bytes = 0
+        """Of what came behind the answer of its own request."""
+        self._closes_after_body = False
+        self._refused_at = 0.0
         self._dropped_bytes = 0
+        """Of what came behind a refusal, and how many may."""
+        self._max_dropped_bytes = MAX_LINGER_BYTES
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -175,6 +197,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answers: Any = AnswerTransport(transport, self._close_answered)
         if len(self.connections) > self._max_connections + SPARE_CONNECTIONS:
             transport.abort()
             return
@@ -218,7 +241,7 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.refusal is not None:
             self._dropped_bytes += len(data)
-            if self._dropped_bytes > MAX_LINGER_BYTES:
+            if self._dropped_bytes > self._max_dropped_bytes:
                 self.transport.abort()
             return
         was_in_head, num_heads = self._in_head, self._num_heads
@@ -251,7 +274,7 @@ class ClientConnection(HttpToolsProtocol):
                 data = data[offset:]
                 self._parse_body_without_upgrade()
             except httptools.HttpParserError:
-                if self.refusal is None:
+                if self.refusal is None and not self.transport.is_closing():
                     self._refuse(MALFORMED)
                 return
 
@@ -338,6 +361,7 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(fault)
             raise _RequestRefused
         super().on_headers_complete()
+        self.cycle.transport = self._answers
         self._in_head = False
 
     def _should_upgrade(self) -> bool:
@@ -352,14 +376,29 @@ class ClientConnection(HttpToolsProtocol):
             return  # `_parse_body_without_upgrade`: its body is to come
         self._cancel_timer()
         self._in_head = True
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._drained_bytes = 0
         super().on_message_complete()
+        if self._closes_after_body:
+            self.transport.close()
+            raise _RequestRefused  # whatever comes next
 
-    # what is refused
+    # what is answered or refused before it has come
+
+    def _close_answered(self) -> None:
+        """Close a connection whose last answer is written, once the body of its request has come:
+        the answer says that it is the last, and ends here."""
+        answered = self._running is self.cycle and self.cycle.response_complete
+        if answered and not self._in_head:
+            self._closes_after_body = True
+            self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def _refuse(self, why: HttpError) -> None:
         """Send the refusal, as long as no answer is on its way, and close."""
         self.refusal = why
+        self._refused_at = self.loop.time()
+        self._max_dropped_bytes = MAX_LINGER_BYTES if self._begun else MAX_DRAINED_BYTES
         self._cancel_timer()
         if self._answering() and not self._give_up_body():
             self.transport.close()
@@ -376,7 +415,16 @@ class ClientConnection(HttpToolsProtocol):
         lines = [b"".join((name, b": ", value, b"\r\n")) for name, value in headers]
         self.transport.write(b"".join([STATUS_LINE[why.status], *lines, b"\r\n", body]))
         self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        self._linger()
+
+    def _linger(self, dropped_bytes: int = -1) -> None:
+        """Close as soon as the client has been silent, or went on for too long. `dropped_bytes`:
+        how many there were when this was asked before."""
+        is_late = self.loop.time() - self._refused_at > MAX_LINGER_S
+        if self._dropped_bytes == dropped_bytes or is_late:
+            self.transport.close()
+            return
+        self._timer = self.loop.call_later(LINGER_S, self._linger, self._dropped_bytes)
 
     def _give_up_body(self) -> bool:
         """Tell whoever waits for the rest of the body that the client has left.
@@ -416,6 +464,11 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(TRAILERS_TOO_LARGE)
             return
         self._body_bytes += num_bytes
+        if self.cycle.response_complete:
+            self._drained_bytes += num_bytes
+            if self._drained_bytes > MAX_DRAINED_BYTES:
+                self.transport.abort()
+                return
         if self._timer is None:
             self._body_since = self.loop.time()
             self._timer = self.loop.call_later(BODY_TIMEOUT_S, self._body_is_late)

@@ -21,6 +21,7 @@ from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import ControllerRouterHandler
@@ -55,7 +56,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.home import Home
-from gateway.http_errors.table import to_http_error, to_responses_error
+from gateway.http_errors.table import RequestTooLarge, to_http_error, to_responses_error
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import drain
 from gateway.inference.services import GenerationServices
@@ -182,6 +183,8 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
     scope = request.scope
     if scope.get("state", {}).get(OUTCOME) == CLIENT_LEFT:
         return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
+    if isinstance(error, RequestEntityTooLarge):  # the framework's, which does not say the limit
+        error = RequestTooLarge(request.route_handler.resolve_request_max_body_size())
     path = asked_as(scope["path"], scope["headers"])
     http_error = with_vendor_status(to_http_error(error), path)
     headers = http_error.headers

@@ -22,6 +22,7 @@
     limits: SpentUnknown, ScriptFailed 503     server_error            service_unavailable
     NotAccepting                       503     server_error            service_unavailable
     EncodedBody                        415     invalid_request_error   unsupported_content_encoding
+    RequestTooLarge                    413     invalid_request_error   request_too_large
     RequestConflict                    412, 409, 422, 400, 503  invalid_request_error  its own
     tenancy: InvalidField              400     invalid_request_error   (null)
     tenancy: NotFound                  404     invalid_request_error   not_found
@@ -99,6 +100,14 @@ RETRY_LATER_S = 1.0
 
 class EncodedBody(Exception):
     """A request body in a content coding: nothing is decompressed here."""
+
+
+class RequestTooLarge(Exception):
+    """A request's body has more bytes than are read. `most_bytes`: so many; None: nobody said."""
+
+    def __init__(self, most_bytes: int | None) -> None:
+        super().__init__(f"more than {most_bytes} bytes")
+        self.most_bytes = most_bytes
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,16 +197,8 @@ def to_http_error(error: Exception) -> HttpError:
         case ReportQueryError():
             message = f"Invalid value for '{error.param}': {error}."
             return http_error(400, message, INVALID, param=error.param)
-        case EncodedBody():
-            message = (
-                "The header 'Content-Encoding' is not supported: send the request body as it is."
-            )
-            code = "unsupported_content_encoding"
-            # RFC 9110, 15.5.16: what would be accepted.
-            headers = {"accept-encoding": "identity"}
-            return http_error(
-                415, message, INVALID, code=code, param="Content-Encoding", headers=headers
-            )
+        case EncodedBody() | RequestTooLarge():
+            return from_body(error)
         case BadField() | FleetError():
             return from_fleet(error)
         case RequestConflict():
@@ -213,6 +214,18 @@ def to_http_error(error: Exception) -> HttpError:
             return from_tenancy(to_tenancy(error))
         case _:
             return from_anything(error)
+
+
+def from_body(error: EncodedBody | RequestTooLarge) -> HttpError:
+    if isinstance(error, RequestTooLarge):
+        most = "" if error.most_bytes is None else f": more than {error.most_bytes} bytes"
+        message, code = f"The request body is too large{most}.", "request_too_large"
+        return http_error(413, message, INVALID, code=code, param="body")
+    message = "The header 'Content-Encoding' is not supported: send the request body as it is."
+    code = "unsupported_content_encoding"
+    # RFC 9110, 15.5.16: what would be accepted.
+    headers = {"accept-encoding": "identity"}
+    return http_error(415, message, INVALID, code=code, param="Content-Encoding", headers=headers)
 
 
 def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> HttpError:
@@ -406,7 +419,6 @@ nothing else has said what the text must be like."""
 HTTP_MESSAGES = {
     404: "Unknown request URL.",
     405: "Method not allowed for this URL.",
-    413: "The request body is too large.",
 }
 
 
@@ -428,9 +440,8 @@ def from_anything(error: Exception) -> HttpError:
     status = getattr(error, "status_code", 500)
     if isinstance(status, int) and 400 <= status < 500:
         message = HTTP_MESSAGES.get(status, "The request was refused.")
-        code = {404: "unknown_url", 413: "request_too_large"}.get(status)
-        param = "body" if status == 413 else None
-        return http_error(status, message, INVALID, code=code, param=param, headers=allow_of(error))
+        code = {404: "unknown_url"}.get(status)
+        return http_error(status, message, INVALID, code=code, headers=allow_of(error))
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return http_error(500, "The server had an error while processing your request.", SERVER)
 

@@ -31,7 +31,7 @@ from engine.transport.client import EngineClient
 from foundation.periodic import Periodic
 from gateway.home import Home, HomeLock
 from gateway.logs import last_error
-from gateway.net.listener import base_url, bind, local_address
+from gateway.net.listener import base_url, bind, local_address, origin
 from gateway.processes import credentials_file as credentials
 from gateway.processes.child_processes import Child, cut_log, end_leftovers, spawn, until_readable
 from gateway.processes.credentials_file import Credentials
@@ -400,7 +400,8 @@ async def _read_byte(descriptor: int) -> bytes:
 
 async def _probe(host: str, port: int) -> str:
     """Return what /health/ready misses, in words; empty when it is ready."""
-    request = f"GET /health/ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    authority = origin(host, port).removeprefix("http://")
+    request = f"GET /health/ready HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n"
     answer = b""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -194,7 +194,8 @@ class EndpointRequest:
                         raise ClientGone
                     body += event.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
-                        raise RpcError(INVALID_REQUEST, "The body is too long", status=413)
+                        said = f"The body is too large: more than {MAX_BODY_BYTES} bytes"
+                        raise RpcError(INVALID_REQUEST, said, status=413)
                     if not event.get("more_body", False):
                         break
         except TimeoutError:

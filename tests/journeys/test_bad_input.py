@@ -197,6 +197,7 @@ def test_a_body_that_is_too_large_is_a_413(stack: Stack) -> None:
     assert answer.status_code == 413
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("request_too_large", "body")
+    assert f"more than {16 * 1024 * 1024} bytes" in error["message"]
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", "sk-tg-" + "a" * 43, "sk-tg-" + "a" * 9_000])

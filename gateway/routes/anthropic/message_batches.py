@@ -14,7 +14,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from litestar import Response
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.params import FromPath
 from litestar.response import Stream
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -34,6 +33,7 @@ from gateway.batches.tables import batches as table
 from gateway.db import tenant
 from gateway.files.files import MESSAGE_BATCH, File, get_file
 from gateway.files.uploads import Upload
+from gateway.http_errors.table import RequestTooLarge
 from gateway.routes.anthropic.messages import messages, names_version
 from gateway.routes.shared.access import AuthenticatedRequest, actor_of, project_of, services
 from gateway.routes.shared.body import refuse_coded
@@ -122,11 +122,11 @@ def max_body_bytes(request: AuthenticatedRequest) -> int:
 
 async def begin(request: AuthenticatedRequest) -> Upload:
     """Begin with the most room that such a body may need: a line is no longer than what it came in.
-    Raises: RequestEntityTooLarge, InvalidField."""
+    Raises: RequestTooLarge, InvalidField."""
     files, principal = services(request).files, request.user
     most, length = max_body_bytes(request), request.content_length
     if length is not None and length > most:
-        raise RequestEntityTooLarge
+        raise RequestTooLarge(most)
     room = most if length is None else length
     try:
         return await files.begin(principal.org_id, principal.project_id, most_bytes=room)
@@ -139,13 +139,13 @@ async def take(
 ) -> bytes:
     """Read the body into the file and return a SHA-256 of all.
 
-    Raises: BadField, RequestEntityTooLarge, and what a file store raises.
+    Raises: BadField, RequestTooLarge, and what a file store raises.
     """
     size_bytes, digest = 0, hashlib.sha256()
     async for piece in pieces:
         size_bytes += len(piece)
         if size_bytes > most_bytes:
-            raise RequestEntityTooLarge
+            raise RequestTooLarge(most_bytes)
         for begin in range(0, len(piece), READ_AT_ONCE_BYTES):
             part = piece[begin : begin + READ_AT_ONCE_BYTES]
             digest.update(part)

@@ -26,7 +26,7 @@ from gateway.auth.oauth import (
 )
 from gateway.auth.oauth.authority import Authority
 from gateway.auth.oauth.clients.store import Client
-from gateway.auth.oauth.form import Form, parse
+from gateway.auth.oauth.form import MAX_BODY_BYTES, Form, parse
 from gateway.auth.oauth.rfc6749_errors import OAuthError, unavailable
 from gateway.auth.oauth.rfc6749_token import TokenRequest
 from gateway.auth.oauth.rfc8414_metadata import (
@@ -72,13 +72,21 @@ oauth = RouteGroup(tag="OAuth", opt=PUBLIC)
 signed_in = RouteGroup(tag="OAuth", opt={**needs("openid"), AUDIENCE: ANY_AUDIENCE})
 BASIC = 'Basic realm="tollgate", charset="UTF-8"'
 
+BOUNDED = {"request_max_body_size": MAX_BODY_BYTES}
 REFUSALS = {status: {JSON: OAuthErrorBody} for status in (400, 401, 429, 503)}
 """RFC 6749, 5.2."""
 
 Exchange = tuple[Authority, Form, Client, Actor]
 
 
-@oauth.post(TOKEN_PATH, "Tokens for a grant", form=TokenForm, answer=TokenAnswer, said=REFUSALS)
+@oauth.post(
+    TOKEN_PATH,
+    "Tokens for a grant",
+    form=TokenForm,
+    answer=TokenAnswer,
+    said=REFUSALS,
+    options=BOUNDED,
+)
 async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         authority, form, client, actor = await authenticated(request)
@@ -92,7 +100,7 @@ async def token(request: Request[Any, Any, Any]) -> Response[bytes]:
         return refused(error)
 
 
-@oauth.post(REVOCATION_PATH, "Revoke a token", form=HeldToken, said=REFUSALS)
+@oauth.post(REVOCATION_PATH, "Revoke a token", form=HeldToken, said=REFUSALS, options=BOUNDED)
 async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:
         await rfc7009_revoke.revoke(*await authenticated(request))
@@ -102,7 +110,12 @@ async def revoke(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 @oauth.post(
-    INTROSPECTION_PATH, "Introspect a token", form=HeldToken, answer=Introspection, said=REFUSALS
+    INTROSPECTION_PATH,
+    "Introspect a token",
+    form=HeldToken,
+    answer=Introspection,
+    said=REFUSALS,
+    options=BOUNDED,
 )
 async def introspect(request: Request[Any, Any, Any]) -> Response[bytes]:
     try:

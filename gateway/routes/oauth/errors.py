@@ -51,7 +51,6 @@ CODES: Mapping[int, str] = {
 TEXTS: Mapping[int, str] = {
     404: "There is no such page.",
     405: "This page does not take what was sent.",
-    413: "What was sent is too large.",
 }
 """For people."""
 
@@ -64,17 +63,18 @@ def to_response(
     request: Request[Any, Any, Any], http_error: HttpError, headers: Mapping[str, str]
 ) -> Response[bytes]:
     code = CODES.get(http_error.status, "invalid_request")
+    too_large = http_error.status == 413  # its text is ours, and says the limit
+    description = http_error.body.message if too_large else DESCRIPTIONS[code]
     if is_for_people(request, http_error.status):
-        description = TEXTS.get(http_error.status, DESCRIPTIONS[code])
         return page(
             "error",
             status=http_error.status,
             headers=dict(headers),
             error=code,
-            description=description,
+            description=TEXTS.get(http_error.status, description),
         )
     return Response(
-        msgspec.json.encode({"error": code, "error_description": DESCRIPTIONS[code]}),
+        msgspec.json.encode({"error": code, "error_description": description}),
         status_code=http_error.status,
         media_type=JSON,
         headers={"cache-control": "no-store", "pragma": "no-cache", **headers},

@@ -5,13 +5,11 @@ Knows no JSON.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from litestar.exceptions import InternalServerException
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from gateway.http_errors.table import EncodedBody
+from gateway.http_errors.table import EncodedBody, RequestTooLarge
 from gateway.routes.shared.access import AuthenticatedRequest
 
 
@@ -32,13 +30,13 @@ def refuse_coded(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 async def read_once(request: AuthenticatedRequest) -> bytes:
     """Read the body like `plain_body`, which can be asked again, and for that takes an object of
-    all headers and a generator. Raises: EncodedBody, RequestEntityTooLarge."""
+    all headers and a generator. Raises: EncodedBody, RequestTooLarge."""
     headers = request.scope["headers"]
     refuse_coded(headers)
-    most = request.route_handler.resolve_request_max_body_size() or math.inf
+    most = request.route_handler.resolve_request_max_body_size()
     for name, value in headers:
-        if name == b"content-length" and int(value) > most:  # the server has read it, too
-            raise RequestEntityTooLarge
+        if name == b"content-length" and most is not None and int(value) > most:
+            raise RequestTooLarge(most)
     pieces: list[bytes] = []
     size_bytes, more = 0, True
     while more:
@@ -47,7 +45,7 @@ async def read_once(request: AuthenticatedRequest) -> bytes:
             raise InternalServerException("the client left before its body had come")
         pieces.append(message["body"])
         size_bytes += len(message["body"])
-        if size_bytes > most:
-            raise RequestEntityTooLarge
+        if most is not None and size_bytes > most:
+            raise RequestTooLarge(most)
         more = message.get("more_body", False)
     return b"".join(pieces)

@@ -418,6 +418,73 @@ def test_one_host_is_enough(client: socket.socket, asked: bytes) -> None:
     assert read_answer(client) == (200, b"0")
 
 
+def in_chunks(body: bytes) -> bytes:
+    return b"".join(
+        b"%x\r\n%b\r\n" % (len(part), part)
+        for part in (body[start : start + 1_000_000] for start in range(0, len(body), 1_000_000))
+    )
+
+
+LARGE = 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["of a known length", "in chunks"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"POST /early HTTP/1.1\r\nhost: x\r\n",
+        b"POST /early HTTP/1.1\r\nhost: x\r\nconnection: close\r\n",
+        b"POST /early HTTP/1.0\r\nhost: x\r\n",
+        b"POST /early HTTP/1.1\r\n",
+    ],
+    ids=["kept", "to be closed", "HTTP/1.0", "a head that is refused"],
+)
+def test_the_answer_to_a_large_body_is_read_by_who_sends_all_of_it_first(
+    client: socket.socket, asked: bytes, chunked: bool
+) -> None:
+    body = b"b" * LARGE
+    framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
+    whole = in_chunks(body) + b"0\r\n\r\n" if chunked else body
+    client.sendall(asked + framing + b"\r\n\r\n" + whole)
+    is_kept = b"/1.1" in asked and b"host" in asked and b"close" not in asked
+    if is_kept:
+        assert read_answer(client)[0] == 401
+        client.sendall(LIVE)
+        assert read_answer(client) == (200, b"0")
+    else:
+        status = b"401" if b"host" in asked else b"400"
+        assert read_all(client).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"POST /early HTTP/1.1\r\nhost: x\r\n",
+        b"POST /early HTTP/1.1\r\nhost: x\r\nconnection: close\r\n",
+        b"POST /early HTTP/1.1\r\n",
+    ],
+)
+def test_a_body_without_an_end_is_not_read_for_ever(
+    client: socket.socket, monkeypatch: pytest.MonkeyPatch, asked: bytes
+) -> None:
+    monkeypatch.setattr(connection, "MAX_DRAINED_BYTES", 8 << 20)
+    client.sendall(asked + b"transfer-encoding: chunked\r\n\r\n")
+    sent, block = 0, in_chunks(b"b" * (1 << 20))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while sent < 64 << 20:
+            sent += client.send(block)
+    assert sent < 64 << 20, "all of it was taken"
+
+
+def test_nothing_is_served_behind_a_last_answer(client: socket.socket) -> None:
+    """The rest of a body is read for its answer's sake alone."""
+    head = b"POST /early HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\n"
+    client.sendall(head)
+    time.sleep(0.1)
+    client.sendall(b"body" + LIVE)
+    assert read_all(client).count(b"HTTP/1.1") == 1
+
+
 def test_a_client_that_leaves_with_a_request_waiting_ends_the_one_in_flight(
     port: int, ended: threading.Event
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from gateway.home import Home
+from gateway.processes import supervisor
 from tests.databases import with_cluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -341,3 +343,21 @@ def test_the_printed_examples_can_be_pasted(fresh: Up) -> None:
         if command[0] == "/bin/sh":
             answer = json.loads(answer)["choices"][0]["message"]["content"]
         assert len(answer.split()) >= 2, answer
+
+
+@pytest.mark.parametrize(("address", "host"), [("::1", "[::1]"), ("127.0.0.1", "127.0.0.1")])
+async def test_readiness_is_asked_for_under_the_address_that_is_served(
+    address: str, host: str
+) -> None:
+    """An IPv6 address stands in brackets in `Host`: without, the gateway refuses the request."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, address, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await supervisor._probe(address, port) == ""
+    assert f"\r\nHost: {host}:{port}\r\n".encode() in asked[0]

@@ -236,7 +236,9 @@ async def test_a_body_is_one_message(http: httpx.AsyncClient, eras: Eras) -> Non
     ):
         answer = await http.post(eras.first.url, content=body, headers=headers)
         assert answer.status_code == status, body[:40]
-        assert messages_of(answer)[0]["error"]["code"] == code
+        error = messages_of(answer)[0]["error"]
+        assert error["code"] == code
+        assert ("more than 4194304 bytes" in error["message"]) == (status == 413)
     for more, status in (({"accept": "text/html"}, 406), ({"content-type": "text/plain"}, 415)):
         given = {**headers, **more}
         assert (await http.post(eras.first.url, content=b"{}", headers=given)).status_code == status
