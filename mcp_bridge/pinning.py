@@ -12,18 +12,21 @@ Pure: the caller stores pins. `admits` is checked for every list and again befor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
 from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer
 from mcp_bridge.errors import NotCanonical, NotPinnable
+from mcp_bridge.protocol.repeated_keys import REFUSED
 from mcp_bridge.text_safety.hidden_text import visible
 
 Kind = Literal["tool", "prompt", "resource", "resource_template", "instructions", "launch"]
 State = Literal["unchanged", "new", "changed", "renamed", "removed"]
 Key = tuple[Kind, str]
+CheckItem = Callable[[Kind, object], None]
+"""Raises: NotPinnable, for what is no item of its kind."""
 
 NAMED_BY: Mapping[Kind, str] = {
     "tool": "name",
@@ -113,13 +116,25 @@ class Listing(msgspec.Struct, frozen=True):
     pins: tuple[Pin, ...]
     stale: bool
     hidden: tuple[Change, ...] = ()
+    refused: tuple[UnpinnableThing, ...] = ()
+    """Names what was approved, and cannot be pinned as it is offered now."""
 
 
 def pin_of(kind: Kind, value: object) -> Pin:
     """Return the pin of one item as the server sent it: an object with its NAMED_BY member, the
     text of instructions, or any JSON for a launch spec. Raises: NotPinnable, NotCanonical."""
+    if isinstance(value, Mapping) and REFUSED in value:
+        raise NotPinnable(*refusal_of(value[REFUSED]))
     body = canonical_bytes(value)
     return Pin(kind, name_of(kind, value), digest_of_bytes(body), body)
+
+
+def refusal_of(mark: object) -> tuple[str, str]:
+    """Return the place and the reason of a definition that was refused when it was read."""
+    match mark:
+        case [str(path), str(reason)]:
+            return visible(path), visible(reason)
+    return "", "a member that only the gateway writes"
 
 
 def name_of(kind: Kind, value: object) -> str:
@@ -134,16 +149,20 @@ def name_of(kind: Kind, value: object) -> str:
     return name
 
 
-def offer_of(things: Iterable[tuple[Kind, object]]) -> Offer:
+def offer_of(things: Iterable[tuple[Kind, object]], check: CheckItem | None = None) -> Offer:
     """Pin everything that a server offers. A name that is offered twice is not pinned: the server
-    could choose which of the two a call reaches. Raises: NotPinnable, for too many items."""
+    could choose which of the two a call reaches. `check`: refuses an item. Raises: NotPinnable, for
+    too many items."""
     pins: list[Pin] = []
     unpinnable: list[UnpinnableThing] = []
     for count, (kind, value) in enumerate(things):
         if count == MAX_OFFERED:
             raise NotPinnable("", f"more than {MAX_OFFERED} things from one server")
         try:
-            pins.append(pin_of(kind, value))
+            pin = pin_of(kind, value)
+            if check is not None:
+                check(kind, value)
+            pins.append(pin)
         except (NotPinnable, NotCanonical) as error:
             unpinnable.append(
                 UnpinnableThing(kind, display_name(kind, value), error.param, error.message)
@@ -211,6 +230,7 @@ def to_listing(approved: ApprovedPins, offer: Offer | None, launch: Pin) -> List
         tuple(one.was for one in changes if one.state == "unchanged" and one.was is not None),
         stale=False,
         hidden=tuple(one for one in changes if one.state != "unchanged"),
+        refused=tuple(one for one in offer.unpinnable if (one.kind, one.name) in approved.pins),
     )
 
 

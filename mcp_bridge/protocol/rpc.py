@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from mcp_bridge.protocol.repeated_keys import KeyRepeated, without_repeats
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
@@ -79,10 +81,11 @@ def from_error(error: Any) -> RpcError:
 
 
 def decode(body: bytes) -> Message:
-    """Decode a single JSON-RPC message. Raises: RpcError."""
+    """Decode a single JSON-RPC message; definitions with a key twice are marked as refused. Raises:
+    RpcError."""
     try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = without_repeats(body, msgspec.json.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyRepeated):
         raise RpcError(PARSE_ERROR, "Parse error") from None
     return check(found)
 

@@ -30,6 +30,7 @@ from mcp_bridge.pinning import (
     Listing,
     Offer,
     Pin,
+    UnpinnableThing,
     compare,
     offer_of,
     pin_of,
@@ -37,6 +38,7 @@ from mcp_bridge.pinning import (
 )
 from mcp_bridge.protocol.rpc import RpcError
 from mcp_bridge.upstream.upstream import ServerConfig, Upstream
+from mcp_bridge.validation.message_shapes import definition_problem
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +127,14 @@ class PinStore(Protocol):
 
 
 class ServerListing(msgspec.Struct, frozen=True):
-    """A server's lists as clients see them. `pins` and `shown` have only what is approved. It is
-    made anew whenever the offer or what is approved of it changes, and never changes itself."""
+    """A server's lists as clients see them. `pins` and `shown` have only what is approved,
+    `refused` what would be there but for what is wrong with it. It is made anew whenever the offer
+    or what is approved of it changes, and never changes itself."""
 
     listing: Listing
     pins: Mapping[Key, Pin]
     shown: Mapping[Kind, VisibleList]
+    refused: Mapping[Key, UnpinnableThing] = {}
 
     @property
     def stale(self) -> bool:
@@ -213,7 +217,7 @@ class Catalog:
             generation = fetched.generation
             if entry.offer is None or fetched.digest != entry.digest:
                 # Tens of milliseconds for a thousand tools, which nobody else should wait for.
-                entry.offer = await asyncio.to_thread(offer_of, fetched.things)
+                entry.offer = await asyncio.to_thread(offer_of, fetched.things, check_definition)
                 entry.digest, entry.seen = fetched.digest, None
         except (RpcError, NotPinnable) as error:
             log.warning("mcp: %s: its offer cannot be had: %s", upstream.name, error)
@@ -238,12 +242,21 @@ def server_listing(
     elif offer is None:
         found = Listing((), stale=True)
     else:
-        found = Listing(tuple(sorted(offer.pins.values(), key=lambda pin: pin.key)), stale=False)
+        pins = tuple(sorted(offer.pins.values(), key=lambda pin: pin.key))
+        found = Listing(pins, stale=False, refused=offer.unpinnable)
     shown = {
         kind: VisibleList(tuple(pin for pin in found.pins if pin.kind == kind), stale=found.stale)
         for kind in set(KIND_OF.values())
     }
-    return ServerListing(found, {pin.key: pin for pin in found.pins}, shown)
+    refused = {(one.kind, one.name): one for one in found.refused}
+    return ServerListing(found, {pin.key: pin for pin in found.pins}, shown, refused)
+
+
+def check_definition(kind: Kind, value: object) -> None:
+    """Raises: NotPinnable, for no definition as the protocol has it."""
+    wrong = definition_problem(kind, value)
+    if wrong is not None:
+        raise NotPinnable(wrong.path, wrong.message)
 
 
 def launch_pin(config: ServerConfig) -> Pin:

@@ -45,7 +45,9 @@ from mcp_bridge.routing.pruning import Pruner, called
 from mcp_bridge.routing.resource_owners import owner_of
 from mcp_bridge.routing.sampling import SampledExchange, taken_up
 from mcp_bridge.routing.search import CALL, MAX_TOOLS, SEARCH
+from mcp_bridge.text_safety.hidden_text import visible
 from mcp_bridge.upstream.upstream import ServerDescription, Unreachable, Upstream, as_object
+from mcp_bridge.validation.message_shapes import answer_problem, method_answered
 
 log = logging.getLogger(__name__)
 
@@ -347,6 +349,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Exchange:
         """Open the exchange of a client's request. `params`: those for the server. `continues`: the
         state that proves that the request went out before. Raises: RpcError."""
+        check_answers(as_object(params.get("inputResponses")))
         described = await self.described(upstream)
         is_sampled = upstream.config.sampling == "engine" and method in INTERACTIVE
         sent, before = taken_up(params) if is_sampled else (params, None)
@@ -368,6 +371,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
             params=params,
             continues=continues,
             seen=None if catalog is None else await self._listing(catalog, upstream),
+            is_modern=described.modern,
         )
         return GuardedExchange(exchange, self.guard, self.caller, request)
 
@@ -459,6 +463,15 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         if lost is not None and not found:
             raise lost
         return found
+
+
+def check_answers(answers: Mapping[str, Any]) -> None:
+    """Raises: RpcError, for an answer of the client that the protocol does not have."""
+    for key, answer in answers.items():
+        wrong = answer_problem(method_answered(answer), answer)
+        if wrong is not None:
+            where = f"inputResponses/{key}{wrong.path}"
+            raise RpcError(INVALID_PARAMS, f"{visible(where)}: {wrong.message}")
 
 
 def missing_of(upstream: Upstream, method: str, error: RpcError) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from mcp_bridge.caller import Caller
-from mcp_bridge.protocol.rpc import RpcError
+from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
 from mcp_bridge.provenance import clean_message, clean_requests
 from mcp_bridge.routing.catalog import Catalog, ServerListing, VisibleList
 from mcp_bridge.routing.exchanges import (
@@ -26,6 +26,7 @@ from mcp_bridge.routing.exchanges import (
     WaitEvent,
 )
 from mcp_bridge.upstream.upstream import Unreachable, Upstream, as_object
+from mcp_bridge.validation.message_shapes import answer_problem
 
 Outcome = Literal["done", "asked", "failed", "left"]
 """The outcome of a request that went out. `asked`: the client is to answer something first, and
@@ -35,7 +36,8 @@ then asks again; `left`: nobody waited for the end."""
 class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it would go out. `alias`: the name of its tool or prompt for our client.
     `continues`: the client's state, which proves that the request went out before. `seen`: the
-    server's approved listing, where `needs_listing` and there is a catalogue."""
+    server's approved listing, where `needs_listing` and there is a catalogue. `is_modern`: the era
+    that the server is asked in."""
 
     upstream: Upstream
     alias: str
@@ -43,6 +45,7 @@ class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Any]
     continues: str | None = None
     seen: ServerListing | None = None
+    is_modern: bool = True
 
 
 def needs_listing(method: str, params: Mapping[str, Any]) -> bool:
@@ -127,6 +130,8 @@ class GuardedExchange:
         self._caller, self._request = caller, request
         self.holds = inner.holds
         self._has_noted = False
+        self._asked: dict[str, str] = {}
+        """The method of each question that the client was asked last, by key."""
 
     @property
     def is_out(self) -> bool:
@@ -149,8 +154,9 @@ class GuardedExchange:
                     if isinstance(event, ResultEvent):
                         event = ResultEvent(await permit.result(event.result))
                         outcome = "done"
-                    elif isinstance(event, QuestionEvent) and not self.holds:
-                        outcome = "asked"
+                    elif isinstance(event, QuestionEvent):
+                        self._asked = methods_of(event)
+                        outcome = None if self.holds else "asked"
                     yield event
                     outcome = "done" if isinstance(event, ResultEvent) else None
         except RpcError as error:
@@ -173,10 +179,25 @@ class GuardedExchange:
             self._has_noted = True
 
     async def answer(self, answers: Answers) -> None:
-        await self._inner.answer(answers)
+        checked = {key: self._checked(key, answered) for key, answered in answers.items()}
+        await self._inner.answer(checked)
+
+    def _checked(self, key: str, answered: Message) -> Message:
+        """Return a client's answer, or an error in the place of one that is none."""
+        wrong = None
+        if "error" not in answered:
+            wrong = answer_problem(self._asked.get(key, ""), answered.get("result"))
+        if wrong is None:
+            return answered
+        text = f"The client's answer does not conform: {wrong.path or '(root)'}: {wrong.message}"
+        return {"error": RpcError(INVALID_PARAMS, text).to_error()}
 
     async def cancel(self, reason: str) -> None:
         await self._inner.cancel(reason)
+
+
+def methods_of(event: QuestionEvent) -> dict[str, str]:
+    return {key: str(request.get("method")) for key, request in event.requests.items()}
 
 
 def clean_event(event: Event) -> Event | None:

@@ -11,6 +11,7 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.pinning import Offer, offer_of
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import MODERN
+from mcp_bridge.routing.catalog import check_definition
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import SessionSource
 from mcp_bridge.routing.guard import Guard
@@ -71,4 +72,4 @@ async def read_offer(
         await upstream.close()
         if close:
             await transports.close()
-    return offer_of(fetched.things)
+    return offer_of(fetched.things, check_definition)

@@ -24,6 +24,8 @@ from mcp_bridge.trust.call_permit import Ports, record_denial, record_limit
 from mcp_bridge.trust.call_records import Denial, ReadRecord, Rules
 from mcp_bridge.trust.policy import CallState, ToolCall, decide
 from mcp_bridge.upstream.upstream import as_object
+from mcp_bridge.validation.arguments import beside
+from mcp_bridge.validation.message_shapes import result_problem
 
 READS_ONLY: Mapping[str, object] = {
     "readOnlyHint": True,
@@ -138,7 +140,7 @@ async def permit_read(
         received_at_s=0.0,
         trusted=request.upstream.config.trust == "all",
     )
-    return ReadPermit(ports, now_s, record, origin)
+    return ReadPermit(ports, now_s, record, origin, request.is_modern)
 
 
 class ReadPermit(RequestPermit):
@@ -150,15 +152,23 @@ class ReadPermit(RequestPermit):
         now_s: Callable[[], float],
         record: ReadRecord,
         origin: Provenance,
+        is_modern: bool,
     ) -> None:
         super().__init__()
+        self._is_modern = is_modern
         self._ports, self._now_s = ports, now_s
         self._record, self._origin = record, origin
 
     async def result(self, result: dict[str, Any]) -> dict[str, Any]:
-        now_s = self._now_s()
+        origin = msgspec.structs.replace(self._origin, received_at_s=self._now_s())
+        wrong = await beside(
+            result, result_problem, self._record.method, result, modern=self._is_modern
+        )
+        if wrong is not None:
+            text = f"The server's result is withheld: {wrong.path or '(root)'}: {wrong.message}"
+            raise RpcError(INTERNAL_ERROR, text, {"reason": "result_refused", "path": wrong.path})
         try:
-            return enveloped(result, msgspec.structs.replace(self._origin, received_at_s=now_s))
+            return await beside(result, enveloped, result, origin)
         except NotCanonical:
             raise RpcError(INTERNAL_ERROR, "The server's answer nests too deeply") from None
 

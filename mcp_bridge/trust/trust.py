@@ -18,7 +18,7 @@ from typing import Any
 from foundation.tasks import TaskSet
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import NotCanonical, NotPinnable, SchemaRefused, ValidationTimedOut
-from mcp_bridge.pinning import Pin, pin_of
+from mcp_bridge.pinning import Kind, Pin, pin_of
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from mcp_bridge.provenance import Provenance, enveloped
 from mcp_bridge.routing.catalog import KIND_OF, Catalog, ServerListing, VisibleList
@@ -34,20 +34,26 @@ from mcp_bridge.validation.arguments import (
     KillableEngine,
     Problem,
     SchemaCache,
+    beside,
     problems,
 )
+from mcp_bridge.validation.message_shapes import is_definition
 from mcp_bridge.validation.results import (
     ResultBounds,
     annotations_of,
     failed_result,
     result_problems,
 )
-from mcp_bridge.validation.sandboxed_validator import KillableValidator
+from mcp_bridge.validation.sandboxed_validator import ValidatorPool
 
 log = logging.getLogger(__name__)
 REPLAY_TTL_S = 900.0
 """Longer than a client's state is valid."""
 URI_OF = {"resources/list": "uri", "resources/templates/list": "uriTemplate"}
+LISTED_KINDS: Mapping[str, Kind] = {
+    "resources/list": "resource",
+    "resources/templates/list": "resource_template",
+}
 
 
 class Trust(Guard):
@@ -74,7 +80,7 @@ class Trust(Guard):
         self.rules = rules
         self.ports = Ports(records, memory, meter, approvals, endings=TaskSet())
         self.new_id, self.now_s = new_id, now_s
-        self.killable = killable or KillableValidator()
+        self.killable = killable or ValidatorPool()
         self.bounds = bounds or ResultBounds()
         self.schemas = SchemaCache()
         self._screen = Screen()
@@ -82,7 +88,7 @@ class Trust(Guard):
     async def close(self) -> None:
         """Wait for the ends of calls, once nothing calls any more."""
         await self.ports.endings.wait()
-        if isinstance(self.killable, KillableValidator):
+        if isinstance(self.killable, ValidatorPool):
             await self.killable.close()
 
     # Lists and messages.
@@ -122,8 +128,11 @@ class Trust(Guard):
     async def shown_items(
         self, caller: Caller, upstream: Upstream, method: str, items: list[Any]
     ) -> list[Any]:
-        """Return the items that the scanner does not flag: resources come and go, so nobody
-        approves each."""
+        """Return the items that are definitions as the protocol has them, and that the scanner does
+        not flag: resources come and go, so nobody approves each."""
+        kind = LISTED_KINDS.get(method)
+        if kind is not None:
+            items = [item for item in items if is_definition(kind, item)]
         if upstream.config.trust != "all":
             items = [item for item in items if self._screen.is_harmless(item)]
         if member := URI_OF.get(method):
@@ -152,11 +161,28 @@ class Trust(Guard):
             raise Unreachable(request.upstream.name, "catalogue")
         pin = seen.pins.get((about.kind, about.name))
         if pin is None:
-            await self.ports.records.denied(denial_of(caller, request, about.name, "not_approved"))
-            raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {request.alias}")
+            return await self._not_offered(caller, request, about)
         if about.kind == "prompt":
             return await self._before_read(caller, request, about, pin=pin.digest)
         return await self._before_call(caller, request, pin)
+
+    async def _not_offered(
+        self, caller: Caller, request: GuardedRequest, about: RequestSubject
+    ) -> RequestPermit:
+        """Return a tool error that says what is wrong with the tool's definition. Raises: RpcError,
+        for what is not approved, and a prompt."""
+        assert request.seen is not None
+        refused = request.seen.refused.get((about.kind, about.name))
+        reason = "not_approved" if refused is None else "definition_refused"
+        await self.ports.records.denied(denial_of(caller, request, about.name, reason))
+        if refused is None:
+            raise RpcError(INVALID_PARAMS, f"Unknown {about.kind}: {request.alias}")
+        text = f"The server's definition of this {about.kind} is refused."
+        if about.kind == "tool":
+            return RequestPermit(
+                failed_result(text, (Problem(refused.path, "definition", refused.reason),))
+            )
+        raise RpcError(INVALID_PARAMS, f"{text} {refused.path}: {refused.reason}")
 
     async def _before_read(
         self, caller: Caller, request: GuardedRequest, about: RequestSubject, *, pin: str = ""
@@ -181,7 +207,7 @@ class Trust(Guard):
             text = "The arguments do not conform to inputSchema."
             return RequestPermit(failed_result(text, wrong))
         try:
-            digest = arguments_digest(arguments)
+            digest = await beside(arguments, arguments_digest, arguments)
         except NotCanonical as error:
             problem = Problem(error.param, "type", error.message)
             await self.ports.records.denied(denial)
@@ -209,11 +235,13 @@ class Trust(Guard):
             continues=request.continues is not None,
         )
         goes_on = await self._goes_on(caller, request)
-        check = partial(self.checked, request.upstream, pin, tool)
+        check = partial(self.checked, request, pin, tool)
         permit = CallPermit(self.ports, request, call, rules, record, check, goes_on=goes_on)
         try:
             await permit.admit()
-            self._output_schema(pin, tool)  # a call is refused whose result could not be checked
+            await self._output_schema(
+                pin, tool
+            )  # a call is refused whose result could not be checked
             await permit.begin()
         except BaseException:
             permit.give_back()
@@ -233,25 +261,26 @@ class Trust(Guard):
     ) -> tuple[Problem, ...]:
         if not isinstance(arguments, dict):
             return (Problem("", "type", "is no object"),)
-        compiled = self._compiled(pin, tool, "inputSchema")
+        compiled = await self._compiled(pin, tool, "inputSchema")
         try:
             return await problems(compiled, arguments, self.killable)
         except ValidationTimedOut as error:
             raise RpcError(INVALID_PARAMS, "The arguments take too long to check") from error
 
-    def _compiled(self, pin: Pin, tool: Mapping[str, Any], part: str) -> CompiledSchema:
+    async def _compiled(self, pin: Pin, tool: Mapping[str, Any], part: str) -> CompiledSchema:
+        schema = tool.get(part, {"type": "object"})
         try:
-            return self.schemas.compiled(pin.digest, part, tool.get(part, {"type": "object"}))
+            return await self.schemas.compiled(pin.digest, part, schema)
         except SchemaRefused as error:
             data = {"reason": "schema_refused", "part": part, "path": error.param}
             raise RpcError(INTERNAL_ERROR, "The tool's schema cannot be checked", data) from None
 
-    def _output_schema(self, pin: Pin, tool: Mapping[str, Any]) -> CompiledSchema | None:
-        return self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
+    async def _output_schema(self, pin: Pin, tool: Mapping[str, Any]) -> CompiledSchema | None:
+        return await self._compiled(pin, tool, "outputSchema") if "outputSchema" in tool else None
 
     async def checked(
         self,
-        upstream: Upstream,
+        request: GuardedRequest,
         pin: Pin,
         tool: Mapping[str, Any],
         record: CallRecord,
@@ -261,9 +290,11 @@ class Trust(Guard):
 
         Never raises because of what a server sent.
         """
-        output = self._output_schema(pin, tool)
+        output = await self._output_schema(pin, tool)
         try:
-            wrong = await result_problems(result, output, self.killable, self.bounds)
+            wrong = await result_problems(
+                result, output, self.killable, self.bounds, modern=request.is_modern
+            )
         except ValidationTimedOut:
             wrong = (Problem("", "schema", "takes too long to check"),)
         if wrong:
@@ -275,6 +306,6 @@ class Trust(Guard):
             pin=record.pin,
             call_id=record.id,
             received_at_s=self.now_s(),
-            trusted=upstream.config.trust == "all",
+            trusted=request.upstream.config.trust == "all",
         )
-        return enveloped(result, origin)
+        return await beside(result, enveloped, result, origin)

@@ -1,1 +1,1 @@
-"""Validates arguments and results against JSON Schema in bounded time."""
+"""Validates values by JSON Schema and messages by the protocol, in bounded time."""

@@ -2,8 +2,10 @@
 
 `jsonschema-rs` validates with linear-time regular expressions and without retrieval. A `$ref` that
 leaves the document is refused, and so is a schema or value that could take long to check
-(`schema_cost`). Look-around and back references, which the linear engine cannot read, are checked
-in a process that is killed when it takes too long (`sandboxed_validator`).
+(`schema_cost`). The library holds the interpreter's lock while it validates, so a thread would not
+help: what may take more than some milliseconds is checked in a process that is killed when it
+takes too long (`sandboxed_validator`), and so are look-around and back references, which the linear
+engine cannot read.
 
 MCP 2025-11-25 and later, server/tools: a schema without `$schema` is 2020-12. `format` is an
 annotation, as both drafts have it by default. Problems name the JSON pointer of the value and
@@ -12,19 +14,22 @@ the keyword, and quote no value.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import jsonschema_rs
 import msgspec
 
-from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer, walk
+from mcp_bridge.canonical_json import canonical_bytes, digest_of_bytes, pointer, short_json, walk
 from mcp_bridge.errors import NotCanonical, SchemaRefused
 from mcp_bridge.text_safety.hidden_text import visible
 from mcp_bridge.validation.schema_cost import MAX_SCHEMA_DEPTH, Cost, Schema, measure
 
 Engine = Literal["linear", "killable"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DIALECTS: Mapping[str, tuple[type[jsonschema_rs.Validator], int]] = {
     "https://json-schema.org/draft/2020-12/schema": (
@@ -53,6 +58,13 @@ MAX_VALUE_NODES = 50_000
 MAX_NUMBER_BITS = 1_024
 MAX_WORK = 500_000
 """Subschemas tried for one value: a quarter of a second if all are slow."""
+MAX_LOOP_VALUES = 1_000
+MAX_LOOP_WORK = 10_000
+MAX_LOOP_LOCATED = 500
+"""The values, and the work, that are checked on the event loop: some milliseconds."""
+MAX_LOOP_UNIQUE = 64
+"""The values that are checked there under `uniqueItems`, which compares every two large integers:
+20,000 took 25 seconds."""
 CHARS_PER_VALUE = 256
 """Characters of text that patterns read in the time of one value."""
 MAX_LOCATED_WORK = 50_000
@@ -78,6 +90,14 @@ class Problem(msgspec.Struct, frozen=True):
     path: str
     keyword: str
     message: str
+
+
+class ValueSizes(msgspec.Struct, frozen=True):
+    """The sizes of a JSON value: its values, how deep they nest, the characters of its texts."""
+
+    values: int
+    depth: int
+    chars: int
 
 
 class CompiledSchema(msgspec.Struct, frozen=True):
@@ -180,27 +200,56 @@ def sentence(error: jsonschema_rs.ValidationError) -> str:
 def check(compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
     """Return at most MAX_PROBLEMS problems of `value`.
 
-    Runs in this thread: `compiled.engine` must be `linear`, or this process may be killed.
+    Runs in this thread, and may take a second or, unless the engine is `linear`, forever: where
+    others wait, `problems` is called instead.
     """
     sizes = measured(value)
     if isinstance(sizes, Problem):
         return (sizes,)
-    values, depth, chars = sizes
-    if depth > compiled.cost.deepest:
+    if sizes.depth > compiled.cost.deepest:
         return (Problem("", "schema", f"nests deeper than {compiled.cost.deepest} here"),)
-    work = (values + chars // CHARS_PER_VALUE) * compiled.cost.at(depth)
+    work = work_of(compiled, sizes)
     if work > MAX_WORK:
         return (Problem("", "schema", f"takes more than {MAX_WORK} checks by this schema"),)
     if compiled.validator.is_valid(value):
         return ()
-    if work * (1 + compiled.cost.longest_list // LITERALS_PER_WORK) > MAX_LOCATED_WORK:
+    if locating_work(compiled, work) > MAX_LOCATED_WORK:
         return (Problem("", "schema", "does not conform; it is too large to say where"),)
+    return located(compiled, value)
+
+
+def quick_check(compiled: CompiledSchema, value: object) -> tuple[Problem, ...] | None:
+    """Return what `check` does, if that takes at most some milliseconds; None: it may not."""
+    if compiled.engine != "linear":
+        return None
+    sizes = measured(value, MAX_LOOP_UNIQUE if compiled.cost.is_unique else MAX_LOOP_VALUES)
+    if isinstance(sizes, Problem) or sizes.depth > compiled.cost.deepest:
+        return None
+    work = work_of(compiled, sizes)
+    if work > MAX_LOOP_WORK:
+        return None
+    if compiled.validator.is_valid(value):
+        return ()
+    return located(compiled, value) if locating_work(compiled, work) <= MAX_LOOP_LOCATED else None
+
+
+def work_of(compiled: CompiledSchema, sizes: ValueSizes) -> int:
+    """Return how many subschemas may be tried for a value."""
+    return (sizes.values + sizes.chars // CHARS_PER_VALUE) * compiled.cost.at(sizes.depth)
+
+
+def locating_work(compiled: CompiledSchema, work: int) -> int:
+    """Return the work of locating problems, of which each repeats the list that was broken."""
+    return work * (1 + compiled.cost.longest_list // LITERALS_PER_WORK)
+
+
+def located(compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
     errors = compiled.validator.iter_errors(value)
     return tuple(problem_of(error) for _, error in zip(range(MAX_PROBLEMS), errors, strict=False))
 
 
-def measured(value: object) -> tuple[int, int, int] | Problem:
-    """Return (values, depth, characters) of a JSON value, or the bound that it breaks."""
+def measured(value: object, max_values: int = MAX_VALUE_NODES) -> ValueSizes | Problem:
+    """Return the sizes of a JSON value, or the bound that it breaks."""
     nodes = depth = size = 0
     try:
         for parts, one in walk(value):
@@ -212,18 +261,25 @@ def measured(value: object) -> tuple[int, int, int] | Problem:
                 return Problem(
                     pointer(parts), "type", f"a number of more than {MAX_NUMBER_BITS} bits"
                 )
-            if nodes > MAX_VALUE_NODES or size > MAX_VALUE_BYTES:
+            if nodes > max_values or size > MAX_VALUE_BYTES:
                 return Problem(
-                    "", "schema", f"more than {MAX_VALUE_NODES} values or {MAX_VALUE_BYTES} bytes"
+                    "", "schema", f"more than {max_values} values or {MAX_VALUE_BYTES} bytes"
                 )
     except (NotCanonical, TypeError) as error:
         return Problem("", "schema", str(error)[:MAX_MESSAGE_CHARS])
-    return nodes, depth, size
+    return ValueSizes(nodes, depth, size)
 
 
 def problem_of(error: jsonschema_rs.ValidationError) -> Problem:
     path = visible(pointer(tuple(error.instance_path)))
     return Problem(path, error.kind.name, sentence(error))
+
+
+async def beside(value: object, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on a value: on the event loop if it is short, else in a thread beside it."""
+    if short_json(value) is not None:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
 
 
 class SchemaCache:
@@ -233,13 +289,13 @@ class SchemaCache:
         self.bound = bound
         self.kept: OrderedDict[tuple[str, str], CompiledSchema] = OrderedDict()
 
-    def compiled(self, pin: str, part: str, schema: object) -> CompiledSchema:
+    async def compiled(self, pin: str, part: str, schema: object) -> CompiledSchema:
         """Return `schema` compiled. `pin`: digest of its tool; `part`: which of the tool's schemas.
         Raises: SchemaRefused."""
         key = (pin, part)
         found = self.kept.get(key)
         if found is None:
-            found = self.kept[key] = compile_schema(schema)
+            found = self.kept[key] = await beside(schema, compile_schema, schema)
             if len(self.kept) > self.bound:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(key)
@@ -249,7 +305,7 @@ class SchemaCache:
 async def problems(
     compiled: CompiledSchema, value: object, killable: KillableEngine
 ) -> tuple[Problem, ...]:
-    """Check a value with the engine that the schema needs. Raises: ValidationTimedOut."""
-    if compiled.engine == "linear":
-        return check(compiled, value)
-    return await killable.problems(compiled, value)
+    """Return the problems of a value: checked here if that is quick, else by `killable`. Raises:
+    ValidationTimedOut."""
+    found = quick_check(compiled, value)
+    return await killable.problems(compiled, value) if found is None else found

@@ -1,4 +1,4 @@
-"""Checks a tool's result: its size, the number of its parts, and its `outputSchema`.
+"""Checks a tool's result: its size, its shape in its era, and its `outputSchema`.
 
 MCP 2025-11-25, server/tools, "Structured Content" and "Output Schema": a tool with an output schema
 answers with conforming `structuredContent`, unless the result is a tool error. Pure.
@@ -13,7 +13,14 @@ import msgspec
 
 from mcp_bridge.canonical_json import short_json, walk
 from mcp_bridge.errors import NotCanonical
-from mcp_bridge.validation.arguments import CompiledSchema, KillableEngine, Problem, problems
+from mcp_bridge.validation.arguments import (
+    CompiledSchema,
+    KillableEngine,
+    Problem,
+    beside,
+    problems,
+)
+from mcp_bridge.validation.message_shapes import result_problem
 
 MAX_RESULT_BYTES = 8 << 20
 MAX_CONTENT_PARTS = 256
@@ -59,12 +66,14 @@ async def result_problems(
     output: CompiledSchema | None,
     killable: KillableEngine,
     bounds: ResultBounds | None = None,
+    *,
+    modern: bool = True,
 ) -> tuple[Problem, ...]:
-    """Return the problems of a CallToolResult; paths begin at the result. Raises:
+    """Return the problems of a CallToolResult of either era; paths begin at the result. Raises:
     ValidationTimedOut."""
-    too_large = oversized(result, bounds or ResultBounds())
-    if too_large is not None:
-        return (too_large,)
+    wrong = await beside(result, misshapen, result, bounds or ResultBounds(), modern)
+    if wrong is not None:
+        return (wrong,)
     if output is None or result.get("isError") is True:
         return ()
     if "structuredContent" not in result:
@@ -72,6 +81,11 @@ async def result_problems(
         return (Problem("/structuredContent", "required", missing),)
     found = await problems(output, result["structuredContent"], killable)
     return tuple(msgspec.structs.replace(p, path=f"/structuredContent{p.path}") for p in found)
+
+
+def misshapen(result: Mapping[str, object], bounds: ResultBounds, modern: bool) -> Problem | None:
+    """Return the first bound, or rule of the protocol, that a CallToolResult breaks."""
+    return oversized(result, bounds) or result_problem("tools/call", result, modern=modern)
 
 
 def failed_result(message: str, wrong: Iterable[Problem]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Validates in a child process that is killed when it takes too long.
+"""Validates in child processes that are killed when they take too long.
 
-Look-around and back references need backtracking, which can take forever on a short text. A schema
-with such patterns is checked in a child, one value at a time; after a bounded number of seconds
-the child is killed and the call fails. The child also limits its own processor time and memory, so
-that it ends if nobody is left to kill it. Its environment is the module path and nothing more.
+Look-around and back references need backtracking, which can take forever on a short text, and a
+large value can take a second by any schema, during which the library lets nothing else run. Such a
+value is checked in a child, one at a time; after a bounded number of seconds the child is killed
+and the call fails. The child also limits its own processor time and memory, so that it ends if
+nobody is left to kill it. Its environment is the module path and nothing more.
 
 A frame on its pipes is four bytes of length, big endian, and JSON.
 """
@@ -23,6 +24,8 @@ from mcp_bridge.errors import ValidationTimedOut
 from mcp_bridge.validation.arguments import CompiledSchema, Problem, check, compile_schema
 
 TIMEOUT_S = 1.0
+CHILDREN = 2
+"""So that what one value holds up is not all there is."""
 START_TIMEOUT_S = 30.0
 MAX_WAITING = 64
 MAX_FRAME_BYTES = 32 << 20
@@ -76,7 +79,7 @@ class KillableValidator:
                 answer = await exchange(child, question)
                 answered = True
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            raise ValidationTimedOut("the schema's patterns took too long on this value") from None
+            raise ValidationTimedOut("the schema took too long on this value") from None
         finally:
             # The pipes of an interrupted exchange are out of step.
             if not answered:
@@ -115,6 +118,22 @@ class KillableValidator:
         if child.stdin is not None:
             child.stdin.close()
         await asyncio.shield(child.wait())
+
+
+class ValidatorPool:
+    """Several validators, of which the one that fewest values wait for is asked."""
+
+    def __init__(self, children: int = CHILDREN, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.validators = [KillableValidator(timeout_s=timeout_s) for _ in range(children)]
+
+    async def problems(self, compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
+        """Return what `arguments.check` finds. Raises: ValidationTimedOut."""
+        least = min(self.validators, key=lambda one: one.waiting)
+        return await least.problems(compiled, value)
+
+    async def close(self) -> None:
+        for one in self.validators:
+            await one.close()
 
 
 async def exchange(child: asyncio.subprocess.Process, question: bytes) -> bytes:

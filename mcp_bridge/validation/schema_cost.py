@@ -83,6 +83,8 @@ class Cost(msgspec.Struct, frozen=True):
     deepest: int
     longest_list: int
     """The most items of an `enum`, `required` or the like, which an error may repeat."""
+    is_unique: bool
+    """Whether `uniqueItems` is anywhere in it: that may compare every two items."""
 
     def at(self, depth: int) -> int:
         return self.work[min(depth, len(self.work) - 1)]
@@ -98,6 +100,7 @@ class Documents:
         self.dynamic: dict[str, list[tuple[Schema, Parts, str]]] = {}
         self.count = 0
         self.longest_list = 0
+        self.is_unique = False
         self.root_base = self.index(schema, "")
         for uri, document in known.items():
             self.index(document, uri)
@@ -132,6 +135,7 @@ class Documents:
             self.dynamic.setdefault(name, []).append((schema, path, base))
         if schema.get("$recursiveAnchor") is True:
             self.dynamic.setdefault("", []).append((schema, path, base))
+        self.is_unique = self.is_unique or schema.get("uniqueItems") is True
         lists = [len(v) for k, v in schema.items() if isinstance(v, list | dict) and k != "$defs"]
         self.longest_list = max([self.longest_list, *lists])
 
@@ -307,12 +311,17 @@ def measure(schema: Schema, known: Mapping[str, Schema] | None = None, old: bool
         if here[0] > MAX_WORK_PER_PATH:
             if depth == 0:
                 raise SchemaRefused("", f"tries more than {MAX_WORK_PER_PATH} subschemas at once")
-            return Cost(len(nodes), tuple(work), depth - 1, documents.longest_list)
+            return cost_of(documents, nodes, work, depth - 1)
         work.append(here[0])
         if here == shallower:
             break
         shallower = here
-    return Cost(len(nodes), tuple(work), MAX_VALUE_DEPTH, documents.longest_list)
+    return cost_of(documents, nodes, work, MAX_VALUE_DEPTH)
+
+
+def cost_of(documents: Documents, nodes: list[Node], work: list[int], deepest: int) -> Cost:
+    count = len(nodes)
+    return Cost(count, tuple(work), deepest, documents.longest_list, documents.is_unique)
 
 
 def work_of(node: Node, here: list[int], shallower: list[int]) -> int:

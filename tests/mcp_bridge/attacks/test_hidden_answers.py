@@ -88,7 +88,7 @@ async def test_reads_are_marked_and_lose_what_hides(redis: Redis, is_modern: boo
                 assert about.items() <= mark.items()
             assert ("pin" in mark) == (kind == "prompt")
         assert answer["result"]["completion"]["values"] == [SEEN]
-        world.result = {"contents": DEEP}
+        world.result = {"contents": [{"uri": URI, "text": "", "_meta": {"a": DEEP}}]}
         refused = (await said_to(world, is_modern, "resources/read", {"uri": URI}))[-1]
         assert refused["error"]["message"] == "The server's answer nests too deeply"
 

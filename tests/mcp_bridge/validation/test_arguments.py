@@ -27,7 +27,7 @@ from mcp_bridge.validation.arguments import (
     problems,
 )
 from mcp_bridge.validation.results import ResultBounds, result_problems
-from mcp_bridge.validation.sandboxed_validator import KillableValidator
+from mcp_bridge.validation.sandboxed_validator import KillableValidator, ValidatorPool
 from mcp_bridge.validation.schema_cost import measure
 
 SUITE = Path(__file__).parent / "json_schema_test_suite"
@@ -254,13 +254,13 @@ def test_a_work_estimate_is_what_is_tried() -> None:
     assert measure({"type": "array", "items": {"$ref": "#"}}).at(9) == 19
 
 
-def test_a_schema_is_compiled_once_a_pin_and_forgotten_beyond_the_bound() -> None:
+async def test_a_schema_is_compiled_once_a_pin_and_forgotten_beyond_the_bound() -> None:
     cache = SchemaCache(bound=2)
-    one = cache.compiled("sha256:a", "inputSchema", {"type": "object"})
-    assert cache.compiled("sha256:a", "inputSchema", {"type": "object"}) is one
-    cache.compiled("sha256:a", "outputSchema", {})
-    cache.compiled("sha256:a", "inputSchema", {"type": "object"})
-    cache.compiled("sha256:b", "inputSchema", {})
+    one = await cache.compiled("sha256:a", "inputSchema", {"type": "object"})
+    assert await cache.compiled("sha256:a", "inputSchema", {"type": "object"}) is one
+    await cache.compiled("sha256:a", "outputSchema", {})
+    await cache.compiled("sha256:a", "inputSchema", {"type": "object"})
+    await cache.compiled("sha256:b", "inputSchema", {})
     assert list(cache.kept) == [("sha256:a", "inputSchema"), ("sha256:b", "inputSchema")]
 
 
@@ -316,6 +316,69 @@ async def test_who_stops_waiting_leaves_no_process_in_the_middle(
         await task
     assert first is not None and first.returncode is not None and killable.waiting == 0
     assert (await problems(quick, "b", killable))[0].keyword == "pattern"
+
+
+UNIQUE = compile_schema({"type": "array", "uniqueItems": True})
+LARGE = [{"a": 2**63 + at} for at in range(20_000)]
+"""Integers that are compared two by two: 25 seconds of them."""
+
+
+async def test_a_large_value_is_checked_beside_the_event_loop() -> None:
+    """The library would take 25 seconds; it is stopped after one, and others go on meanwhile."""
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    pool = ValidatorPool()
+    ticking = asyncio.create_task(tick())
+    try:
+        with pytest.raises(ValidationTimedOut):
+            await problems(UNIQUE, LARGE, pool)
+        assert ticks > 20  # of about a thousand
+        assert await problems(UNIQUE, [{"a": 1}] * 100, pool) != ()
+        assert await problems(UNIQUE, [{"a": at} for at in range(20_000)], pool) == ()
+    finally:
+        ticking.cancel()
+        await pool.close()
+
+
+class NeverAsked:
+    async def problems(self, compiled: CompiledSchema, value: object) -> tuple[Problem, ...]:
+        raise AssertionError("a small value is checked at once")
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "object", "required": ["a"]}, {"a": "x" * 100_000}),
+        ({"type": "object", "required": ["a"]}, {}),
+        ({"items": {"type": "integer"}}, [1] * 500),
+        ({"uniqueItems": True}, list(range(60))),
+    ],
+)
+async def test_a_small_value_waits_for_no_process(schema: Any, value: Any) -> None:
+    assert await problems(compile_schema(schema), value, NeverAsked()) == check(
+        compile_schema(schema), value
+    )
+
+
+async def test_one_slow_value_leaves_a_process_to_others() -> None:
+    pool = ValidatorPool()
+    slow = asyncio.create_task(problems(UNIQUE, LARGE, pool))
+    try:
+        while sum(one.waiting for one in pool.validators) == 0:
+            await asyncio.sleep(0)
+        assert await problems(UNIQUE, [{"a": at} for at in range(100)], pool) == ()
+        busy = [one.waiting for one in pool.validators]
+        assert slow.done() or sorted(busy) == [0, 1]
+    finally:
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        await pool.close()
 
 
 OUTPUT = compile_schema({"type": "object", "properties": {"n": {"type": "integer"}}})
