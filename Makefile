@@ -24,8 +24,10 @@ KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
   "node-$$(uname -s | tr A-Z a-z)-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24"
 
 # Programs of others before a live server: lm-eval, sentence-transformers, openai-agents, langchain-openai, litellm; in an
-# environment of their own.
+# environment of their own, and coding agents from npm.
+CODING_AGENTS := @anthropic-ai/claude-code@2.1.332
 clients: $(VENV)/.dev .clients/.done
+	npm install --prefix .clients/agents --no-audit --no-fund --ignore-scripts --loglevel=error $(CODING_AGENTS)
 	CLIENTS_PYTHON=$(CURDIR)/.clients/bin/python $(BIN)/python -m tests.clients $(ARGS)
 
 .clients/.done: requirements/clients.txt requirements/torch.txt

@@ -128,6 +128,8 @@ class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
     """None: as the model does."""
     effort_param: str = "reasoning_effort"
     """The field that the client asked for it in."""
+    effort_is_hint: bool = False
+    """A model that cannot be told does as it always does, and nothing is refused."""
     tools: ToolUse | None = None
     """None: the model is shown none."""
 

@@ -92,6 +92,7 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     api_key_env: str | None = None
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None
+    takes_reasoning_effort: bool | None = None
     replica: list[WrittenReplica] = []
     context_window: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
@@ -114,6 +115,7 @@ class WrittenReplica(Strict, frozen=True, kw_only=True):
     weight: Weight = 1
     max_concurrency: Concurrency | None = None
     max_tokens_field: MaxTokensField | None = None
+    takes_reasoning_effort: bool | None = None
 
 
 @with_fields_of(Plan, without=("name",))

@@ -42,7 +42,7 @@ KV_CACHE_SIZES = {"kv_cache_bytes", "kv_cache_fraction", "num_blocks"}
 
 UPSTREAMS_OWN = (
     *("upstream_model", "api_key_env", "max_concurrency", "max_tokens_field"),
-    *("tokenizer", "context_window", "max_output_tokens"),
+    *("takes_reasoning_effort", "tokenizer", "context_window", "max_output_tokens"),
 )
 """Options that only apply to upstreams."""
 ENGINES_OWN = (
@@ -66,6 +66,8 @@ class ReplicaConfig(Strict, frozen=True, kw_only=True):
     """Requests at once, of all gateway processes together: each has its part, rounded down."""
     max_tokens_field: MaxTokensField = "max_tokens"
     """The field that carries the output bound to the upstream if the client sets none."""
+    takes_reasoning_effort: bool = False
+    """It is told how much to think also where a client only hints at that."""
 
     @property
     def account(self) -> tuple[str, str, str | None]:
@@ -256,7 +258,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             raise SettingsError(f"{at}.{key}: only for a model with a path")
     if model.replica and (model.upstream_model or model.api_key_env):
         raise SettingsError(f"{at}: upstream_model and api_key_env belong into each replica")
-    for key in ("max_concurrency", "max_tokens_field"):
+    for key in ("max_concurrency", "max_tokens_field", "takes_reasoning_effort"):
         if model.replica and getattr(model, key):
             raise SettingsError(f"{at}: {key} belongs into each replica")
     replicas = model.replica or [
@@ -266,6 +268,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
             api_key_env=model.api_key_env,
             max_concurrency=model.max_concurrency,
             max_tokens_field=model.max_tokens_field,
+            takes_reasoning_effort=model.takes_reasoning_effort,
         )
     ]
     return ModelConfig(
@@ -278,6 +281,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
                 weight=each.weight,
                 max_concurrency=each.max_concurrency,
                 max_tokens_field=each.max_tokens_field or "max_tokens",
+                takes_reasoning_effort=bool(each.takes_reasoning_effort),
             )
             for each in replicas
         ),

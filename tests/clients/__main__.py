@@ -2,7 +2,7 @@
 
     make clients                     all
     make clients ARGS=lm-eval        one: lm-eval, sentence-transformers, openai-agents,
-                                     langchain-openai, litellm
+                                     langchain-openai, litellm, claude-code, codex
 
 Their own environment has what they need and nothing of ours; they meet us over HTTP alone.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from tests.clients.coding_agents import claude_code
 from tests.stack import ROOT, Stack, running
 
 TIMEOUT_S = 1200.0
@@ -137,6 +138,7 @@ CLIENTS: dict[str, Callable[[], str]] = {
     "openai-agents": partial(script, "with_agents.py"),
     "langchain-openai": partial(script, "with_langchain.py"),
     "litellm": partial(script, "with_litellm.py"),
+    "claude-code": claude_code,
 }
 
 

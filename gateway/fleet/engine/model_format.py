@@ -61,7 +61,7 @@ class ModelFormat:
 
     def check(self, prompt: ChatPrompt) -> None:
         """Check what can be said before anything is rendered. Raises UnsupportedField."""
-        if prompt.reasoning_effort is not None:
+        if prompt.reasoning_effort is not None and not prompt.effort_is_hint:
             options = template_options(prompt, self._template.variables)
             thinks = self._output.reasoning != "none"
             if not options and thinks == (prompt.reasoning_effort == "none"):

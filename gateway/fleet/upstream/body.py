@@ -36,8 +36,11 @@ FORM_NAME = "answer"
 UNSAID = ChatPrompt(messages=[])
 
 
-def to_chat_body(request: GenerateRequest, max_tokens_field: MaxTokensField) -> dict[str, Any]:
-    """Raises UnsupportedField."""
+def to_chat_body(
+    request: GenerateRequest, max_tokens_field: MaxTokensField, *, hints_effort: bool = False
+) -> dict[str, Any]:
+    """Return the body. `hints_effort`: a mere hint at how much to think is told, too. Raises
+    UnsupportedField."""
     prompt = request.prompt
     assert prompt is not None
     refuse_unknown(prompt)
@@ -61,7 +64,7 @@ def to_chat_body(request: GenerateRequest, max_tokens_field: MaxTokensField) -> 
         body["logit_bias"] = {str(key): bias for key, bias in prompt.logit_bias.items()}
     if prompt.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": prompt.logprobs}
-    if prompt.reasoning_effort is not None:
+    if prompt.reasoning_effort is not None and (hints_effort or not prompt.effort_is_hint):
         body["reasoning_effort"] = prompt.reasoning_effort
     if prompt.form is not None:
         body["response_format"] = to_response_format(prompt.form)

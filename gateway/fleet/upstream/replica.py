@@ -81,7 +81,8 @@ RATE_SMOOTHING = 0.2
 class UpstreamReplica:
     """A model of an OpenAI-compatible upstream, as a replica. `upstream_model`: the model's name
     over there. `encoding`: a tokenizer to count prompts with. `max_tokens_field`: where it looks
-    for the bound of an answer, if the client names none."""
+    for the bound of an answer, if the client names none. `takes_reasoning_effort`: it is told of
+    hints at how much to think."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class UpstreamReplica:
         context_window: int | None = None,
         max_output_tokens: int | None = None,
         max_tokens_field: MaxTokensField = "max_tokens",
+        takes_reasoning_effort: bool = False,
         encoding: Encode | None = None,
         room: WaitingRoom | None = None,
         clock: Clock = time.monotonic,
@@ -104,6 +106,7 @@ class UpstreamReplica:
         self._upstream_model = upstream_model
         self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
         self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
+        self._takes_reasoning_effort = takes_reasoning_effort
         self._room = room
         self._threads = threads
         self._clock = clock
@@ -294,7 +297,7 @@ class UpstreamReplica:
         """Raises UnsupportedField."""
         if request.forward is not None:
             return request.forward
-        return to_chat_body(request, self._bounds.field)
+        return to_chat_body(request, self._bounds.field, hints_effort=self._takes_reasoning_effort)
 
     def _to_payload(self, request: GenerateRequest, body: dict[str, Any]) -> bytes:
         sent = {**body, "model": self._upstream_model}

@@ -1,10 +1,11 @@
 """Tells whether this process is alive, whether it should be sent work, and what it has measured.
 Open: nothing here names a tenant.
 
-`/health/live` answers while the event loop turns. `/health/ready` is 200 when this worker can take,
-run, limit and bill a request, and otherwise says what is missing; `/health` and `/ping` say the
-same by their status alone, and `/version` whose program this is, as vLLM's clients ask.
-`/metrics` speaks for all workers, in Prometheus' text format.
+`/health/live` answers while the event loop turns, and `/` as well: Claude Code asks for its head
+before anything else. `/health/ready` is 200 when this worker can take, run, limit and bill a
+request, and otherwise says what is missing; `/health` and `/ping` say the same by their status
+alone, and `/version` whose program this is, as vLLM's clients ask. `/metrics` speaks for all
+workers, in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
 
 
-@health.get("/health/live", "Report whether the process is alive", answer=Liveness)
+@health.get(["/", "/health/live"], "Report whether the process is alive", answer=Liveness)
 async def live() -> dict[str, str]:
     return {"status": "alive"}
 

@@ -20,6 +20,8 @@ from gateway.wire.anthropic.messages import (
     Message,
     TextBlock,
     ThinkingBlock,
+    ToolAddition,
+    ToolRemoval,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -97,14 +99,15 @@ def to_messages(
             for part in placed(message.content, f"messages[{number}].content")
         ]
         num_parts += len(parts)
+        said = [part for part in parts if not isinstance(part.block, ToolAddition | ToolRemoval)]
         if num_parts > MAX_PARTS:
             message = f"Invalid value for 'messages': more than {MAX_PARTS} blocks of content."
             raise BadField(message, param="messages")
         if role is AssistantTurn:
             refuse_unanswered(calls)
             calls = add_answer(found, parts)
-        else:
-            calls = add_turn(found, role.__struct_config__.tag, parts, calls)
+        elif said or not parts:
+            calls = add_turn(found, role.__struct_config__.tag, said, calls)
     refuse_unanswered(calls)
     if isinstance(messages[-1], AssistantTurn):
         begin_answer(found)

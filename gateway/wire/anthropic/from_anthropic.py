@@ -7,6 +7,7 @@ that its replica refuses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from gateway.generate_request import (
     ModelKind,
     OutputForm,
     ReasoningEffort,
+    Tool,
     ToolUse,
 )
 from gateway.request_errors import BadField
@@ -35,14 +37,18 @@ from gateway.wire.anthropic.messages import (
     ThinkingDisabled,
     ThinkingEnabled,
 )
+from gateway.wire.anthropic.offered_tools import offered_tools, tool_blocks
 from gateway.wire.constraints.to_grammar import check_size, encoded
-from gateway.wire.constraints.to_tool_use import known, named_once, offered, only_with_tools
+from gateway.wire.constraints.to_tool_use import known, offered, only_with_tools
 from gateway.wire.openai.from_chat import default, nucleus
-from gateway.wire.shared.cache_control import FIELD, Block, breakpoints_of, of_tools
+from gateway.wire.shared.cache_control import FIELD, Block, breakpoints_of
 from gateway.wire.shared.refusals import check_values, decode
 
 EFFORTS: tuple[tuple[int, ReasoningEffort], ...] = ((4096, "low"), (16384, "medium"))
 """The effort for budgets below each bound; larger ones mean `high`."""
+
+EFFORT = "output_config.effort"
+"""The field that says how hard to try, which the vendor's models without thinking take as well."""
 
 _messages_decoder = msgspec.json.Decoder(MessagesRequest)
 _count_decoder = msgspec.json.Decoder(CountTokensRequest)
@@ -95,6 +101,7 @@ def to_generate(request: MessagesRequest) -> GenerateRequest:
 def to_prompt(request: Conversation) -> ChatPrompt:
     conversation = to_messages(request.system, request.messages)
     effort, effort_param = reasoning_effort(request)
+    tools = offered_tools(request)
     if conversation.continues and isinstance(request.thinking, ThinkingEnabled):
         param = conversation.paths[-1]
         message = f"Invalid value for '{param}': what is thought about cannot have begun."
@@ -104,18 +111,19 @@ def to_prompt(request: Conversation) -> ChatPrompt:
         message_paths=tuple(conversation.paths),
         continues=conversation.continues,
         num_other_chars=conversation.num_other_chars,
-        breakpoints=to_breakpoints(request, conversation),
+        breakpoints=to_breakpoints(request, conversation, tools),
         form=output_form(request),
         reasoning_effort=effort,
         effort_param=effort_param,
-        tools=tool_use(request),
+        effort_is_hint=effort_param == EFFORT,
+        tools=tool_use(request, tools),
     )
 
 
 def to_breakpoints(
-    request: Conversation, conversation: ConversationBuilder
+    request: Conversation, conversation: ConversationBuilder, tools: Mapping[str, Tool]
 ) -> tuple[CacheBreakpoint, ...]:
-    blocks = [*of_tools(request.tools or ()), *conversation.blocks]
+    blocks = [*tool_blocks(request, tools), *conversation.blocks]
     if request.cache_control is not None:
         mark_last(blocks, (FIELD, request.cache_control))
     return breakpoints_of(blocks)
@@ -142,7 +150,7 @@ def reasoning_effort(request: Conversation) -> tuple[ReasoningEffort | None, str
         case ThinkingEnabled() if asked is None:
             budget = thinking.budget_tokens
             return next((each for most, each in EFFORTS if budget < most), "high"), "thinking"
-    return asked, "output_config.effort"
+    return asked, EFFORT
 
 
 def output_form(request: Conversation) -> OutputForm | None:
@@ -159,15 +167,13 @@ def output_form(request: Conversation) -> OutputForm | None:
 # ---- tools
 
 
-def tool_use(request: Conversation) -> ToolUse | None:
-    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
+def tool_use(request: Conversation, by_name: Mapping[str, Tool]) -> ToolUse | None:
+    """Return how the model may use the tools that it is shown; None: it is shown none. Raises
+    BadField."""
     choice = request.tool_choice
-    if not request.tools:
-        if isinstance(choice, AnyChoice | OneTool):
-            raise only_with_tools("tool_choice")
-        return None
-    by_name = named_once(request.tools, "tools[{}]", schema="input_schema")
-    if isinstance(choice, NoTool):
+    if not by_name and isinstance(choice, AnyChoice | OneTool):
+        raise only_with_tools("tool_choice")
+    if not by_name or isinstance(choice, NoTool):
         return None
     forced: tuple[str, ...] = ()
     if isinstance(choice, AnyChoice):

@@ -27,6 +27,12 @@ from gateway.wire.shared.refusals import MAX_INT64
 MIN_BUDGET_TOKENS = 1024
 MAX_TOOLS = 1024
 """Agents bring those of many servers."""
+MAX_CLEARED_TOOLS = 1024
+"""Names in one list of an edit of the context."""
+MAX_SCOPE_CHARS = 64
+ToolNames = Annotated[list[ToolName], Meta(max_length=MAX_CLEARED_TOOLS)]
+NotNegative = Annotated[int, Meta(ge=0, le=MAX_INT64)]
+ThinkingDisplay = Literal["summarized", "omitted"]
 CallId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 SERVER_TOOLS = frozenset(
@@ -60,15 +66,14 @@ SERVER_BLOCKS = frozenset(
 )
 NOT_YET = {
     "messages[].content[].type": MEDIA | SERVER_BLOCKS,
-    "messages[].content[].content[].type": MEDIA | {"tool_reference", "browser_state"},
+    "messages[].content[].content[].type": MEDIA | {"browser_state"},
     "tools[].type": SERVER_TOOLS | THEIR_TOOLS,
     "tools[].allowed_callers[]": frozenset(
         {"code_execution_20250825", "code_execution_20260120", "code_execution_20260521"}
     ),
     "thinking.type": frozenset({"between_tools"}),
-    "thinking.display": frozenset({"omitted"}),
     "speed": frozenset({"fast"}),
-    "context_management.edits[].type": frozenset({"clear_tool_uses_20250919", "compact_20260112"}),
+    "context_management.edits[].type": frozenset({"compact_20260112"}),
 }
 """Values that Anthropic knows and that cannot be honoured here: refused as such."""
 
@@ -76,9 +81,14 @@ NOT_YET = {
 # ---- what a message holds
 
 
+class ScopedCacheControl(CacheControl):
+    scope: Annotated[str, Meta(max_length=MAX_SCOPE_CHARS)] | None = None
+    """Whom the vendor shares a kept prompt with; here nobody outside the organization."""
+
+
 class TextBlock(StrictStruct, tag_field="type", tag="text"):
     text: str
-    cache_control: CacheControl | None = None
+    cache_control: ScopedCacheControl | None = None
     citations: Annotated[list[None], Meta(max_length=0)] | None = None
     """The citations of an earlier answer, which has none."""
 
@@ -100,21 +110,29 @@ class ToolUseBlock(StrictStruct, tag_field="type", tag="tool_use"):
     id: CallId
     name: ToolName
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
+    cache_control: ScopedCacheControl | None = None
     caller: DirectCaller | None = None
     toolset_name: Unsupported = None
 
 
+class ToolReferenceBlock(StrictStruct, tag_field="type", tag="tool_reference"):
+    """A tool that a search of the client's has found: from here on the model is shown it."""
+
+    tool_name: ToolName
+    cache_control: ScopedCacheControl | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what the model reads of it, where it called the search."""
+        return f"Loaded the tool {self.tool_name}."
+
+
 class ToolResultBlock(StrictStruct, tag_field="type", tag="tool_result"):
     tool_use_id: CallId
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
+    cache_control: ScopedCacheControl | None = None
     toolset_name: Unsupported = None
-
-
-class SystemTurn(StrictStruct, tag_field="role", tag="system"):
-    content: str | list[TextBlock]
 
 
 class UserTurn(StrictStruct, tag_field="role", tag="user"):
@@ -125,10 +143,7 @@ class AssistantTurn(StrictStruct, tag_field="role", tag="assistant"):
     content: str | list[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock]
 
 
-Message = UserTurn | AssistantTurn | SystemTurn
-
-
-# ---- what else a request has
+# ---- tools, also those that come and go within a conversation
 
 
 class AnthropicTool(StrictStruct):
@@ -138,16 +153,45 @@ class AnthropicTool(StrictStruct):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     """Arguments are kept to the schema. Where a call is forced they are in any case."""
-    cache_control: CacheControl | None = None
+    cache_control: ScopedCacheControl | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Unsupported = None
+    defer_loading: bool | None = None
+    """The model is not shown it until the conversation refers to it."""
     input_examples: Unsupported = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Return its schema under the name of the other surfaces."""
         return self.input_schema
+
+
+class ReferredTool(StrictStruct, tag_field="type", tag="tool_reference"):
+    name: ToolName
+
+
+class DefinedTool(StrictStruct, tag_field="type", tag="tool_definition"):
+    definition: AnthropicTool
+
+
+class ToolAddition(StrictStruct, tag_field="type", tag="tool_addition"):
+    tool: ReferredTool | DefinedTool
+    cache_control: ScopedCacheControl | None = None
+
+
+class ToolRemoval(StrictStruct, tag_field="type", tag="tool_removal"):
+    tool: ReferredTool
+    cache_control: ScopedCacheControl | None = None
+
+
+class SystemTurn(StrictStruct, tag_field="role", tag="system"):
+    content: str | list[TextBlock | ToolAddition | ToolRemoval]
+
+
+Message = UserTurn | AssistantTurn | SystemTurn
+
+
+# ---- what else a request has
 
 
 class AutoChoice(StrictStruct, tag_field="type", tag="auto"):
@@ -169,11 +213,11 @@ class NoTool(StrictStruct, tag_field="type", tag="none"):
 
 class ThinkingEnabled(StrictStruct, tag_field="type", tag="enabled"):
     budget_tokens: Annotated[int, Meta(ge=MIN_BUDGET_TOKENS, le=MAX_INT64)]
-    display: Literal["summarized"] | None = None
+    display: ThinkingDisplay | None = None
 
 
 class ThinkingAdaptive(StrictStruct, tag_field="type", tag="adaptive"):
-    display: Literal["summarized"] | None = None
+    display: ThinkingDisplay | None = None
 
 
 class ThinkingDisabled(StrictStruct, tag_field="type", tag="disabled"):
@@ -194,12 +238,39 @@ class Metadata(StrictStruct):
     user_id: str | None = None
 
 
+class AllTurns(StrictStruct, tag_field="type", tag="all"):
+    pass
+
+
+class KeptTurns(StrictStruct, tag_field="type", tag="thinking_turns"):
+    value: PositiveInt
+
+
 class ClearThinking(StrictStruct, tag_field="type", tag="clear_thinking_20251015"):
-    keep: Literal["all"]
+    keep: Literal["all"] | KeptTurns | AllTurns | None = None
+
+
+class InputTokensCount(StrictStruct, tag_field="type", tag="input_tokens"):
+    value: NotNegative
+
+
+class ToolUsesCount(StrictStruct, tag_field="type", tag="tool_uses"):
+    value: NotNegative
+
+
+class ClearToolUses(StrictStruct, tag_field="type", tag="clear_tool_uses_20250919"):
+    trigger: InputTokensCount | ToolUsesCount | None = None
+    keep: ToolUsesCount | None = None
+    clear_at_least: InputTokensCount | None = None
+    clear_tool_inputs: bool | ToolNames | None = None
+    exclude_tools: ToolNames | None = None
 
 
 class ContextManagement(StrictStruct):
-    edits: Annotated[list[ClearThinking], Meta(max_length=8)] | None = None
+    """Edits that shorten a long conversation before the model reads it: wishes, of which none is
+    carried out here."""
+
+    edits: Annotated[list[ClearThinking | ClearToolUses], Meta(max_length=8)] | None = None
 
 
 # ---- requests
@@ -215,7 +286,7 @@ class Conversation(StrictStruct):
     tool_choice: AutoChoice | AnyChoice | OneTool | NoTool | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
+    cache_control: ScopedCacheControl | None = None
     context_management: ContextManagement | None = None
     speed: Literal["standard"] | None = None
     mcp_servers: Unsupported = None

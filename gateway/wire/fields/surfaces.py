@@ -34,6 +34,13 @@ from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.shared.refusals import NOT_YET
 
 T = TypeVar("T")
+SCOPE = "what is kept is an organization's own"
+KEPT_PLACES = (
+    *("", "system[].", "tools[].", "messages[].content[].", "messages[].content[].content[]."),
+    "messages[].content[].tool.definition.",
+)
+"""Where a block may be marked for the prompt cache."""
+NOT_SHORTENED = "no conversation is shortened here; one that does not fit is refused"
 
 
 class SurfaceFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +132,17 @@ MESSAGES = SurfaceFields(
     ignored={
         "metadata.user_id": "a label for abuse checks",
         "speed": "every answer comes as fast as it can",
+        "thinking.display": "what was thought is shown",
+        **{f"{path}cache_control.scope": SCOPE for path in KEPT_PLACES},
+        "context_management": NOT_SHORTENED,
+        "context_management.edits": NOT_SHORTENED,
+        **{
+            f"context_management.edits[].{name}": NOT_SHORTENED
+            for name in (
+                *("keep", "keep.value", "trigger", "trigger.value"),
+                *("clear_at_least", "clear_at_least.value", "clear_tool_inputs", "exclude_tools"),
+            )
+        },
         "tools[].eager_input_streaming": "how finely a call is streamed; what it adds up to is the"
         " same",
         "messages[].content[].signature": "opaque; what a client says that its model thought is"
@@ -153,14 +171,19 @@ MESSAGES = SurfaceFields(
         " is forced is so in any case",
         "tool_choice": "a tool that is named, or any, is called, by a grammar",
         "tool_choice.disable_parallel_tool_use": "true: the answer is over with its first call",
-        "thinking": "as the model's chat template takes it; `adaptive`: as the model does",
+        "tools[].defer_loading": "true: the model is not shown it until a `tool_reference` or a"
+        " `tool_addition` names it, or `tool_choice`; then it stands with the others",
+        "messages[].content[].tool": "of `tool_addition` and `tool_removal`: what the model may"
+        " call from here on",
+        "thinking": "as the model's chat template takes it; `adaptive`: as the model does, whether"
+        " it thinks or not",
         "thinking.budget_tokens": "a target: below 4,096 `low`, below 16,384 `medium`, else `high`",
-        "output_config.effort": "as `reasoning_effort` of chat completions",
+        "output_config.effort": "a hint: as `reasoning_effort` of chat completions where the chat"
+        " template takes one; an upstream is told with `takes_reasoning_effort`",
         "output_config.format.schema": "the answer is of it, by a grammar; what cannot be compiled"
         " is refused",
         "service_tier": "`auto` costs no more than `standard_only`; what was served stands in the"
         " answer",
-        "context_management.edits[].keep": "all of it: nothing is taken out of a conversation here",
         "inference_geo": "an upstream's is its operator's choice",
         "diagnostics": "no earlier answer is kept to compare with",
         "thread": "no conversation is kept; the official SDK's loop of tools goes on without",

@@ -27,7 +27,8 @@ is refused by its name. null is the same as leaving a field out.
 
 - **honoured**: it does what its specification says.
 - **refused**: 400, which names it: what it asks for is not done here.
-- **ignored**: by its specification nothing in the answer can show whether it was read.
+- **ignored**: by its specification nothing in the answer can show whether it was read, or it is a
+  wish of which nothing comes, and its note says so.
 """
 
 

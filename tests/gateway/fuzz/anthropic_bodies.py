@@ -76,14 +76,34 @@ MESSAGES_LOOP = built(
     ],
     PLAIN,
     st.integers(1, 3),
-    TEXT,
+    TEXT | st.just([{"type": "tool_reference", "tool_name": "f"}]),
     st.sampled_from([list, lambda results: results[::-1], lambda results: results[1:]]),
 )
 MESSAGES_TOOL = built(
-    lambda name, schema, kept: without_none(name=name, input_schema=schema, cache_control=kept),
+    lambda name, schema, kept: without_none(
+        name=name,
+        input_schema=schema,
+        cache_control=kept,
+        defer_loading=True if name == "g" else None,
+    ),
     NAME,
     MILD_SCHEMA | SCHEMA,
     st.none() | st.none() | CACHE,
+)
+CHANGED_TOOLS = [
+    {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}},
+    {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
+    {
+        "type": "tool_addition",
+        "tool": {
+            "type": "tool_definition",
+            "definition": {"name": "g", "input_schema": {"type": "object"}},
+        },
+    },
+]
+CHANGE = built(
+    lambda blocks: {"role": "system", "content": blocks},
+    st.lists(st.sampled_from(CHANGED_TOOLS), max_size=2),
 )
 COUNTED: Fields = {
     "system": TEXT | st.lists(built(lambda text: {"type": "text", "text": text}, TEXT), max_size=2),
@@ -96,13 +116,22 @@ COUNTED: Fields = {
         ]
     ),
     "thinking": st.sampled_from(
-        [{"type": "adaptive"}, {"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}]
+        [
+            {"type": "adaptive", "display": "omitted"},
+            {"type": "disabled"},
+            {"type": "enabled", "budget_tokens": 1024},
+        ]
     ),
     "output_config": st.sampled_from(
         [{}, {"effort": "low"}, {"format": {"type": "json_schema", "schema": {"type": "object"}}}]
     ),
     "cache_control": CACHE,
-    "context_management": st.sampled_from([{}, {"edits": []}, {"edits": [{"type": "x"}]}]),
+    "context_management": st.sampled_from(
+        [
+            *({}, {"edits": []}, {"edits": [{"type": "x"}]}),
+            {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}]},
+        ]
+    ),
 }
 MESSAGES: Fields = {
     **COUNTED,
@@ -117,6 +146,10 @@ MESSAGES: Fields = {
 MESSAGES_MESSAGES = st.one_of(
     HELLO,
     st.lists(MESSAGE, min_size=1, max_size=4),
-    built(lambda loop, more: loop + more, MESSAGES_LOOP, st.lists(MESSAGE, max_size=1)),
+    built(
+        lambda loop, more: loop + more,
+        MESSAGES_LOOP,
+        st.lists(MESSAGE, max_size=1) | st.lists(CHANGE, max_size=1),
+    ),
 )
 MAX_TOKENS = st.sampled_from([1, 5, 40, 40, 40, 40, 10**9, 0])

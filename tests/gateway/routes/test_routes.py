@@ -35,6 +35,7 @@ from gateway.telemetry import Telemetry
 from tests.budget import examples
 
 OPEN = {
+    "/",
     "/health",
     "/health/live",
     "/ping",

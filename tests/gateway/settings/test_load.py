@@ -97,6 +97,20 @@ def test_an_upstream_is_told_how_much_it_may_write_where_it_looks_for_it() -> No
         assert model.max_output_tokens == 4096
 
 
+def test_an_upstream_takes_hints_at_how_much_to_think_where_that_is_said() -> None:
+    takes, of_each = (
+        "takes_reasoning_effort = true\n",
+        "[[model.replica]]\nupstream = 'http://h/v1'\n",
+    )
+    for text, found in (
+        ("upstream = 'http://h/v1'\n" + takes, [True]),
+        (of_each + takes + of_each, [True, False]),
+    ):
+        write(MODEL + text)
+        (model,) = load({}, {}).models
+        assert [each.takes_reasoning_effort for each in model.replicas] == found
+
+
 def test_the_file_of_the_issue() -> None:
     write(FROM_THE_ISSUE)
     found = load({}, {})
@@ -239,6 +253,14 @@ MISTAKES = [
     (MODEL + "path = 'a'\nmax_concurrency = 2", "model[0].max_concurrency: only for an upstream"),
     (MODEL + "path = 'a'\nmax_output_tokens = 2", "model[0].max_output_tokens: only for an up"),
     (MODEL + "path = 'a'\nmax_tokens_field = 'max_tokens'", "model[0].max_tokens_field: only for"),
+    (
+        MODEL + "path = 'a'\ntakes_reasoning_effort = true",
+        "model[0].takes_reasoning_effort: only for",
+    ),
+    (
+        MODEL + "takes_reasoning_effort = true\n[[model.replica]]\nupstream = 'http://h/v1'",
+        "model[0]: takes_reasoning_effort belongs into each replica",
+    ),
     (
         MODEL + "max_tokens_field = 'max_tokens'\n[[model.replica]]\nupstream = 'http://h/v1'",
         "model[0]: max_tokens_field belongs into each replica",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine.fake.engine import FakeCore, FakeEngine
 from engine.text.chat_template import ChatTemplate
@@ -223,3 +224,15 @@ async def test_what_a_model_knows_no_setting_for_is_refused(
     with pytest.raises(UnsupportedField) as caught:
         await make(source).prepare(chat(reasoning_effort=effort))
     assert caught.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize(("source", "effort"), [("x", "low"), ("</think>", "none")])
+async def test_a_hint_that_a_model_knows_no_setting_for_changes_nothing(
+    make: Make, source: str, effort: str
+) -> None:
+    request = chat(reasoning_effort=effort)
+    assert request.prompt is not None
+    prompt = structs.replace(request.prompt, effort_is_hint=True)
+    hinted = await make(source).prepare(structs.replace(request, prompt=prompt))
+    plain = await make(source).prepare(chat())
+    assert hinted.payload.rendered.token_ids == plain.payload.rendered.token_ids

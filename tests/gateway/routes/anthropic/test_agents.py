@@ -23,6 +23,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
+from tests.gateway.wire.recorded_clients import recorded
 from tests.journeys.sdk_shapes import extras, said_by
 
 PENNY = Path(__file__).resolve().parents[4] / "models" / "penny"
@@ -216,6 +217,36 @@ def test_the_sdks_own_loop_of_tools(client: Anthropic) -> None:
     last = runner.until_done()
     assert seen == [f"p{number}" for number in range(NUM_TURNS)]
     assert last.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("model", ["near", "far"])
+def test_what_claude_code_sends_is_answered_and_counted(worker: Running, model: str) -> None:
+    headers = {"x-api-key": worker.everything}
+    assert worker.session.head(f"{worker.url}/", timeout=TIMEOUT_S).status_code == 200
+    for sent in recorded("claude_code"):
+        body = {**sent["body"], "model": model}
+        answer = worker.session.request(
+            sent["method"],
+            worker.url + sent["path"],
+            json=body,
+            headers={**sent["headers"], **headers},
+            timeout=TIMEOUT_S,
+        )
+        assert answer.status_code == 200, answer.text
+        assert answer.text.rstrip().endswith('data: {"type":"message_stop"}')
+    used = json.loads(answer.text.rpartition('"usage":')[2].partition("\n")[0][:-1])
+    for name in ("max_tokens", "metadata", "stream"):
+        del body[name]
+    counted = worker.session.post(
+        f"{worker.url}/v1/messages/count_tokens?beta=true",
+        json=body,
+        headers=headers,
+        timeout=TIMEOUT_S,
+    )
+    assert counted.status_code == 200, counted.text
+    if model == "near":  # what an upstream says is its own
+        kept = used["cache_read_input_tokens"] + used["cache_creation_input_tokens"]
+        assert used["input_tokens"] + kept == counted.json()["input_tokens"]
 
 
 # ---- refusals

@@ -167,7 +167,6 @@ def test_how_tools_are_chosen() -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 4000}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"temperature": 1.5}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"speed": "fast"}, "speed"),
