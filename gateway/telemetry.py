@@ -6,6 +6,7 @@ key, a user or a prompt. Names follow vLLM's where users know those.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter as Counted
 from collections.abc import Iterable, Sequence
@@ -59,9 +60,21 @@ ENGINE_GAUGES = {
 }
 """By the field of `ReplicaStatus`: the metric that shows it, by model, and its help text. Every
 worker hears the same engine, so the most recent word is the right one."""
+COMPONENT_STATES = {
+    "spool": ("ok", "low_space", "quarantine", "full", "broken"),
+    "postgres": ("unknown", "ok", "failing", "unreachable"),
+    "redis": ("unknown", "ok", "failing", "unreachable"),
+    "engine": ("ok", "unreachable"),
+    "upstream": ("unknown", "ok", "resting", "failing", "unreachable", "unauthorised"),
+}
+"""The states of each kind of part that requests depend on, as `gateway.health` finds them."""
 UNKNOWN_MODEL = "-"
 UPSTREAM_STATES = ("closed", "trying", "resting")
 """Those of `mcp_bridge.upstream.circuit_breaker`, the worst last."""
+METRICS_FILE_BYTES = 4 * 1024 * 1024
+"""Room for some 30,000 series of a kind."""
+FILES_OF_METRICS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_mostrecent")
+"""The kinds that prometheus-client keeps in a file each."""
 MAX_CHILDREN = 4096
 """How many label combinations of one metric are cached."""
 
@@ -80,6 +93,8 @@ class Telemetry:
     def __init__(self, *, models: Iterable[str], shared_folder: Path | None = None) -> None:
         self.models = frozenset(models)
         self.shared_folder = shared_folder
+        if shared_folder is not None:
+            reserve_disk(shared_folder)
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "tollgate_requests",
@@ -149,6 +164,17 @@ class Telemetry:
         self.spool_backlog = self._worker_gauge(
             "spool_backlog_events", "Usage events on disk that Postgres does not have yet."
         )
+        self.spool_free_bytes = Gauge(
+            "tollgate_spool_free_bytes",
+            "Room on the disk that usage is recorded on before Postgres has it.",
+            registry=self.registry,
+            multiprocess_mode="livemin",
+        )
+        self.component_states = self._worker_gauge(
+            "components",
+            "Workers by how they find each part that requests depend on (/v1/admin/health).",
+            *("kind", "name", "state"),
+        )
         self.open_calls = self._worker_gauge("open_calls", "Requests for a model under way.")
         self.tasks = self._worker_gauge("tasks", "Tasks of the event loops.")
         self.webhook_attempts = Counter(
@@ -208,6 +234,12 @@ class Telemetry:
             for state in UPSTREAM_STATES:
                 self.mcp_upstreams.labels(server, state).set(counted[server, state])
 
+    def components(self, found: Iterable[tuple[str, str, str]]) -> None:
+        """`found`: kind, name and state of each."""
+        for kind, name, state in found:
+            for each in COMPONENT_STATES[kind]:
+                self.component_states.labels(kind, name, each).set(each == state)
+
     def count_tokens(
         self, model: str, *, uncached: int, cache_read: int, cache_write: int, output: int
     ) -> None:
@@ -240,6 +272,21 @@ class Telemetry:
         """Take this worker's live gauges out of the shared sum."""
         if self.shared_folder is not None:
             mark_process_dead(pid, path=str(self.shared_folder))
+
+
+def reserve_disk(shared_folder: Path) -> None:
+    """Make this process's files of metrics, with disk space for all that they will hold.
+
+    prometheus-client maps sparse files. A write to such a mapping on a full disk kills the process
+    (SIGBUS), when a page is touched for the first time. Raises: OSError.
+    """
+    for name in FILES_OF_METRICS:
+        path = shared_folder / f"{name}_{os.getpid()}.db"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, METRICS_FILE_BYTES)
+        finally:
+            os.close(fd)
 
 
 class RequestMeter:

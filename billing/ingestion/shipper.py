@@ -85,6 +85,8 @@ class Shipper:
         self._tasks: list[asyncio.Task[None]] = []
         self._hurried = asyncio.Event()
         self.alarms = Alarms()
+        self.failure: Exception | None = None
+        """Why the latest batch was not booked; None: it was."""
 
     def start(self) -> None:
         self._tasks.append(asyncio.create_task(self._ship_forever(), name="shipper"))
@@ -128,11 +130,12 @@ class Shipper:
                 if self._num_left:
                     self._on_left(events[: self._num_left])
                     self._num_left = max(0, self._num_left - len(events))
-                backoff_s = FIRST_BACKOFF_S
+                backoff_s, self.failure = FIRST_BACKOFF_S, None
                 if self._spool.backlog < MAX_BATCH:
                     await self._gather()
             except Exception as error:
                 # The events stay on disk until they are shipped.
+                self.failure = error
                 log.warning("shipping failed, %d events wait: %r", self._spool.backlog, error)
                 await asyncio.sleep(backoff_s * JITTER.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

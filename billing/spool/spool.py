@@ -167,6 +167,13 @@ class Spool:
         return self._failure is None and self._files.total_bytes < self._max_bytes
 
     @property
+    def failure(self) -> SpoolError | None:
+        """Why nothing can be recorded at the moment; None: it can."""
+        if self._failure is None and not self.healthy:
+            return SpoolFull(f"{self.directory} has {self._max_bytes} bytes that are not shipped")
+        return self._failure
+
+    @property
     def directory(self) -> Path:
         return self._files.path
 
@@ -177,10 +184,8 @@ class Spool:
 
         Raises: SpoolFull, SpoolBroken.
         """
-        if self._failure is not None:
-            raise copy(self._failure)
-        if not self.healthy:
-            raise SpoolFull(f"{self.directory} has {self._max_bytes} bytes that are not shipped")
+        if (failure := self.failure) is not None:
+            raise copy(failure)
         self._append(OpenRecord(attempt))
 
     def checkpoint(self, attempt_id: str, quantities: Quantities, estimated: bool) -> None:

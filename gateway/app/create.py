@@ -55,6 +55,7 @@ from gateway.fleet.engine.kept_prefixes import OnAsked
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
+from gateway.health.readiness import Readiness
 from gateway.home import Home
 from gateway.http_errors.table import RequestTooLarge, to_http_error, to_responses_error
 from gateway.inference.cache_notes import OnCached
@@ -80,7 +81,6 @@ from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
 from gateway.routes.shared.openapi import complete, openapi_config
 from gateway.routes.shared.problem import asked_as, encode_error, with_vendor_status
-from gateway.routes.shared.readiness import Readiness
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
 from gateway.routes.shared.services import Services
 from gateway.secret import Secret
@@ -157,6 +157,7 @@ async def lifespan(app: Litestar) -> AsyncIterator[None]:
         services: Services = await app.state.open(stack)
         app.state.services = services
         services.generation.tasks.spawn(services.periodic_observation().run(), name="observe")
+        services.generation.tasks.spawn(services.readiness.periodic_probe().run(), name="probe")
         services.generation.tasks.spawn(
             services.idempotency_keys.periodic_sweep().run(), name="sweep"
         )
@@ -224,7 +225,9 @@ async def open_services(
     return Services(
         generation=generation,
         telemetry=telemetry,
-        readiness=Readiness(fleet=fleet, redis=resources.redis, spool=spool),
+        readiness=Readiness(
+            fleet=fleet, redis=resources.redis, spool=spool, db=system_db, shipper=shipper
+        ),
         authenticator=auth.authenticator,
         authority=auth.authority,
         idempotency_keys=IdempotencyKeys(db=db, system_db=system_db, secret=secret),

@@ -2,6 +2,7 @@
 
 FleetError                  code for clients
 ├── ReplicaUnavailable      service_unavailable nothing ran; another replica may be tried
+│   ├── ReplicaUnauthorised service_unavailable an upstream refuses this gateway, not the request
 │   └── ReplicaOverloaded   overloaded          its bounded queue is full
 │       └── NoPlace         overloaded          it did not get its turn, or not in time
 ├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
@@ -29,6 +30,11 @@ class ReplicaUnavailable(FleetError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ReplicaUnauthorised(ReplicaUnavailable):
+    """Says that an upstream does not accept the gateway's key or account. For clients it is as one
+    that is down."""
 
 
 class ReplicaOverloaded(ReplicaUnavailable):

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from gateway.fleet.contact import Contact
 from gateway.generate_request import GenerateRequest, ToTokenize
 from gateway.generation_events import ReplicaEvent
 from gateway.lanes import Priority
@@ -144,6 +145,15 @@ class SizedReplica(Protocol):
     @property
     def max_model_len(self) -> int | None:
         """Tokens. None: it is not known, or not yet."""
+
+
+@runtime_checkable
+class ObservedReplica(Protocol):
+    """A replica that is known by what requests saw of it: it is somebody else's."""
+
+    contact: Contact
+    identity: str
+    """The same in every worker that reaches it at this address with this key, and in no other."""
 
 
 @runtime_checkable

@@ -17,10 +17,12 @@ import secrets
 import shutil
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -361,8 +363,18 @@ class Supervisor:
             await asyncio.gather(*(restarter.stop(timeout_s) for restarter in restarters))
 
     def _forget_metrics(self, child: Child) -> None:
-        """Takes a dead worker's live gauges out of the shared sums."""
+        """Takes a dead worker's live gauges out of the shared sums, and gives back the disk space
+        that its counters did not use."""
         mark_process_dead(child.pid, path=str(self.home.metrics))
+        for path in self.home.metrics.glob(f"*_{child.pid}.db"):
+            cut_metrics(path)
+
+
+def cut_metrics(path: Path) -> None:
+    """Cut a file of metrics, which nobody writes any more, to the part that is in use."""
+    with path.open("r+b") as file:
+        (used,) = struct.unpack("i", file.read(4))  # prometheus_client.mmap_dict.MmapedDict
+        file.truncate(max(used, 8))
 
 
 def engine_command(model: ModelConfig, home: Home, log_level: str) -> list[str]:

@@ -16,7 +16,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.fleet.errors import FleetError, ReplicaOverloaded, ReplicaUnavailable, UpstreamRefused
+from gateway.fleet.errors import (
+    FleetError,
+    ReplicaOverloaded,
+    ReplicaUnauthorised,
+    ReplicaUnavailable,
+    UpstreamRefused,
+)
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +31,7 @@ DEFAULT_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
 CLIENTS_FAULT = frozenset({400, 409, 413, 415, 422})
+REFUSES_US = frozenset({401, 402, 403, 407})
 OVERLOADED = frozenset({429, 503, 529})
 OUR_ACCOUNT = (
     *("api key", "api_key", "apikey"),
@@ -101,7 +108,9 @@ def to_fleet_error(
     if 300 <= status < 500 and status not in (408, 425):
         # Ours to repair. Not the body: it may repeat the key.
         log.error("upstream %s refuses this gateway with status %d", replica, status)
-    return ReplicaUnavailable(f"{replica} answered {status}", retry_after_s=retry_after_s)
+    refuses_us = status in REFUSES_US or (ours and 400 <= status < 500)
+    kind = ReplicaUnauthorised if refuses_us else ReplicaUnavailable
+    return kind(f"{replica} answered {status}", retry_after_s=retry_after_s)
 
 
 def part_that_was_sent(param: str, sent: Mapping[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -31,12 +32,15 @@ from foundation.http1 import (
     request_head,
 )
 from foundation.sse import END, Event, EventParser, EventTooLarge
+from gateway.fleet.contact import Contact
 from gateway.fleet.errors import (
     FleetError,
     NoPlace,
     ReplicaLost,
     ReplicaOverloaded,
+    ReplicaUnauthorised,
     ReplicaUnavailable,
+    UpstreamRefused,
 )
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
@@ -103,6 +107,8 @@ class UpstreamReplica:
     ) -> None:
         self.name = name
         self.weight = weight
+        self.contact = Contact()
+        self.identity = identity_of(name, base_url, upstream_model, api_key)
         self._upstream_model = upstream_model
         self._hidden = dict.fromkeys(names_of(base_url, api_key), HIDDEN)
         self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
@@ -317,6 +323,7 @@ class UpstreamReplica:
         except PoolFull as error:
             raise ReplicaOverloaded(f"{self.name}: {error}") from error
         except (HttpClientError, TimeoutError) as error:
+            self.contact.failed("unreachable", type(error).__name__)
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}") from error
         attempt.begin(connection)
         plain = attempt.prepared.request.plain
@@ -326,8 +333,12 @@ class UpstreamReplica:
         connection.send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         status, headers = await connection.head(timeout_s)
         if status != 200:
-            raise await self._refusal(attempt, connection, status, headers)
+            refusal = await self._refusal(attempt, connection, status, headers)
+            note_refusal(self.contact, refusal, status)
+            raise refusal
+        self.contact.accepted()
         if any(name == b"content-encoding" and value != b"identity" for name, value in headers):
+            self.contact.failed("failing", "it compresses, unasked")
             raise ReplicaUnavailable(f"{self.name} compresses, unasked")
         return connection
 
@@ -376,9 +387,11 @@ class UpstreamReplica:
             yield ReplicaEvent(usage=self._guess(attempt), finished=True)
             return
         except (HttpClientError, TimeoutError, BrokenAnswer) as error:
+            self.contact.failed("failing", type(error).__name__)
             raise ReplicaUnavailable(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self._let_go(attempt)
+        self.contact.served()
         self._measure(attempt)
         yield ReplicaEvent(items=items, usage=attempt.meter.usage, finished=True)
 
@@ -437,10 +450,12 @@ class UpstreamReplica:
             yield ReplicaEvent(usage=usage, finished=True)
             return
         except (HttpClientError, TimeoutError, BrokenAnswer, EventTooLarge) as error:
+            self.contact.failed("failing", type(error).__name__)
             kind = ReplicaLost if begun else ReplicaUnavailable
             raise kind(f"{self.name}: {type(error).__name__}: {error}") from error
         finally:
             self._let_go(attempt)
+        self.contact.served()
         self._measure(attempt)
         yield ReplicaEvent(usage=meter.usage, finished=True)
 
@@ -490,6 +505,23 @@ def read_events(
 
 
 Answer = Callable[[UpstreamAttempt], AsyncGenerator[ReplicaEvent, None]]
+
+
+def note_refusal(contact: Contact, error: FleetError, status: int) -> None:
+    """Note what a refusal says of the upstream. One of the request says that all is well."""
+    said = f"answered {status}"
+    if isinstance(error, UpstreamRefused):
+        contact.served()
+    elif isinstance(error, ReplicaOverloaded):
+        contact.was_busy(said)
+    else:
+        refuses_us = isinstance(error, ReplicaUnauthorised)
+        contact.failed("unauthorised" if refuses_us else "failing", said)
+
+
+def identity_of(*parts: str | None) -> str:
+    """Return a name for an upstream that tells nothing of its parts, of which one is its key."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def url_of(base_url: str, path: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from billing.cache_contracts import FLOORS, ContractName
+from gateway.fleet.replica import Replica
 from gateway.fleet.router import Route
+from gateway.health.component import USELESS, State, replica_component
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.pages import page_of
 from gateway.routes.shared.resource import AdminRequest, AdminResource
@@ -19,8 +21,19 @@ from gateway.wire.shared.resource import view_of
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
+    """`available`: false where no request would be served, as far as is known: an engine is away,
+    or an upstream was unreachable or refused this gateway when it was last asked."""
+
     name: str
     available: bool
+    state: State
+    reachable: bool | None
+    authorised: bool | None
+    """Whether an upstream accepts this gateway's key. Null: it is not known, or it wants none."""
+    since: int | None
+    """When it came into this state (Unix seconds)."""
+    last_error: str | None
+    last_error_at: int | None
     num_running: int
     num_waiting: int
     weight: int
@@ -56,9 +69,7 @@ def to_contract(name: ContractName | None) -> CacheContractView | None:
 
 
 def to_view(route: Route) -> ModelView:
-    replicas = [
-        view_of(ReplicaView, replica.health(), weight=replica.weight) for replica in route.replicas
-    ]
+    replicas = [to_replica(route, replica) for replica in route.replicas]
     return view_of(
         ModelView,
         route,
@@ -66,6 +77,18 @@ def to_view(route: Route) -> ModelView:
         available=any(each.available for each in replicas),
         replicas=replicas,
         cache_contract=to_contract(route.cache_contract),
+    )
+
+
+def to_replica(route: Route, replica: Replica) -> ReplicaView:
+    load, found = replica.health(), replica_component(route.kind, replica)
+    return view_of(
+        ReplicaView,
+        found,
+        available=found.state not in USELESS,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        weight=replica.weight,
     )
 
 

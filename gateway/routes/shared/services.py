@@ -24,12 +24,12 @@ from gateway.batches.runner import BatchRunner
 from gateway.cache_report.report import CacheReport
 from gateway.files.store import FileStore
 from gateway.fleet.waiting_room import WaitingRoom
+from gateway.health.readiness import Readiness
 from gateway.inference.services import GenerationServices
 from gateway.mcp.call_arguments import CallArguments
 from gateway.mcp.service.service import McpService
 from gateway.networks import Networks
 from gateway.responses.wiring import Responses
-from gateway.routes.shared.readiness import Readiness
 from gateway.telemetry import Telemetry
 from gateway.tenancy.idempotency_keys import IdempotencyKeys
 from gateway.tools.loop import ToolLoops
@@ -82,6 +82,10 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     def observe(self) -> None:
         """Bring this worker's gauges, and what its readiness has seen, up to date."""
         self.readiness.observe()
+        components = self.readiness.components()
+        self.telemetry.components((each.kind, each.name, each.state) for each in components)
+        if self.readiness.free_bytes is not None:
+            self.telemetry.spool_free_bytes.set(self.readiness.free_bytes)
         for engine in self.engines.values():
             if engine.connected:
                 self.telemetry.engine_status(engine.status)

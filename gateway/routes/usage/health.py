@@ -3,9 +3,10 @@ Open: nothing here names a tenant.
 
 `/health/live` answers while the event loop turns, and `/` as well: Claude Code asks for its head
 before anything else. `/health/ready` is 200 when this worker can take, run, limit and bill a
-request, and otherwise says what is missing; `/health` and `/ping` say the same by their status
-alone, and `/version` whose program this is, as vLLM's clients ask. `/metrics` speaks for all
-workers, in Prometheus' text format.
+request, and otherwise says what is missing; a worker that serves, but not all as it should, names
+what is degraded. What was wrong there in detail is for operators (`gateway.routes.admin.health`).
+`/health` and `/ping` say the same by their status alone, and `/version` whose program this is, as
+vLLM's clients ask. `/metrics` speaks for all workers, in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Literal
 import msgspec
 from litestar import Request, Response
 
+from gateway.health.component import Health, Kind, State, Status
 from gateway.mcp.service.service import own_version
 from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.media_types import JSON
 from gateway.routes.shared.operations import RouteGroup
 from gateway.telemetry import CONTENT_TYPE
+from gateway.wire.shared.resource import view_of
 
 CHECK_TIMEOUT_S = 2.0
 health = RouteGroup(tag="Health", opt=PUBLIC)
@@ -30,9 +33,23 @@ class Liveness(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["alive"]
 
 
+class DegradedPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One part that is not as it should be. `since`: Unix seconds."""
+
+    kind: Kind
+    name: str
+    state: State
+    since: int | None = None
+    detail: str | None = None
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    status: Literal["ready", "unready"]
+    """`missing`: why no request is served here. `degraded`: what would not be served, or is at
+    risk, while others are served."""
+
+    status: Status
     missing: list[str]
+    degraded: list[DegradedPart] = []
 
 
 @health.get(["/", "/health/live"], "Report whether the process is alive", answer=Liveness)
@@ -46,7 +63,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 @health.get(["/health", "/ping"], "Should it be sent work? By the status", said={200: {}, 503: {}})
 async def status(request: Request[Any, Any, Any]) -> Response[bytes]:
-    return Response(b"", status_code=503 if await missing_parts(request) else 200)
+    return Response(b"", status_code=503 if (await find_health(request)).missing else 200)
 
 
 @health.get("/version", "The version of the program", answer=Version)
@@ -55,19 +72,19 @@ async def program_version() -> Version:
 
 
 @health.get("/health/ready", "Should it be sent work?", answer=Ready, said={503: {JSON: Ready}})
-async def ready(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
-    missing = await missing_parts(request)
-    body = {"status": "unready" if missing else "ready", "missing": missing}
-    return Response(body, status_code=503 if missing else 200)
+async def ready(request: Request[Any, Any, Any]) -> Response[Ready]:
+    found = await find_health(request)
+    degraded = [view_of(DegradedPart, each) for each in found.components if not each.is_good]
+    body = Ready(status=found.status, missing=found.missing, degraded=degraded)
+    return Response(body, status_code=503 if found.missing else 200)
 
 
-async def missing_parts(request: Request[Any, Any, Any]) -> list[str]:
-    """Return what keeps this worker from serving a request."""
+async def find_health(request: Request[Any, Any, Any]) -> Health:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            return await services(request).readiness.missing()
+            return await services(request).readiness.health()
     except TimeoutError:
-        return ["timeout"]
+        return Health(status="unready", missing=["timeout"], components=[])
 
 
 @health.get(

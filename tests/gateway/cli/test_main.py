@@ -330,3 +330,9 @@ def test_keys_without_any_server_running(folder: Path) -> None:
     assert invoke(environ, "migrate").exit_code == 0
     assert len(invoke(environ, "keys", "list").output.splitlines()) == 3
     assert list((folder / "home" / "run").glob("*.pid")) == []
+
+
+def test_the_status_of_nothing_is_one_line(folder: Path) -> None:
+    done = invoke({"TOLLGATE_HOME": str(folder), "TOLLGATE_PORT": "1"}, "status")
+    assert done.exit_code == 1 and done.stdout == ""
+    assert done.stderr == "tollgate: no gateway answers at http://127.0.0.1:1: ConnectError\n"

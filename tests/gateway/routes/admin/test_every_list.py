@@ -36,6 +36,7 @@ CURRENCIES = sorted(
 )
 NO_LIST = {
     f"{ADMIN}/balance": "one thing",
+    f"{ADMIN}/health": "one thing",
     f"{ADMIN}/balance/settings": "one thing",
     f"{ADMIN}/reratings/preview": "one thing",
     f"{ADMIN}/forecast": "one thing",

@@ -19,8 +19,8 @@ from billing.spool.spool import Spool
 from gateway.fleet.replica import Replica, ReplicaHealth
 from gateway.fleet.router import Fleet, Route
 from gateway.generate_request import ModelKind
+from gateway.health.readiness import Readiness
 from gateway.routes.shared import services
-from gateway.routes.shared.readiness import Readiness
 from gateway.telemetry import Telemetry
 from tests.billing.samples import an_event
 from tests.gateway.whole_app import services_with
@@ -59,12 +59,20 @@ async def test_every_engine_is_waited_for_once(redis: redis.asyncio.Redis, spool
     assert await readiness.missing() == ["model fast"]
     penny.available, fast.available = False, True
     assert await readiness.missing() == [], "penny was there, and the others go on being served"
-    fast.available = False
-    assert await readiness.missing() == []
-    upstream.available = False
-    assert await readiness.missing() == ["replicas"]
+    fast.available = upstream.available = False
+    assert await readiness.missing() == [], "only a request shows that an upstream is back"
     readiness.begin_drain()
-    assert await readiness.missing() == ["draining", "replicas"]
+    assert await readiness.missing() == ["draining"]
+
+
+async def test_engines_that_are_all_gone_are_missed(
+    redis: redis.asyncio.Redis, spool: Spool
+) -> None:
+    penny = Switch("penny", available=True)
+    readiness = Readiness(fleet=Fleet([route("engine", penny)]), redis=redis, spool=spool)
+    assert await readiness.missing() == []
+    penny.available = False
+    assert await readiness.missing() == ["replicas"]
 
 
 async def test_one_replica_is_enough_of_a_model(redis: redis.asyncio.Redis, spool: Spool) -> None:

@@ -1,0 +1,45 @@
+"""Checks the files in which workers share their metrics: they have their disk space before it is
+full, and give back what they did not use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gateway.processes.supervisor import cut_metrics
+from gateway.telemetry import FILES_OF_METRICS, METRICS_FILE_BYTES, reserve_disk
+from tests.copied_product import ROOT, run_copy
+
+COUNT = """
+import sys; from pathlib import Path
+from gateway.telemetry import Telemetry
+shared = Path(sys.argv[1])
+telemetry = Telemetry(models=["m"], shared_folder=shared)
+telemetry.answered(route="/x", model="m", status="200")
+telemetry.ttft_of("m").observe(0.2)
+telemetry.open_calls.set(3)
+print(telemetry.render().decode())
+"""
+
+
+def test_no_file_of_metrics_is_sparse(tmp_path: Path) -> None:
+    shared = tmp_path / "metrics"
+    shared.mkdir()
+    told = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
+    assert 'tollgate_requests_total{model="m",route="/x",status="200"} 1.0' in told.stdout
+    files = list(shared.glob("*.db"))
+    assert {each.name.rpartition("_")[0] for each in files} == set(FILES_OF_METRICS)
+    for file in files:
+        assert file.stat().st_blocks * 512 >= METRICS_FILE_BYTES == file.stat().st_size
+        cut_metrics(file)
+        assert file.stat().st_size < METRICS_FILE_BYTES / 10
+    again = run_copy(ROOT, ("-c", COUNT, str(shared)), PROMETHEUS_MULTIPROC_DIR=str(shared))
+    assert 'tollgate_requests_total{model="m",route="/x",status="200"} 2.0' in again.stdout
+
+
+def test_a_file_that_no_metric_wrote_to_can_be_cut(tmp_path: Path) -> None:
+    reserve_disk(tmp_path)
+    for file in tmp_path.iterdir():
+        assert file.name.endswith(f"_{os.getpid()}.db")
+        cut_metrics(file)
+        assert file.stat().st_size == 8
