@@ -5,13 +5,17 @@ Knows no HTTP and no vendor.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from array import array
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from billing.cache_contracts import Ttl
 from billing.events import Tier
 from engine.protocol import Grammar
+from gateway.request_errors import BadField
 
 ModelKind = Literal["engine", "upstream"]
 """Our own engine, which is strict; or an OpenAI-compatible upstream, to which unknown fields are
@@ -138,7 +142,89 @@ class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
         return self.message_paths[index] if self.message_paths else f"messages[{index}]"
 
 
-PlainPrompt: TypeAlias = str | list[int]
+PART_BYTES = 64 * 1024
+"""Read at once: a third of a millisecond."""
+MAX_IDS = 2**32
+"""Token ids below this fit the array; without a vocabulary that is all that is asked of them."""
+MAX_SHOWN_CHARS = 40
+KINDS = {b'"': "a string", b"t": "a boolean", b"f": "a boolean", b"n": "null", b"[": "an array"}
+
+
+class WrittenIds(msgspec.Struct, frozen=True):
+    """An array of JSON that should hold token ids, which may fill a context of a million tokens:
+    counted at once, so that what no context takes is refused unread, and read where that holds up
+    nobody else, in parts, into four bytes each (a list of them takes 36). `text`: what is between
+    its brackets, known to be JSON; `param`: the field that it is."""
+
+    text: bytes
+    param: str
+
+    def __len__(self) -> int:
+        return self.text.count(b",") + 1 if self.text else 0
+
+    def read(self, vocab_size: int = MAX_IDS) -> array[int]:
+        """Raises BadField, which names the first place that has no token id of the vocabulary."""
+        found: array[int] = array("I")
+        start, end, decoder = 0, len(self.text), decoder_of(vocab_size)
+        while start < end:
+            stop = self._end_of_part(start, end)
+            part = self.text[start:stop]
+            try:
+                found.extend(decoder.decode(b"[%b]" % part))
+            except (msgspec.DecodeError, RecursionError):
+                raise self._fault(part, len(found), vocab_size) from None
+            start = stop + 1
+        return found
+
+    def check(self) -> None:
+        """Read the ids, keeping none. Raises BadField."""
+        self.read()
+
+    def beginning(self, num_ids: int) -> str:
+        """Return the text of the first ids, such as `1, 2`, unread."""
+        return b",".join(self.text.split(b",", num_ids)[:num_ids]).decode()
+
+    def _end_of_part(self, start: int, end: int) -> int:
+        if end - start <= PART_BYTES:
+            return end
+        stop = self.text.rfind(b",", start, start + PART_BYTES)
+        return stop if stop > start else end  # one element so long is no id: the part is refused
+
+    def _fault(self, part: bytes, num_before: int, vocab_size: int) -> BadField:
+        """Everything before the fault is numbers, and so their commas are all there are."""
+        decoder = decoder_of(vocab_size)
+        for index, written in enumerate(part.split(b",")):
+            try:
+                decoder.decode(b"[%b]" % written)
+            except (msgspec.DecodeError, RecursionError):
+                return to_bad_id(written.strip(), f"{self.param}[{num_before + index}]", vocab_size)
+        raise AssertionError("each of the ids is good, and all of them are not")
+
+
+@lru_cache(64)
+def decoder_of(vocab_size: int) -> msgspec.json.Decoder[list[int]]:
+    token_id = Annotated[int, Meta(ge=0, lt=min(vocab_size, MAX_IDS))]
+    return msgspec.json.Decoder(list[token_id])
+
+
+def to_bad_id(written: bytes, param: str, vocab_size: int) -> BadField:
+    kind = KINDS.get(written[:1], "an object")
+    if written[:1] in b"-0123456789":
+        shown = written[:MAX_SHOWN_CHARS].decode()
+        if written.lstrip(b"-").isdigit():
+            owner = f", which has {vocab_size}" if vocab_size < MAX_IDS else ""
+            message = f"{shown} is no token id of this model{owner}"
+            detail = "This is no token id of the model."
+            return BadField(f"Invalid value for '{param}': {message}.", param=param, detail=detail)
+        kind = "a decimal number"
+    return BadField(
+        f"Invalid type for '{param}': expected an integer, but got {kind} instead.",
+        param=param,
+        detail=f"This must be an integer, and is {kind}.",
+    )
+
+
+PlainPrompt: TypeAlias = str | WrittenIds
 """Text or token ids."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from gateway.fleet.contact import Contact
-from gateway.generate_request import GenerateRequest, ToTokenize
+from gateway.generate_request import GenerateRequest, ToTokenize, WrittenIds
 from gateway.generation_events import ReplicaEvent
 from gateway.lanes import Priority
 
@@ -129,7 +129,7 @@ class TokenizingReplica(Protocol):
         """Raises: BadField, ContextTooLong, NoPlace, ReplicaUnavailable."""
         ...
 
-    async def detokenize(self, token_ids: list[int], priority: Priority) -> str:
+    async def detokenize(self, token_ids: WrittenIds, priority: Priority) -> str:
         """Raises: BadField, NoPlace, ReplicaUnavailable."""
         ...
 

@@ -119,7 +119,7 @@ def texts_of(request: GenerateRequest) -> Iterator[str]:
     """Yield the texts in order; with their roles, which are part of what is compared."""
     if request.plain is not None:
         for prompt in request.plain.prompts:
-            yield prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:PREFIX_CHARS]))
+            yield prompt if isinstance(prompt, str) else prompt.beginning(PREFIX_CHARS)
     elif request.prompt is not None:
         yield from texts_of_messages(request.prompt.messages)
     elif request.forward is not None:

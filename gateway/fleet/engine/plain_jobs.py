@@ -25,6 +25,7 @@ from gateway.generate_request import (
     GenerateRequest,
     PlainPrompt,
     ToTokenize,
+    WrittenIds,
 )
 from gateway.generation_events import EmbeddingVector, MeteredUsage, ReplicaEvent
 from gateway.lanes import Priority
@@ -35,8 +36,12 @@ MAX_TOKENS_TOGETHER = 300_000
 may fill the context."""
 CHARS_PER_PROMPT = 64
 """The tokenizing cost of a prompt beyond its text, in characters."""
+TOKENS_PER_CHAR = 4
+"""So many ids are read in the time of tokenizing one character."""
 CHARS_PER_TOKEN = 4
 """The cost of detokenizing one token, in characters of tokenizing."""
+MAX_DETOKENIZED = 100_000
+"""The bound on tokens to detokenize, where the model's context is none that long."""
 COMPLETION_NAMES: Mapping[str, str] = {"prompt_token_ids": "prompt", "more_prompts": "prompt"}
 EMBEDDING_NAMES: Mapping[str, str] = {"prompt_token_ids": "input", "more_prompts": "input"}
 
@@ -127,13 +132,15 @@ class PlainJobs:
         )
 
     async def detokenized(
-        self, token_ids: list[int], status: ReplicaStatus, priority: Priority
+        self, written: WrittenIds, status: ReplicaStatus, priority: Priority
     ) -> str:
-        """Raises: BadField, NoPlace."""
-        if token_ids:
-            check_ids(token_ids, "tokens", status.vocab_size)
-        size = CHARS_PER_TOKEN * len(token_ids)
-        return await self._threads.run(priority, size, self._tokenizer.decode, token_ids, False)
+        """Raises: BadField, ContextTooLong, NoPlace."""
+        check_length(len(written), 0, written.param, max(status.max_model_len, MAX_DETOKENIZED))
+
+        def decode() -> str:
+            return self._tokenizer.decode(written.read(status.vocab_size).tolist(), False)
+
+        return await self._threads.run(priority, CHARS_PER_TOKEN * len(written), decode)
 
     async def encoded(
         self,
@@ -150,10 +157,10 @@ class PlainJobs:
         """
         for prompt in prompts:
             self._refuse_the_hopeless(prompt, field, status.max_model_len)
-        size = sum(CHARS_PER_PROMPT + len(each) for each in prompts if isinstance(each, str))
-        found = await self._threads.run(priority, size, self._encode, prompts, field)
-        for index, ids in enumerate(found):
-            check_ids(ids, place(field, index, len(found)), status.vocab_size)
+        size = sum(map(work_of, prompts))
+        vocab_size = status.vocab_size
+        found = await self._threads.run(priority, size, self._encode, prompts, field, vocab_size)
+        for ids in found:
             check_length(len(ids), room, field, status.max_model_len)
         total = sum(map(len, found))
         if len(found) > 1 and total > MAX_TOKENS_TOGETHER:
@@ -164,13 +171,18 @@ class PlainJobs:
             )
         return found
 
-    def _encode(self, prompts: Sequence[PlainPrompt], field: str) -> list[list[int]]:
-        return [
-            self._ids_of(each, place(field, index, len(prompts)), True)
-            if isinstance(each, str)
-            else each
-            for index, each in enumerate(prompts)
-        ]
+    def _encode(
+        self, prompts: Sequence[PlainPrompt], field: str, vocab_size: int
+    ) -> list[list[int]]:
+        found: list[list[int]] = []
+        for index, each in enumerate(prompts):
+            if isinstance(each, str):
+                param = place(field, index, len(prompts))
+                found.append(self._ids_of(each, param, True))
+                check_ids(found[-1], param, vocab_size)
+            else:
+                found.append(each.read(vocab_size).tolist())
+        return found
 
     def _ids_of(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -215,6 +227,13 @@ class PromptVectors:
 
     def last(self) -> ReplicaEvent:
         return ReplicaEvent(usage=self.usage, finished=True)
+
+
+def work_of(prompt: PlainPrompt) -> int:
+    """Return the cost of a prompt's ids, in characters of tokenizing."""
+    if isinstance(prompt, str):
+        return CHARS_PER_PROMPT + len(prompt)
+    return len(prompt) // TOKENS_PER_CHAR
 
 
 def place(field: str, index: int, num_prompts: int) -> str:

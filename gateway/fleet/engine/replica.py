@@ -50,7 +50,7 @@ from gateway.fleet.errors import (
 )
 from gateway.fleet.prepare_threads import INLINE_CHARS, PrepareThreads
 from gateway.fleet.replica import ANYBODYS, InTokens, MessagePlace, PreparedRequest, ReplicaHealth
-from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, bounded_to
+from gateway.generate_request import ChatPrompt, GenerateRequest, ToTokenize, WrittenIds, bounded_to
 from gateway.generation_events import CacheOutcome, ReplicaEvent
 from gateway.lanes import Priority, first_token_s
 from gateway.request_errors import BadField, ContextTooLong, UnsupportedField
@@ -156,7 +156,7 @@ class EngineReplica:
         texts = self._tokenizer.pieces(token_ids) if asked.with_texts else None
         return InTokens(token_ids=token_ids, texts=texts, max_model_len=status.max_model_len)
 
-    async def detokenize(self, token_ids: list[int], priority: Priority) -> str:
+    async def detokenize(self, token_ids: WrittenIds, priority: Priority) -> str:
         return await self._plain.detokenized(token_ids, self._status(), priority)
 
     def describe_tokenizer(self) -> dict[str, Any]:

@@ -126,6 +126,7 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
 
 def size_of(prompt: PlainPrompt, encode: Encode | None) -> int:
     if not isinstance(prompt, str):
+        prompt.check()
         return len(prompt)
     return max(1, estimate_tokens(prompt) if encode is None else len(encode(prompt)))
 

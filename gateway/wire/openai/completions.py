@@ -16,8 +16,8 @@ from gateway.request_errors import BadField
 from gateway.wire.openai.chat import MAX_CHOICES, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
 from gateway.wire.openai.from_chat import check_stream_options, sampling
-from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
-from gateway.wire.shared.refusals import MAX_INT64, check_values, decode, unsupported
+from gateway.wire.openai.plain_prompts import PlainPrompts, check_other_values, to_prompts
+from gateway.wire.shared.refusals import MAX_INT64, decode, unsupported
 
 MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16
@@ -36,18 +36,24 @@ class CompletionRequest(SampledRequest, kw_only=True):
     suffix: Unsupported = None
 
 
-_request_decoder = msgspec.json.Decoder(CompletionRequest)
+class SentCompletion(CompletionRequest, kw_only=True):
+    """The same as it is decoded: `to_prompts` reads the prompt."""
+
+    prompt: msgspec.Raw  # type: ignore[assignment]
+
+
+_request_decoder = msgspec.json.Decoder(SentCompletion)
 
 
 def from_completions(body: bytes, kind: ModelKind) -> GenerateRequest:
     """Raises BadField."""
     if kind == "upstream":
         return forward_completion(body, DEFAULT_MAX_TOKENS)
-    check_values(body)
+    check_other_values(body, "prompt")
     return to_generate(decode(_request_decoder, body))
 
 
-def to_generate(request: CompletionRequest) -> GenerateRequest:
+def to_generate(request: SentCompletion) -> GenerateRequest:
     check_stream_options(request.stream_options, request.stream)
     n = request.n or 1
     check_choices(request, n)

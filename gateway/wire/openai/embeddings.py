@@ -20,9 +20,9 @@ from gateway.generation_events import EmbeddingVector, Item, MeteredUsage
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.openai.chat import ModelName
 from gateway.wire.openai.forward_plain import forward_embedding
-from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
+from gateway.wire.openai.plain_prompts import PlainPrompts, check_other_values, to_prompts
 from gateway.wire.openai.to_chat import RawBodies
-from gateway.wire.shared.refusals import MAX_INT64, check_values, decode
+from gateway.wire.shared.refusals import MAX_INT64, decode
 from gateway.wire.usage.cost import UsageCost, to_usage_cost
 
 MAX_INPUTS = 2048
@@ -38,6 +38,12 @@ class EmbeddingRequest(StrictStruct, kw_only=True):
     encoding_format: Format | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT64)] | None = None
     user: str | None = None
+
+
+class SentEmbedding(EmbeddingRequest, kw_only=True):
+    """The same as it is decoded: `to_prompts` reads the input."""
+
+    input: msgspec.Raw  # type: ignore[assignment]
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +68,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-_request_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_request_decoder = msgspec.json.Decoder(SentEmbedding)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,7 +76,7 @@ def from_embeddings(body: bytes, kind: ModelKind) -> GenerateRequest:
     """Raises BadField."""
     if kind == "upstream":
         return forward_embedding(body, MAX_INPUTS)
-    check_values(body)
+    check_other_values(body, "input")
     asked = decode(_request_decoder, body)
     return GenerateRequest(
         model=asked.model,

@@ -11,15 +11,15 @@ from msgspec import Meta
 from gateway.generate_request import GenerateRequest, PlainForward
 from gateway.wire.openai.chat import MAX_CHOICES
 from gateway.wire.openai.forward import MAX_TOKENS, check_price, check_stream_options
-from gateway.wire.openai.plain_prompts import PlainPrompts, to_prompts
-from gateway.wire.shared.refusals import check_values, decode
+from gateway.wire.openai.plain_prompts import check_other_values, is_ids, to_prompts
+from gateway.wire.shared.refusals import decode
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
     """The fields that the gateway itself needs to know."""
 
     model: str
-    prompt: PlainPrompts
+    prompt: msgspec.Raw
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
     stream: bool | None = None
@@ -27,18 +27,19 @@ class CompletionFields(msgspec.Struct, frozen=True):
 
 class EmbeddingFields(msgspec.Struct, frozen=True):
     model: str
-    input: PlainPrompts
+    input: msgspec.Raw
 
 
 _completion_decoder = msgspec.json.Decoder(CompletionFields)
 _embedding_decoder = msgspec.json.Decoder(EmbeddingFields)
+_parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def forward_completion(body: bytes, unsaid_max_tokens: int) -> GenerateRequest:
     """Raises BadField."""
-    check_values(body)
-    fields, sent = decode(_completion_decoder, body), decode(_any_decoder, body)
+    check_other_values(body, "prompt")
+    fields, sent = decode(_completion_decoder, body), to_sent(body, "prompt")
     check_price(sent)
     stream, n = bool(fields.stream), fields.n or 1
     max_tokens = unsaid_max_tokens if fields.max_tokens is None else fields.max_tokens
@@ -55,8 +56,8 @@ def forward_completion(body: bytes, unsaid_max_tokens: int) -> GenerateRequest:
 
 def forward_embedding(body: bytes, most: int) -> GenerateRequest:
     """Raises BadField."""
-    check_values(body)
-    fields, sent = decode(_embedding_decoder, body), decode(_any_decoder, body)
+    check_other_values(body, "input")
+    fields, sent = decode(_embedding_decoder, body), to_sent(body, "input")
     check_price(sent)
     return GenerateRequest(
         model=fields.model,
@@ -65,3 +66,12 @@ def forward_embedding(body: bytes, most: int) -> GenerateRequest:
         forward={name: value for name, value in sent.items() if name != "stream"},
         plain=PlainForward(path="embeddings", prompts=to_prompts(fields.input, "input", most)),
     )
+
+
+def to_sent(body: bytes, field: str) -> dict[str, Any]:
+    """Return what the upstream is sent; token ids as they are written. Raises BadField."""
+    parts = decode(_parts_decoder, body)
+    if field in parts and is_ids(bytes(parts[field])):
+        others = {name: msgspec.json.decode(each) for name, each in parts.items() if name != field}
+        return {**others, field: parts[field]}
+    return decode(_any_decoder, body)

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.generate_request import ToTokenize
+from gateway.generate_request import ToTokenize, WrittenIds
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import Tools
@@ -23,10 +23,8 @@ from gateway.wire.openai.chat import (
     Unsupported,
 )
 from gateway.wire.openai.from_chat import to_generate
+from gateway.wire.openai.plain_prompts import check_other_values, to_ids
 from gateway.wire.shared.refusals import TokenId, check_values, decode
-
-MAX_TOKENS = 100_000
-"""The bound on tokens to detokenize."""
 
 
 class TokenizeRequest(StrictStruct):
@@ -59,7 +57,13 @@ class TokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class DetokenizeRequest(StrictStruct, kw_only=True):
     model: ModelName = ""
-    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+    tokens: list[TokenId]
+
+
+class SentTokens(DetokenizeRequest, kw_only=True):
+    """The same as it is decoded: the ids are read later."""
+
+    tokens: msgspec.Raw  # type: ignore[assignment]
 
 
 class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +107,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(SentTokens)
 
 
 def from_tokenize(body: bytes) -> ToTokenize:
@@ -137,7 +141,7 @@ def check_one(asked: TokenizeRequest) -> None:
             raise BadField(f"'{name}' cannot stand beside 'prompt'.", param=name)
 
 
-def from_detokenize(body: bytes) -> list[int]:
+def from_detokenize(body: bytes) -> WrittenIds:
     """Raises BadField."""
-    check_values(body)
-    return decode(_detokenize_decoder, body).tokens
+    check_other_values(body, "tokens")
+    return to_ids(bytes(decode(_detokenize_decoder, body).tokens), "tokens")

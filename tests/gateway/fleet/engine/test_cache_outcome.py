@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS, EarlierPrompt
 from gateway.fleet.engine.replica import EngineReplica
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.replica import MessagePlace
-from gateway.generate_request import ChatPrompt, CompletionPrompt, GenerateRequest, PlainForward
+from gateway.generate_request import (
+    ChatPrompt,
+    CompletionPrompt,
+    GenerateRequest,
+    PlainForward,
+    WrittenIds,
+)
 from gateway.generation_events import CacheOutcome, MeteredUsage
 from gateway.lanes import Priority
 from gateway.wire.openai.from_chat import from_openai
@@ -41,6 +47,10 @@ from tests.budget import examples
 BLOCK = 16
 PENNY = Path(__file__).resolve().parents[4] / "models/penny"
 TURN = Priority(tenant="org_a")
+
+
+def written(ids: Iterable[int]) -> WrittenIds:
+    return WrittenIds(b",".join(b"%d" % each for each in ids), "prompt")
 
 
 class Served:
@@ -64,7 +74,10 @@ class Served:
         self, token_ids: list[int], logprobs: int | None = None
     ) -> tuple[CacheOutcome, MeteredUsage]:
         asked = CompletionPrompt(
-            prompts=(token_ids,), max_tokens=1, logprobs=logprobs, echo=logprobs is not None
+            prompts=(written(token_ids),),
+            max_tokens=1,
+            logprobs=logprobs,
+            echo=logprobs is not None,
         )
         request = GenerateRequest(model="m", stream=False, include_usage=False, completion=asked)
         prepared = await self.replica.prepare(request, TURN)
@@ -213,7 +226,7 @@ def test_where_tokens_are_not_known_a_prompt_is_told_by_its_first_characters() -
     assert whole != text_digest("other", forwarded(long))
     assert whole != text_digest("org", forwarded("c" + long))
     assert text_digest("org", forwarded("short", "shorter")) == ""
-    ids = PlainForward(path="completions", prompts=([*range(PREFIX_CHARS)],))
+    ids = PlainForward(path="completions", prompts=(written(range(PREFIX_CHARS)),))
     plain = GenerateRequest(model="far", stream=False, include_usage=False, plain=ids)
     assert text_digest("org", plain) != ""
 
