@@ -17,12 +17,12 @@ import msgspec
 
 from mcp_bridge.canonical_json import short_json
 from mcp_bridge.errors import NotCanonical
+from mcp_bridge.protocol.allowed_fields import OWN_PREFIX
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, Message, RpcError
 from mcp_bridge.text_safety.hidden_text import SUSPECT, stripped
 from mcp_bridge.text_safety.instruction_text import instructions
 
 META_KEY = "tollgate/provenance"
-RESERVED_PREFIX = "tollgate/"
 BINARY = ("data", "blob")
 """Members of content that are base64 by the specification."""
 
@@ -65,7 +65,7 @@ def enveloped(result: Mapping[str, Any], origin: Provenance) -> dict[str, Any]:
         "findings": findings(clean),
         "links": sum(1 for part in parts(clean) if part.get("type") == "resource_link"),
     }
-    clean["_meta"] = {key: v for key, v in meta.items() if not key.startswith(RESERVED_PREFIX)}
+    clean["_meta"] = {key: v for key, v in meta.items() if not key.startswith(OWN_PREFIX)}
     clean["_meta"][META_KEY] = mark
     return clean
 

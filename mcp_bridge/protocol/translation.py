@@ -1,5 +1,7 @@
 """Translates the messages of one era into those of the other. Pure; inputs are never changed.
 
+Each is built of the members that its type and era have (`allowed_fields`, `questions`).
+
 2025-11-25                                   2026-07-28
 initialize, its answer                       server/discover, `_meta` of each request
 a session's log level                        `_meta` logLevel of each request
@@ -13,6 +15,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcp_bridge.protocol.allowed_fields import (
+    RESULTS,
+    SERVER_CAPABILITIES,
+    from_server_notification,
+    modern_client_capabilities,
+    picked,
+)
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import (
     CACHEABLE,
@@ -22,15 +31,14 @@ from mcp_bridge.protocol.eras import (
     LIST_CHANGES,
     META,
     MODERN,
-    NEEDED_CAPABILITY,
     RESOURCE_UPDATED,
     SERVER_META,
     SUBSCRIPTION_META,
     VERSION_META,
 )
+from mcp_bridge.protocol.questions import to_modern_questions
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
-    MISSING_CAPABILITY,
     RESOURCE_NOT_FOUND,
     Message,
     RpcError,
@@ -38,53 +46,12 @@ from mcp_bridge.protocol.rpc import (
     params_of,
 )
 
-MODERN_RESULT_FIELDS = ("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
-MODERN_PARAM_FIELDS = ("inputResponses", "requestState")
-FORWARDED_META = frozenset({"progressToken"})
-"""The only member of a client's `_meta` that servers get: the others concern us and the client."""
 LIST_CHANGED_CAPABILITIES = {
     "toolsListChanged": ("tools", "listChanged"),
     "promptsListChanged": ("prompts", "listChanged"),
     "resourcesListChanged": ("resources", "listChanged"),
 }
-LEGACY_CAPABILITIES: dict[str, tuple[str, ...]] = {
-    "elicitation": ("form", "url"),
-    "sampling": ("context", "tools"),
-    "roots": (),
-}
-"""Client capabilities of the older era, each with its flags."""
 CAPABILITIES_WITH_LISTS = ("tools", "prompts", "resources")
-SERVER_CAPABILITIES = ("tools", "prompts", "resources", "completions", "logging")
-
-
-def without_reserved(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters without what 2026-07-28 adds to them and their `_meta`."""
-    kept = {name: value for name, value in params.items() if name not in MODERN_PARAM_FIELDS}
-    meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
-    kept.pop("_meta", None)
-    return {**kept, "_meta": meta} if meta else kept
-
-
-def for_server(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's parameters or answer with only FORWARDED_META in `_meta`: servers do not
-    get the tokens, traces and other values that a client sends to us there."""
-    kept = {name: value for name, value in content.items() if name != "_meta"}
-    meta = {name: value for name, value in meta_of(content).items() if name in FORWARDED_META}
-    answers = content.get("inputResponses")
-    if isinstance(answers, dict):
-        kept["inputResponses"] = {
-            key: for_server(each) if isinstance(each, dict) else each
-            for key, each in answers.items()
-        }
-    return {**kept, "_meta": meta} if meta else kept
-
-
-def answer_for_server(answered: Message) -> Message:
-    """Return the `result` or `error` of a client's response."""
-    if "error" in answered:
-        return {"error": answered["error"]}
-    result = answered.get("result")
-    return {"result": for_server(result) if isinstance(result, dict) else result}
 
 
 def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, Any]:
@@ -92,7 +59,7 @@ def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, An
     kept = {name: value for name, value in params.items() if name != "_meta"}
     meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
     meta[VERSION_META] = MODERN
-    meta[CAPABILITIES_META] = envelope.capabilities
+    meta[CAPABILITIES_META] = modern_client_capabilities(envelope.capabilities)
     if envelope.info is not None:
         meta[INFO_META] = envelope.info
     if envelope.level is not None:
@@ -103,19 +70,35 @@ def to_modern_params(params: dict[str, Any], envelope: Envelope) -> dict[str, An
 def to_modern_result(
     method: str, result: dict[str, Any], server_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a result of 2026-07-28: `complete` unless it says otherwise; cacheable for no time
-    unless the server says for how long."""
-    found = {"resultType": "complete", **result}
-    if method in CACHEABLE and found["resultType"] == "complete":
-        found = {"ttlMs": 0, "cacheScope": "private", **found}
-    found["_meta"] = {**meta_of(found), SERVER_META: server_info}
+    """Return a complete result of 2026-07-28, built of the members that it may have.
+
+    It may be kept for no time unless the server says for how long, and by its client alone: others
+    may not be shown the same.
+    """
+    found = {"resultType": "complete", **picked(result, RESULTS.get(method, ()))}
+    if method in CACHEABLE:
+        found |= {"ttlMs": result.get("ttlMs", 0), "cacheScope": "private"}
+    found["_meta"] = {**meta_of(result), SERVER_META: server_info}
     return found
 
 
-def to_legacy_result(result: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in result.items() if name not in MODERN_RESULT_FIELDS}
+def to_input_required(
+    requests: dict[str, Message], state: str | None, server_info: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the result that asks a client of 2026-07-28. `state`: ours; None: none comes back."""
+    found: dict[str, Any] = {
+        "resultType": "input_required",
+        "inputRequests": to_modern_questions(requests),
+    }
+    if state is not None:
+        found["requestState"] = state
+    return {**found, "_meta": {SERVER_META: server_info}}
+
+
+def to_legacy_result(method: str, result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of the older era, built of the members that it may have."""
     meta = {name: value for name, value in meta_of(result).items() if not name.startswith(META)}
-    kept.pop("_meta", None)
+    kept = picked(result, RESULTS.get(method, ()))
     return {**kept, "_meta": meta} if meta else kept
 
 
@@ -136,39 +119,6 @@ def to_legacy_error(method: str, params: dict[str, Any], error: RpcError) -> Rpc
     return error
 
 
-def check_requests(requests: Any, capabilities: dict[str, Any]) -> dict[str, Message]:
-    """Return a server's requests to the client, by key. Raises: RpcError, for an unknown request or
-    one that the client did not declare."""
-    if not isinstance(requests, dict) or not all(isinstance(r, dict) for r in requests.values()):
-        raise RpcError(INVALID_PARAMS, "inputRequests: an object of requests is wanted")
-    for request in requests.values():
-        check_capability(str(request.get("method")), capabilities)
-    return requests
-
-
-def check_capability(method: str, capabilities: dict[str, Any]) -> None:
-    """Raises: RpcError, if the client did not declare the capability for this request."""
-    needed = NEEDED_CAPABILITY.get(method)
-    if needed is None:
-        raise RpcError(INVALID_PARAMS, f"{method}: not a request that a server may send")
-    if not isinstance(capabilities.get(needed), dict):
-        missing: dict[str, Any] = {"requiredCapabilities": {needed: {}}}
-        raise RpcError(MISSING_CAPABILITY, f"The client does not declare {needed}", missing)
-
-
-def to_legacy_capabilities(capabilities: dict[str, Any]) -> dict[str, Any]:
-    """Return a client's capabilities as the handshake of the older era declares them.
-
-    `listChanged` of roots is left out, since nobody would send the notification. So are unknown
-    capabilities: clients that differ only in those share a session at a server.
-    """
-    return {
-        name: {flag: {} for flag in flags if isinstance(capabilities[name].get(flag), dict)}
-        for name, flags in LEGACY_CAPABILITIES.items()
-        if isinstance(capabilities.get(name), dict)
-    }
-
-
 def server_capabilities(
     found: list[dict[str, Any]], *, legacy: bool, list_changed: bool = False
 ) -> dict[str, Any]:
@@ -177,13 +127,13 @@ def server_capabilities(
     `list_changed`: declare changes of lists, whatever the servers declare.
     """
     merged: dict[str, Any] = {}
-    for name in SERVER_CAPABILITIES:
+    for name, known in SERVER_CAPABILITIES.items():
         given = [each[name] for each in found if isinstance(each.get(name), dict)]
         if not given and not (name == "logging" and legacy):
             continue
         if name == "logging" and not legacy:
             continue
-        flags = {flag for each in given for flag, value in each.items() if value is True}
+        flags = {flag for each in given for flag in known if each.get(flag) is True}
         if list_changed and name in CAPABILITIES_WITH_LISTS:
             flags.add("listChanged")
         merged[name] = dict.fromkeys(sorted(flags), True)
@@ -227,13 +177,11 @@ def belongs_to(message: Message, params: dict[str, Any]) -> bool:
     return found == token and type(found) is type(token)
 
 
-def to_modern_notification(message: Message, subscription: Any) -> Message:
-    """Return a notification for the stream of one `subscriptions/listen`."""
-    params = params_of(message)
-    meta = {name: value for name, value in meta_of(params).items() if not name.startswith(META)}
-    return {**message, "params": {**params, "_meta": {**meta, SUBSCRIPTION_META: subscription}}}
-
-
-def to_legacy_notification(message: Message) -> Message:
-    """Return a notification without the fields of 2026-07-28."""
-    return {**message, "params": without_reserved(params_of(message))}
+def to_modern_notification(message: Message, subscription: Any) -> Message | None:
+    """Return a notification for the stream of one `subscriptions/listen`; None: there is none."""
+    found = from_server_notification(message, legacy=False)
+    if found is None:
+        return None
+    params = params_of(found)
+    meta = {**meta_of(params), SUBSCRIPTION_META: subscription}
+    return {**found, "params": {**params, "_meta": meta}}

@@ -46,6 +46,7 @@ FRESH_S = 5.0
 """How old an offer may be that a list or a call is checked against."""
 
 MAX_LAUNCHES = 1024
+TASKS = "execution"
 
 
 KIND_OF: Mapping[str, Kind] = {
@@ -109,11 +110,18 @@ class VisibleList:
 
 
 def written(pin: Pin, alias: str | None) -> msgspec.Raw | None:
-    if alias is None or alias == pin.name:
-        return None if alias is None else msgspec.Raw(pin.body)
+    """Return a thing as clients see it, by its alias. Of a tool `execution` is left out: it offers
+    tasks, which 2025-11-25 alone has and the bridge does not serve."""
+    if alias is None:
+        return None
+    body = pin.body
+    has_tasks = pin.kind == "tool" and TASKS.encode() in body
+    if alias == pin.name and not has_tasks:
+        return msgspec.Raw(body)
     value = pin.value()
     assert isinstance(value, dict)
-    return msgspec.Raw(msgspec.json.encode({**value, "name": alias}))
+    kept = {name: each for name, each in value.items() if not has_tasks or name != TASKS}
+    return msgspec.Raw(msgspec.json.encode({**kept, "name": alias}))
 
 
 Fetch = Callable[[Upstream], Awaitable[FetchedOffer]]

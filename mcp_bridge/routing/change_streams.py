@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Any
 
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import from_server_error
 from mcp_bridge.protocol.envelope import Envelope, modern_headers
 from mcp_bridge.protocol.eras import LIST_CHANGES
 from mcp_bridge.protocol.rpc import INVALID_PARAMS, Message, RpcError
@@ -74,7 +75,7 @@ async def modern_changes(
                     continue
                 if rpc.is_response(found):
                     if "error" in found:
-                        raise clean_error(rpc.from_error(found["error"]))
+                        raise clean_error(from_server_error(found["error"], modern=True))
                     return
                 if found["method"] == ACKNOWLEDGED or is_wanted(found, wanted):
                     yield found

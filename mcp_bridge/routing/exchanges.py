@@ -18,6 +18,14 @@ import msgspec
 
 from foundation.tasks import end_tasks
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import (
+    ANY_ANSWER,
+    answer_for_server,
+    for_server,
+    from_server_error,
+    from_server_result,
+    picked,
+)
 from mcp_bridge.protocol.envelope import (
     Envelope,
     HeaderSchema,
@@ -27,15 +35,21 @@ from mcp_bridge.protocol.envelope import (
 )
 from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, NEEDED_CAPABILITY
 from mcp_bridge.protocol.header_schemas import header_schemas_of
-from mcp_bridge.protocol.rpc import HEADER_MISMATCH, METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.protocol.translation import (
-    answer_for_server,
-    belongs_to,
-    check_requests,
-    for_server,
-    to_modern_params,
-    without_reserved,
+from mcp_bridge.protocol.questions import (
+    URL,
+    DeclinedQuestion,
+    elicitation,
+    from_server_question,
+    from_server_questions,
 )
+from mcp_bridge.protocol.rpc import (
+    HEADER_MISMATCH,
+    METHOD_NOT_FOUND,
+    URL_NEEDED,
+    Message,
+    RpcError,
+)
+from mcp_bridge.protocol.translation import belongs_to, to_modern_params
 from mcp_bridge.provenance import clean_error
 from mcp_bridge.upstream.transport import ReadCount, TransportAnswer
 from mcp_bridge.upstream.upstream import (
@@ -81,11 +95,18 @@ class QuestionEvent(msgspec.Struct, frozen=True):
     state: str | None = None
 
 
+class DeclinedEvent(msgspec.Struct, frozen=True):
+    """The event that the client is not asked what the server wants to ask, for the record."""
+
+    method: str
+    reason: str
+
+
 class ResultEvent(msgspec.Struct, frozen=True):
     result: dict[str, Any]
 
 
-Event = NotificationEvent | WaitEvent | QuestionEvent | ResultEvent
+Event = NotificationEvent | WaitEvent | QuestionEvent | DeclinedEvent | ResultEvent
 AskPage = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Requests a page of a list by its parameters. Raises: RpcError."""
 Answers = dict[str, Message]
@@ -134,7 +155,7 @@ class ModernExchange:
         self, upstream: Upstream, envelope: Envelope, method: str, params: dict[str, Any]
     ) -> None:
         self._upstream, self._envelope = upstream, upstream.to_server_envelope(envelope)
-        self._method, self._params = method, for_server(params)
+        self._method, self._params = method, for_server(method, params, modern=True)
         self._next: dict[str, Any] | None = self._params
         self._state: str | None = None
         self.is_out = False
@@ -164,7 +185,12 @@ class ModernExchange:
                         if belongs_to(found, params):
                             yield NotificationEvent(found)
                         continue
-                    yield self._ended(found)
+                    try:
+                        event = self._ended(found)
+                    except DeclinedQuestion as error:
+                        yield DeclinedEvent(error.method, error.reason)
+                        raise
+                    yield event
                     return
         raise Unreachable(upstream.name, "no_answer")
 
@@ -172,15 +198,19 @@ class ModernExchange:
         self.is_out = True
 
     def _ended(self, found: Message) -> Event:
+        """Raises: RpcError."""
         if "error" in found:
-            error = clean_error(rpc.from_error(found["error"]))
-            if error.code == HEADER_MISMATCH:
+            code = as_object(found["error"]).get("code")
+            if code == HEADER_MISMATCH:
                 self._upstream.schemas.clear()
-            raise error
+            raise clean_error(from_server_error(found["error"], modern=True))
         result = as_object(found.get("result"))
-        if result.get("resultType") != "input_required":
-            return ResultEvent(result)
-        requests = check_requests(result.get("inputRequests") or {}, self._envelope.capabilities)
+        kind = result.get("resultType", "complete")
+        if kind == "complete":
+            return ResultEvent(from_server_result(self._method, result, modern=True))
+        if kind != "input_required" or self._method not in INTERACTIVE:
+            raise Unreachable(self._upstream.name, "result_type")
+        requests = from_server_questions(result.get("inputRequests"), self._envelope.capabilities)
         if len(requests) > MAX_ASKED:
             raise Unreachable(self._upstream.name, "too_many_requests")
         state = result.get("requestState")
@@ -192,7 +222,7 @@ class ModernExchange:
         for key, answered in answers.items():
             if "error" in answered:
                 raise rpc.from_error(answered["error"])
-            given[key] = for_server(as_object(answered.get("result")))
+            given[key] = picked(as_object(answered.get("result")), ANY_ANSWER)
         self._next = {**self._params, "inputResponses": given}
         if self._state is not None:
             self._next["requestState"] = self._state
@@ -222,11 +252,11 @@ class LegacyExchange:
         capabilities: dict[str, Any],
     ) -> None:
         self._upstream, self._sessions = upstream, sessions
-        self._method, self._params = method, for_server(without_reserved(params))
+        self._method, self._params = method, for_server(method, params, modern=False)
         self._capabilities = capabilities
         self._session: UpstreamSession | None = None
         self._id = upstream.next_id()
-        self._asked: dict[str, rpc.RequestId] = {}
+        self._asked: dict[str, tuple[rpc.RequestId, str]] = {}
         self._count = 0
         self._spent = ReadCount()
         self.is_out = False
@@ -274,8 +304,7 @@ class LegacyExchange:
                     if not isinstance(found, dict):
                         yield found
                     elif rpc.is_request(found):
-                        asked = await self._ask(found)
-                        if asked is not None:
+                        async for asked in self._ask(found):
                             yield asked
                     elif belongs_to(found, self._params):
                         yield NotificationEvent(found)
@@ -325,43 +354,54 @@ class LegacyExchange:
                     if belongs_to(found, self._params):
                         yield NotificationEvent(found)
                 elif rpc.is_request(found):
-                    asked = await self._ask(found)
-                    if asked is not None:
+                    async for asked in self._ask(found):
                         yield asked
                 elif found.get("id") in (self._id, None):
-                    if "error" in found:
-                        raise clean_error(rpc.from_error(found["error"]))
-                    yield ResultEvent(as_object(found.get("result")))
+                    if "error" not in found:
+                        result = as_object(found.get("result"))
+                        yield ResultEvent(from_server_result(self._method, result, modern=False))
+                        continue
+                    error = clean_error(from_server_error(found["error"], modern=False))
+                    if error.code == URL_NEEDED:
+                        try:
+                            elicitation({"mode": URL}, self._capabilities)
+                        except DeclinedQuestion as declined:
+                            yield DeclinedEvent(declined.method, declined.reason)
+                            raise
+                    raise error
 
-    async def _ask(self, found: Message) -> QuestionEvent | None:
-        """Return the question to the client; None: it needed nobody else to answer."""
+    async def _ask(self, found: Message) -> AsyncGenerator[QuestionEvent | DeclinedEvent]:
+        """Yield the question to the client, or that it is not asked; nothing, where nobody else
+        has to answer."""
         if found["method"] == "ping":
             await self._reply(found["id"], {"result": {}})
-            return None
-        request: Message = {name: found[name] for name in ("method", "params") if name in found}
+            return
+        method = found["method"]
         try:
-            check_requests({"": request}, self._capabilities)
+            request = from_server_question(found, self._capabilities)
             if len(self._asked) >= MAX_ASKED:
-                raise RpcError(METHOD_NOT_FOUND, "Too many requests at once")
-        except RpcError as error:
-            await self._reply(found["id"], {"error": error.to_error()})
-            return None
+                error = "Too many requests at once"
+                raise DeclinedQuestion(METHOD_NOT_FOUND, error, method, "too_many_at_once")
+        except DeclinedQuestion as declined:
+            yield DeclinedEvent(declined.method, declined.reason)
+            await self._reply(found["id"], {"error": declined.for_legacy_server()})
+            return
         self._count += 1
         key = f"request-{self._count}"
-        self._asked[key] = found["id"]
-        return QuestionEvent({key: {"params": {}, **request}})
+        self._asked[key] = found["id"], method
+        yield QuestionEvent({key: request})
 
     async def answer(self, answers: Answers) -> None:
         for key, answered in answers.items():
-            id_ = self._asked.pop(key, None)
-            if id_ is not None:
-                await self._reply(id_, answered)
+            asked = self._asked.pop(key, None)
+            if asked is not None:
+                id_, method = asked
+                await self._reply(id_, answer_for_server(method, answered))
 
     async def _reply(self, id_: rpc.RequestId, answered: Message) -> None:
         assert self._session is not None
-        kept = answer_for_server(answered)
         try:
-            await self._upstream.notify(self._session, {"jsonrpc": "2.0", "id": id_, **kept})
+            await self._upstream.notify(self._session, {"jsonrpc": "2.0", "id": id_, **answered})
         except SessionEnded:
             raise Unreachable(self._upstream.name, "session") from None
 

@@ -18,6 +18,7 @@ from mcp_bridge.provenance import clean_message, clean_requests
 from mcp_bridge.routing.catalog import Catalog, ServerListing, VisibleList
 from mcp_bridge.routing.exchanges import (
     Answers,
+    DeclinedEvent,
     Event,
     Exchange,
     NotificationEvent,
@@ -118,6 +119,12 @@ class Guard:
     async def note_message(self, caller: Caller, upstream: Upstream) -> None:
         """Note that the caller is about to get a message that the server wrote."""
 
+    async def note_declined(
+        self, caller: Caller, upstream: Upstream, method: str, name: str, reason: str
+    ) -> None:
+        """Note that the caller is not asked what the server wants to ask, and why. `name`: of what
+        the caller asked for; empty outside of requests."""
+
 
 class GuardedExchange:
     """An exchange that begins only if the guard permits it, and whose result the guard checks.
@@ -132,6 +139,7 @@ class GuardedExchange:
         self._has_noted = False
         self._asked: dict[str, str] = {}
         """The method of each question that the client was asked last, by key."""
+        self._declined: set[DeclinedEvent] = set()
 
     @property
     def is_out(self) -> bool:
@@ -146,6 +154,9 @@ class GuardedExchange:
         try:
             async with aclosing(self._inner.events()) as events:
                 async for found in events:
+                    if isinstance(found, DeclinedEvent):
+                        await self._note_declined(found)
+                        continue
                     if not isinstance(found, WaitEvent):
                         await self._note_message()
                     event = clean_event(found)
@@ -177,6 +188,16 @@ class GuardedExchange:
         if not self._has_noted:
             await self._guard.note_message(self._caller, self._request.upstream)
             self._has_noted = True
+
+    async def _note_declined(self, declined: DeclinedEvent) -> None:
+        """Record that the client is not asked something, once for each reason."""
+        if declined in self._declined:
+            return
+        self._declined.add(declined)
+        request = self._request
+        name = str(request.params.get("name", request.params.get("uri", "")))
+        place = self._caller, request.upstream
+        await self._guard.note_declined(*place, declined.method, name, declined.reason)
 
     async def answer(self, answers: Answers) -> None:
         checked = {key: self._checked(key, answered) for key, answered in answers.items()}

@@ -76,6 +76,7 @@ class SampledExchange:
         self._inner, self._upstream, self._caller = inner, upstream, caller
         self._count = SampleCount(upstream, 0 if before is None else before.count)
         self._kept: Answers = {}
+        self._refused: RpcError | None = None
         self.holds = inner.holds
 
     @property
@@ -83,6 +84,17 @@ class SampledExchange:
         return self._inner.is_out
 
     async def events(self) -> AsyncGenerator[Event]:
+        try:
+            async with aclosing(self._all()) as events:
+                async for event in events:
+                    yield event
+        except RpcError as error:
+            # A server that fails with our refusal: whose it is, its code alone would not say.
+            if self._refused is not None and error.message == self._refused.message:
+                raise self._refused from None
+            raise
+
+    async def _all(self) -> AsyncGenerator[Event]:
         async with aclosing(self._inner.events()) as events:
             async for event in events:
                 if not isinstance(event, QuestionEvent):
@@ -106,6 +118,7 @@ class SampledExchange:
         except RpcError as error:
             if not self.holds:
                 raise
+            self._refused = error
             return {"error": error.to_error()}
 
     def _carried(self, state: str | None) -> str:

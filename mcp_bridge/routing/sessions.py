@@ -23,9 +23,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from mcp_bridge.caller import Caller
+from mcp_bridge.protocol.allowed_fields import client_capabilities
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.rpc import INVALID_REQUEST, RequestId, RpcError
-from mcp_bridge.protocol.translation import to_legacy_capabilities
 from mcp_bridge.routing.shared_streams import Heard, SharedStreams
 from mcp_bridge.upstream.upstream import SessionEnded, Upstream, UpstreamSession
 
@@ -415,7 +415,7 @@ class PrincipalSessionSource:
 
     @cached_property
     def _key(self) -> str:
-        can = to_legacy_capabilities(self._envelope.capabilities)
+        can = client_capabilities(self._envelope.capabilities)
         said = msgspec.json.encode([self._caller.principal, can], order="sorted")
         digest = hashlib.sha256(said).hexdigest()
         return f"mcp:{{{self._caller.org_id}}}:shared:{digest}"

@@ -10,11 +10,10 @@ import asyncio
 import itertools
 
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.questions import to_legacy_params
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, INVALID_REQUEST, Message, RpcError
-from mcp_bridge.protocol.translation import check_capability
 from mcp_bridge.routing.sessions import Session
 from mcp_bridge.server.streams import Stream
-from mcp_bridge.upstream.upstream import as_object
 from mcp_bridge.worker_relay import Payload, Relay
 
 ANSWER_S = 600.0
@@ -36,16 +35,16 @@ class Questions:
         relay.handlers[ANSWER] = self._take_answer
 
     async def ask(self, session: Session, request: Message, stream: Stream) -> Message:
-        """Return what the client answers, or why it cannot."""
+        """Return what the client answers, or why it cannot. `request`: one that it declared
+        (`from_server_question`)."""
         id_ = f"{self._relay.worker}.{next(self._numbers)}"
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.pending[id_] = (session.id, future)
         try:
-            check_capability(str(request.get("method")), session.about.capabilities)
             if not stream.can_be_heard:
                 raise RpcError(INTERNAL_ERROR, "The client is not there")
-            params = as_object(request.get("params"))
-            await stream.put(rpc.request(id_, str(request["method"]), params))
+            params = to_legacy_params(request)
+            await stream.put(rpc.request(id_, request["method"], params))
             async with asyncio.timeout(ANSWER_S):
                 return await future
         except RpcError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import from_client_params, from_server_notification
 from mcp_bridge.protocol.continuation import MAX_ROUNDS
 from mcp_bridge.protocol.envelope import check_client_size
 from mcp_bridge.protocol.eras import (
@@ -34,11 +35,7 @@ from mcp_bridge.protocol.rpc import (
     Message,
     RpcError,
 )
-from mcp_bridge.protocol.translation import (
-    to_legacy_error,
-    to_legacy_notification,
-    to_legacy_result,
-)
+from mcp_bridge.protocol.translation import to_legacy_error, to_legacy_result
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
     CALL_S,
@@ -197,7 +194,7 @@ class LegacyProtocol:
             check_request(method, session.about.version, params)
             async with asyncio.timeout(CALL_S):
                 result = await self._answer(endpoint, session, message, stream)
-            said = rpc.result(message["id"], to_legacy_result(result))
+            said = rpc.result(message["id"], to_legacy_result(method, result))
         except RpcError as error:
             about, error = session.about, to_legacy_error(method, params, error)
             error = to_url_required(error, about.version, about.capabilities)
@@ -216,7 +213,8 @@ class LegacyProtocol:
     async def _answer(
         self, endpoint: Endpoint, session: Session, message: Message, stream: Stream
     ) -> dict[str, Any]:
-        method, params = message["method"], rpc.params_of(message)
+        method = message["method"]
+        params = from_client_params(method, rpc.params_of(message), modern=False)
         context = self._context(endpoint, session)
         if method == "ping":
             return {}
@@ -247,7 +245,9 @@ class LegacyProtocol:
                         return event.result
                     if isinstance(event, NotificationEvent):
                         if passes_level(event.message, session.level):
-                            await stream.put(to_legacy_notification(event.message))
+                            told = from_server_notification(event.message, legacy=True)
+                            if told is not None:
+                                await stream.put(told)
                     elif isinstance(event, WaitEvent):
                         await stream.prime()
                     elif isinstance(event, QuestionEvent):

@@ -21,6 +21,7 @@ from foundation.periodic import Periodic
 from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import from_server_notification
 from mcp_bridge.protocol.continuation import (
     MAX_ROUNDS,
     TTL_S,
@@ -39,12 +40,15 @@ from mcp_bridge.protocol.eras import (
     check_request,
     is_at_least,
 )
-from mcp_bridge.protocol.rpc import INTERNAL_ERROR, METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.protocol.translation import (
-    to_legacy_notification,
-    to_modern_error,
-    to_modern_result,
+from mcp_bridge.protocol.questions import ELICIT
+from mcp_bridge.protocol.rpc import (
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
+    URL_NEEDED,
+    Message,
+    RpcError,
 )
+from mcp_bridge.protocol.translation import to_input_required, to_modern_error, to_modern_result
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
     CALL_S,
@@ -212,9 +216,20 @@ class ModernProtocol:
                     raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
                 return await self._forward(request, context, headers, emit)
         except RpcError as error:
+            if error.code == URL_NEEDED and method in INTERACTIVE:
+                return self._asked_to_open(params, error)
             raise to_modern_error(method, params, error) from None
         except TimeoutError:
             raise RpcError(INTERNAL_ERROR, "It took too long") from None
+
+    def _asked_to_open(self, params: dict[str, Any], error: RpcError) -> dict[str, Any]:
+        """Return the result that has a client open the URLs that a server of the older era wants
+        opened before it is called again; the client is asked once. Raises: RpcError."""
+        if "inputResponses" in params:
+            raise RpcError(INTERNAL_ERROR, error.message)
+        wanted = enumerate(error.data["elicitations"], 1)
+        requests = {f"url-{n}": {"method": ELICIT, "params": each} for n, each in wanted}
+        return to_input_required(requests, None, self._info)
 
     def context(self, caller: Caller, endpoint: Endpoint, envelope: Envelope) -> ClientContext:
         sessions = PrincipalSessionSource(self._sessions, caller, envelope)
@@ -328,7 +343,9 @@ class ModernProtocol:
                 return
         elif method != "notifications/progress":
             return
-        await emit(to_legacy_notification(message))
+        told = from_server_notification(message, legacy=False)
+        if told is not None:
+            await emit(told)
 
     def _ask(
         self, request: ClientRequest, exchange: OpenExchange, asked: QuestionEvent
@@ -382,12 +399,7 @@ class ModernProtocol:
         self, request: ClientRequest, requests: dict[str, Message], continuation: Continuation
     ) -> dict[str, Any]:
         sealed = self._sealer.seal(continuation, request.caller.principal, request.digest)
-        found = {
-            "resultType": "input_required",
-            "inputRequests": requests,
-            "requestState": sealed,
-        }
-        return to_modern_result(request.method, found, self._info)
+        return to_input_required(requests, sealed, self._info)
 
     # A call that waits.
 

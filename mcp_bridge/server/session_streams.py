@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import from_server_notification
 from mcp_bridge.protocol.eras import LIST_CHANGES, LOG, RESOURCE_UPDATED, passes_level
-from mcp_bridge.protocol.rpc import Message, RpcError
-from mcp_bridge.protocol.translation import answer_for_server, to_legacy_notification
+from mcp_bridge.protocol.rpc import Message
 from mcp_bridge.routing.change_streams import (
     ACKNOWLEDGED,
     follow,
@@ -25,14 +25,13 @@ from mcp_bridge.routing.change_streams import (
     with_uris,
 )
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
-from mcp_bridge.routing.exchanges import MAX_ASKED
 from mcp_bridge.routing.guard import Guard
-from mcp_bridge.routing.sampling import WINDOW_S, SampleCount, is_sampling, sampled
 from mcp_bridge.routing.sessions import Session, Sessions
 from mcp_bridge.server.elicitation import Questions
 from mcp_bridge.server.list_watch import Watch, Watches
+from mcp_bridge.server.outside_questions import OutsideQuestions
 from mcp_bridge.server.streams import Stream
-from mcp_bridge.upstream.upstream import SessionEnded, Upstream
+from mcp_bridge.upstream.upstream import Upstream
 from mcp_bridge.worker_relay import Payload, Relay
 
 log = logging.getLogger(__name__)
@@ -180,21 +179,18 @@ class SessionStreams:
         found: FollowedServer,
         stream: Stream,
     ) -> None:
-        asked: set[asyncio.Task[None]] = set()
-        samples = SampleCount(upstream, window_s=WINDOW_S)
+        place = context, session, upstream, stream
+        asked = OutsideQuestions(*place, self._guard, self._questions, self.tasks)
 
         async def take(message: Message) -> None:
             if rpc.is_response(message):
                 return
             if rpc.is_request(message):
-                while len(asked) >= MAX_ASKED:
-                    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-                work = self._pass_on(context, session, upstream, message, stream, samples)
-                task = self.tasks.spawn(work)
-                asked.add(task)
-                task.add_done_callback(asked.discard)
+                await asked.take(message)
             elif await self._is_for(context, session, upstream, message):
-                await stream.put(to_legacy_notification(message))
+                told = from_server_notification(message, legacy=True)
+                if told is not None:
+                    await stream.put(told)
 
         async def open_() -> AsyncGenerator[Message | None]:
             described = await context.described(upstream)
@@ -227,28 +223,3 @@ class SessionStreams:
             is_its_own = await self._sessions.server_of(session, uri) in (None, upstream.name)
             return is_its_own and await self._guard.shows_resource(context.caller, upstream, uri)
         return True
-
-    async def _pass_on(
-        self,
-        context: ClientContext,
-        session: Session,
-        upstream: Upstream,
-        message: Message,
-        stream: Stream,
-        samples: SampleCount,
-    ) -> None:
-        """Answer a request of the server outside of our requests, or ask the client."""
-        if message["method"] == "ping":
-            answered: Message = {"result": {}}
-        elif is_sampling(message) and upstream.config.sampling != "caller":
-            try:
-                answered = {"result": await sampled(upstream, context.caller, message, samples)}
-            except RpcError as error:
-                answered = {"error": error.to_error()}
-        else:
-            await self._guard.note_message(context.caller, upstream)
-            answered = await self._questions.ask(session, message, stream)
-        kept = answer_for_server(answered)
-        own = await context.sessions.get(upstream)
-        with suppress(RpcError, SessionEnded):
-            await upstream.notify(own, {"jsonrpc": "2.0", "id": message["id"], **kept})

@@ -15,7 +15,7 @@ from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.envelope import Envelope
 from mcp_bridge.protocol.eras import INTERACTIVE, LEGACY
 from mcp_bridge.protocol.rpc import URL_NEEDED, Message, RpcError
-from mcp_bridge.protocol.translation import to_modern_result
+from mcp_bridge.protocol.translation import to_input_required
 from mcp_bridge.upstream.upstream import Unreachable, as_object
 
 KEY = "tollgate/sign_in"
@@ -52,8 +52,7 @@ def asked_to_sign_in(
     if method not in INTERACTIVE or was_asked or not opens_urls(envelope.capabilities):
         return None
     request = {"method": "elicitation/create", "params": asked(error)}
-    found = {"resultType": "input_required", "inputRequests": {KEY: request}}
-    return to_modern_result(method, found, info)
+    return to_input_required({KEY: request}, None, info)
 
 
 def to_url_required(error: RpcError, version: str, capabilities: dict[str, Any]) -> RpcError:

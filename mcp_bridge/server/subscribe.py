@@ -134,7 +134,9 @@ class Listener:
         return await self._context.guard.shows_resource(self._context.caller, upstream, uri)
 
     async def _put(self, message: Message) -> None:
-        await self._pending.put(to_modern_notification(message, self._subscription))
+        told = to_modern_notification(message, self._subscription)
+        if told is not None:
+            await self._pending.put(told)
 
     async def _tell(self, method: str) -> None:
         """Tell the client of a change that no server says."""

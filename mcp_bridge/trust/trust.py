@@ -25,7 +25,14 @@ from mcp_bridge.routing.catalog import KIND_OF, Catalog, ServerListing, VisibleL
 from mcp_bridge.routing.guard import Guard, GuardedRequest, RequestPermit
 from mcp_bridge.trust.approvals import Approvals, arguments_digest
 from mcp_bridge.trust.call_permit import CallPermit, Ports, denial_of
-from mcp_bridge.trust.call_records import CallMemory, CallRecord, Meter, Records, RuleSource
+from mcp_bridge.trust.call_records import (
+    CallMemory,
+    CallRecord,
+    Denial,
+    Meter,
+    Records,
+    RuleSource,
+)
 from mcp_bridge.trust.read_permit import RequestSubject, permit_read, subject_of, to_call
 from mcp_bridge.trust.visibility import Screen, Viewer
 from mcp_bridge.upstream.upstream import Unreachable, Upstream
@@ -146,6 +153,14 @@ class Trust(Guard):
     async def note_message(self, caller: Caller, upstream: Upstream) -> None:
         if upstream.config.taints:
             await self.ports.memory.taint(caller, upstream.name)
+
+    async def note_declined(
+        self, caller: Caller, upstream: Upstream, method: str, name: str, reason: str
+    ) -> None:
+        denial = Denial(
+            caller=caller, server=upstream.name, name=name, reason=reason, method=method
+        )
+        await self.ports.records.denied(denial)
 
     # A call.
 

@@ -16,6 +16,7 @@ from foundation.http1 import HttpClientError, PoolTimeout
 from mcp_bridge.caller import Caller
 from mcp_bridge.names import ShortenedNames
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import client_capabilities, from_server_error
 from mcp_bridge.protocol.envelope import Envelope, modern_headers
 from mcp_bridge.protocol.eras import (
     LAST_EVENT_HEADER,
@@ -29,7 +30,7 @@ from mcp_bridge.protocol.eras import (
 )
 from mcp_bridge.protocol.header_schemas import HeaderSchemas
 from mcp_bridge.protocol.rpc import INTERNAL_ERROR, UNSUPPORTED_VERSION, Message, RpcError
-from mcp_bridge.protocol.translation import to_legacy_capabilities, to_modern_params
+from mcp_bridge.protocol.translation import to_modern_params
 from mcp_bridge.provenance import clean_error
 from mcp_bridge.upstream.audience import EVERYBODY, Audience
 from mcp_bridge.upstream.circuit_breaker import Attempt, Breaker, UpstreamResting
@@ -334,7 +335,7 @@ class Upstream:
         """Begin a session with the caller's capabilities. Raises: RpcError."""
         params = {
             "protocolVersion": LEGACY,
-            "capabilities": to_legacy_capabilities(self.to_server_envelope(envelope).capabilities),
+            "capabilities": client_capabilities(self.to_server_envelope(envelope).capabilities),
             "clientInfo": envelope.info or self._info,
         }
         message = rpc.request(self.next_id(), "initialize", params)
@@ -365,7 +366,7 @@ class Upstream:
                 if found is None or not rpc.is_response(found):
                     continue
                 if "error" in found:
-                    raise clean_error(rpc.from_error(found["error"]))
+                    raise clean_error(from_server_error(found["error"], modern=False))
                 return as_object(found.get("result"))
         raise Unreachable(self.name, "no_answer")
 

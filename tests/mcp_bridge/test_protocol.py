@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from foundation import sse
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.allowed_fields import client_capabilities
 from mcp_bridge.protocol.continuation import PREFIX, Continuation, Sealer, request_digest
 from mcp_bridge.protocol.envelope import Envelope, check_param_headers, param_headers
 from mcp_bridge.protocol.rpc import RpcError
@@ -20,14 +21,12 @@ from mcp_bridge.protocol.translation import (
     is_wanted,
     server_capabilities,
     supported_filter,
-    to_legacy_capabilities,
     to_legacy_error,
     to_legacy_result,
     to_modern_error,
     to_modern_notification,
     to_modern_params,
     to_modern_result,
-    without_reserved,
 )
 from mcp_bridge.server.allowed_origins import AllowedOrigins
 
@@ -85,19 +84,19 @@ def test_results_come_back_as_they_were(result: dict[str, Any]) -> None:
     info = {"name": "tollgate", "version": "1"}
     modern = to_modern_result("tools/list", result, info)
     assert modern["_meta"]["io.modelcontextprotocol/serverInfo"] == info
-    for name, filled in (("resultType", "complete"), ("ttlMs", 0), ("cacheScope", "private")):
-        if "resultType" not in result:
-            assert modern[name] == result.get(name, filled)
-    assert to_legacy_result(modern) == to_legacy_result(result)
-    assert not to_legacy_result(result).keys() & {"resultType", "ttlMs", "cacheScope"}
+    assert (modern["resultType"], modern["cacheScope"]) == ("complete", "private")
+    assert modern["ttlMs"] == result.get("ttlMs", 0)
+    legacy = to_legacy_result("tools/list", modern)
+    assert legacy == to_legacy_result("tools/list", result)
+    assert not legacy.keys() & {"resultType", "ttlMs", "cacheScope"}
 
 
 @given(RESULTS)
-def test_parameters_come_back_as_they_were(params: dict[str, Any]) -> None:
+def test_parameters_have_the_envelope_of_the_newer_era(params: dict[str, Any]) -> None:
     found = to_modern_params(params, ENVELOPE)
-    meta = found["_meta"]
-    assert meta["io.modelcontextprotocol/clientCapabilities"] == {"roots": {}}
-    assert without_reserved(found) == without_reserved(params)
+    assert found["_meta"]["io.modelcontextprotocol/clientCapabilities"] == {"roots": {}}
+    without = {name: value for name, value in params.items() if name != "_meta"}
+    assert {name: value for name, value in found.items() if name != "_meta"} == without
 
 
 @given(st.binary(min_size=1, max_size=3), st.integers(0, 400), st.text(max_size=5))
@@ -182,6 +181,7 @@ def test_changes_are_told_to_who_asked_for_them() -> None:
     heard = [is_wanted(each, granted) for each in (tools, prompts, updated, other)]
     assert heard == [True, False, True, False]
     told = to_modern_notification(updated, 7)
+    assert told is not None
     assert told["params"]["_meta"] == {"io.modelcontextprotocol/subscriptionId": 7}
     assert "_meta" not in updated["params"]
 
@@ -240,8 +240,8 @@ ABILITIES = st.dictionaries(
 @given(ABILITIES)
 def test_of_what_a_client_can_the_older_era_is_told_what_it_knows(given_: dict[str, Any]) -> None:
     """So there are few different ones, whatever clients make up."""
-    found = to_legacy_capabilities(given_)
-    assert to_legacy_capabilities(found) == found
+    found = client_capabilities(given_)
+    assert client_capabilities(found) == found
     assert found.keys() <= {"elicitation", "sampling", "roots"}
     for name, flags in found.items():
         assert flags.keys() <= {*given_[name]} & {"form", "url", "context", "tools"}

@@ -17,6 +17,7 @@ from tests.mcp_bridge.test_hostile import OK, SSE, whole
 CALL: dict[str, Any] = {"name": "t", "arguments": {}}
 OTHERS = ["mallory", "mallory@alice", "alice+other", "alice#proj_2", "alice@mallory"]
 ASKED = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}
+SEEN = [{"type": "text", "text": "seen"}]
 
 
 def stolen(session: LegacyClient, who: str) -> LegacyClient:
@@ -139,7 +140,7 @@ async def test_a_request_state_is_of_one_request_of_one_caller(
             asked = events({"jsonrpc": "2.0", "id": 7, **ASKED}).partition(b"\r\n\r\n")[2]
             return OK + SSE + b"\r\n" + asked
         if "inputResponses" in message["params"]:
-            return whole(answer(message["id"], {"content": [], "seen": True}))
+            return whole(answer(message["id"], {"content": SEEN}))
         found = {"resultType": "input_required", "inputRequests": {"k": ASKED}}
         return whole(answer(message["id"], {**found, "requestState": "inner"}))
 
@@ -170,7 +171,9 @@ async def test_a_request_state_is_of_one_request_of_one_caller(
         assert not asked
         if modern:
             again = {**CALL, **given, "requestState": state}
-            assert (await ask_modern(client, "/mcp", "tools/call", again))["result"]["seen"]
+            assert (await ask_modern(client, "/mcp", "tools/call", again))["result"][
+                "content"
+            ] == SEEN
             assert server.calls[-1]["params"]["requestState"] == "inner"
 
 

@@ -275,7 +275,9 @@ async def test_a_server_may_be_told_that_no_model_can_be_asked(
         hearing = asyncio.create_task(client.get("/mcp", headers=session.headers))
         while not server.gets:
             await asyncio.sleep(0.01)
-        assert "Sampling is off" in text_of(await session.ask("/mcp", "tools/call", ASKS, id=2))
+        assert "does not declare sampling" in text_of(
+            await session.ask("/mcp", "tools/call", ASKS, id=2)
+        )
         client.bridge.begin_drain()
         assert "sampling" not in (await hearing).text
     opened = [said for _, said in server.heard if said.get("method") == "initialize"]
