@@ -166,7 +166,8 @@ class GuardedExchange:
                         event = ResultEvent(await permit.result(event.result))
                         outcome = "done"
                     elif isinstance(event, QuestionEvent):
-                        self._asked = methods_of(event)
+                        # Of a server that waits, several are open at once.
+                        self._asked = (self._asked if self.holds else {}) | methods_of(event)
                         outcome = None if self.holds else "asked"
                     yield event
                     outcome = "done" if isinstance(event, ResultEvent) else None
