@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HEARTBEAT_INTERVAL_S = 1.0
 """How often a step loop that turns, idle or not, is heard of at least."""
@@ -72,8 +72,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """None: off. k >= 0: the chosen token and the k most likely, from the raw logits'
     log-softmax."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Beside `logprobs`: these tokens stand in the place of the most likely ones, in this order."""
     prompt_logprobs: int | None = None
-    """The same of the tokens of the prompt, each but the first."""
+    """The same of the tokens of the prompt, each but the first, with the most likely ones."""
     grammar: Grammar | None = None
 
     @property
@@ -126,6 +128,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     does."""
     weight: float = 1.0
     """The tenant's weight in its lane: twice the weight, twice the service when all wait."""
+    priority: int = 0
+    """Orders the requests of a tenant that wait in one lane: the smallest goes first, of two with
+    the same the one that came first."""
     deadline_s: float | None = None
     """After its arrival here. If not begun by then it is a `Rejection` (`deadline_exceeded`)."""
     breakpoints: tuple[Breakpoint, ...] = ()
@@ -196,7 +201,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """The chosen token and the `SamplingParams.logprobs` most likely ones, most likely first."""
+    """The chosen token and the `SamplingParams.logprobs` most likely ones, most likely first; or
+    the ones that were named."""
 
     chosen: TokenLogprob
     top: list[TokenLogprob]

@@ -121,6 +121,8 @@ class Sequence:
     tenant: str = ""
     weight: float = 1.0
     """The weight of the tenant."""
+    priority: int = 0
+    """As `EngineRequest.priority`."""
     output_token_ids: list[int] = field(default_factory=list)
     """Generated so far, a final EOS or stop token included."""
     num_computed_tokens: int = 0
@@ -148,6 +150,8 @@ class Sequence:
     draft_token_ids: list[int] = field(default_factory=list)
     """Guesses of what follows the last known token; the next step may verify them."""
     key: Key = field(init=False)
+    turn: tuple[int, int, int] = field(init=False)
+    """Priority, then `order`: of a tenant's that wait in a lane, who is started first."""
     precedence: tuple[int, int, int] = field(init=False)
     """Rank of the lane, then `order`: of those that run, who comes first gives way last."""
     is_adjusted: bool = field(init=False)
@@ -157,6 +161,7 @@ class Sequence:
     def __post_init__(self) -> None:
         """Make once what every step asks for."""
         self.key = (self.request_id, self.index)
+        self.turn = (self.priority, *self.order)
         self.precedence = (LANE_RANKS[self.lane], *self.order)
         asked = self.sampling
         bound = self.constraint is not None
@@ -295,6 +300,7 @@ def sequences_of(
             lane=request.lane,
             tenant=request.tenant,
             weight=request.weight,
+            priority=request.priority,
         )
 
     return tuple(

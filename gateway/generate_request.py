@@ -108,7 +108,19 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    """Say the log-probabilities of these, in the place of the likeliest."""
+    prompt_logprobs: int | None = None
+    """Say those of the prompt's tokens with so many of the likeliest; of a whole answer."""
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    """False: special tokens are text of the answer, but for the one that ends it."""
+    return_token_ids: bool | None = None
+    """None: not said, so the answer has no place for them."""
+    return_tokens_as_token_ids: bool = False
+    """Name the tokens of log-probabilities `token_id:5`."""
+    priority: int = 0
+    """Of what its organization has waiting in the lane the smallest is run first."""
 
 
 class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
@@ -124,6 +136,12 @@ class ChatPrompt(OutputOptions, frozen=True, kw_only=True):
     order."""
     continues: bool = False
     """The last message is the beginning of the answer."""
+    add_generation_prompt: bool = True
+    """False: the model says itself whose turn it is."""
+    echo: bool = False
+    """Say the beginning of the answer again, where the last message is that."""
+    template_kwargs: dict[str, Any] = {}
+    """Variables of the chat template, by its own names."""
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     """At most `MAX_BREAKPOINTS`, in order; for a model whose cache contract is explicit."""
     form: OutputForm | None = None
@@ -264,7 +282,6 @@ class ToTokenize(msgspec.Struct, frozen=True, kw_only=True):
     chat: ChatPrompt | None = None
     add_special_tokens: bool
     """Add the special tokens that the tokenizer puts around a text by default."""
-    add_generation_prompt: bool = True
     with_texts: bool = False
     """Return the text of each token, too."""
 
@@ -277,6 +294,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     """The client asked for the usage chunk of a stream."""
+    continuous_usage: bool = False
+    """And for the usage so far in every chunk."""
     n: int = 1
     service_tier: ServiceTier | None = None
     cache_key: str | None = None

@@ -110,9 +110,30 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallDelta, ...] = ()
     """The call deltas that came after `text`."""
     logprobs: list[TokenInfo] | None = None
+    token_ids: list[int] | None = None
+    """What was generated since the last delta of the choice, a token that ends it included; None:
+    not asked for."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     """The one of the client's at which it ended."""
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's entry of `prompt_logprobs`."""
+
+    logprob: float
+    rank: int | None
+    """From 1, of the likeliest that were asked for; None: it is none of them."""
+    decoded_token: str
+
+
+class PromptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells what the client asked to know of the prompt of choice `index`; None: not that."""
+
+    index: int
+    token_ids: list[int] | None = None
+    logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    """By token id, the prompt's own first; of its first token None, as nothing comes before it."""
 
 
 class PromptEcho(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +141,7 @@ class PromptEcho(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     text: str
-    first: bytes
+    first: TokenTop
     """Its first token: nothing comes before it, so nothing is said of it."""
     logprobs: list[TokenInfo] | None
     """The logprobs of the other tokens; None: not requested."""
@@ -158,7 +179,7 @@ class RawBody(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-Item = TextDelta | PromptEcho | EmbeddingVector | RawChunk | RawRun | RawBody
+Item = TextDelta | PromptEcho | PromptReport | EmbeddingVector | RawChunk | RawRun | RawBody
 Items = Sequence[Item]
 
 

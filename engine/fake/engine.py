@@ -13,7 +13,7 @@ import math
 import struct
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -74,6 +74,14 @@ def embedding(request: EngineRequest) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *(number / length for number in numbers))
 
 
+def named(token_id: int, token_ids: Sequence[int]) -> TokenLogprobs:
+    """The token, and those that were asked for by name."""
+    return TokenLogprobs(
+        TokenLogprob(token_id, -0.5),
+        [TokenLogprob(each, -0.5 if each == token_id else -2.0 - each) for each in token_ids],
+    )
+
+
 def likeliest(token_id: int, num_top: int) -> TokenLogprobs:
     """The token, and others behind it."""
     chosen = TokenLogprob(token_id, -0.5)
@@ -89,7 +97,7 @@ class _FakeRequest:
         self, request: EngineRequest, number: int, respond: Respond, max_model_len: int
     ) -> None:
         self.request = request
-        self.order = (number, 0)
+        self.turn = (request.priority, number, 0)
         self.lane, self.tenant = request.lane, request.tenant
         self.num_tokens = sum(map(len, request.prompts))
         self.deadline_s = math.inf
@@ -178,8 +186,12 @@ class _FakeRequest:
         return "length" if length >= self.max_tokens[index // self.request.n] else None
 
     def _logprobs(self, token_id: int) -> list[TokenLogprobs] | None:
-        asked = self.request.sampling.logprobs
-        return None if asked is None else [likeliest(token_id, asked)]
+        sampling = self.request.sampling
+        if sampling.logprobs is None:
+            return None
+        if sampling.logprob_token_ids:
+            return [named(token_id, sampling.logprob_token_ids)]
+        return [likeliest(token_id, sampling.logprobs)]
 
     def _prompt_logprobs(self, index: int) -> list[TokenLogprobs] | None:
         asked, n = self.request.sampling.prompt_logprobs, self.request.n

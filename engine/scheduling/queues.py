@@ -29,8 +29,8 @@ class Waiter(Protocol):
     def tenant(self) -> str: ...
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Smaller came earlier; no two have the same."""
+    def turn(self) -> tuple[int, int, int]:
+        """Its priority, then when it came: the smaller goes first; no two have the same."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -39,13 +39,14 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 
-def _order(waiter: Waiter) -> tuple[int, int]:
-    return waiter.order
+def _turn(waiter: Waiter) -> tuple[int, int, int]:
+    return waiter.turn
 
 
 class WaitingRoom(Generic[W]):
     """The queues of what waits; the tenant of what is added has been entered in `share` before.
-    Each tenant's are kept in order of arrival: what was preempted waits before what came later.
+    Each tenant's are kept in order of priority, then of arrival: what was preempted waits before
+    what came later.
     """
 
     def __init__(self, share: FairShare) -> None:
@@ -69,10 +70,10 @@ class WaitingRoom(Generic[W]):
     def add(self, waiter: W) -> None:
         lane, tenant = waiter.lane, waiter.tenant
         queue = self._queues[lane].setdefault(tenant, [])
-        if not queue or queue[-1].order < waiter.order:
-            queue.append(waiter)  # as all do that come for the first time
+        if not queue or queue[-1].turn < waiter.turn:
+            queue.append(waiter)  # as all of one priority do that come for the first time
         else:
-            insort(queue, waiter, key=_order)
+            insort(queue, waiter, key=_turn)
         self._share.wait(lane, tenant)
         self._num_waiting += 1
         self.num_tokens[lane] += waiter.num_tokens
@@ -86,7 +87,7 @@ class WaitingRoom(Generic[W]):
             return False
         at = 0  # as of all that start
         if queue[0] is not waiter:
-            at = bisect_left(queue, waiter.order, key=_order)
+            at = bisect_left(queue, waiter.turn, key=_turn)
             if at == len(queue) or queue[at] is not waiter:
                 return False
         del queue[at]
@@ -114,7 +115,7 @@ class WaitingRoom(Generic[W]):
         for lane, queues in self._queues.items():
             assert self._share.is_waiting(lane) == bool(queues), f"lane {lane}: who waits?"
             for tenant, queue in queues.items():
-                assert queue == sorted(queue, key=_order), "a queue is out of order"
+                assert queue == sorted(queue, key=_turn), "a queue is out of order"
                 assert all((w.lane, w.tenant) == (lane, tenant) for w in queue), "wrong queue"
             total = sum(waiter.num_tokens for queue in queues.values() for waiter in queue)
             assert self.num_tokens[lane] == total, f"lane {lane}: tokens miscounted"

@@ -25,6 +25,8 @@ MAX_EMBEDDED = 2048
 """Prompts of a request that embeds (OpenAI's)."""
 MAX_LOGPROBS = 20
 """Largest `SamplingParams.logprobs` (OpenAI's top_logprobs)."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""vLLM's bound on tokens named for their logprobs."""
 MAX_PROMPT_LOGPROBS = 5
 """The bound on logprobs of each prompt token, since a prompt may be long (OpenAI's, of a legacy
 completion)."""
@@ -191,6 +193,12 @@ def _check_ids(p: SamplingParams, vocab_size: int) -> None:
     ids = range(vocab_size)
     if p.logprobs is not None and not 0 <= p.logprobs <= MAX_LOGPROBS:
         raise _must_be("logprobs", f"between 0 and {MAX_LOGPROBS}")
+    if len(p.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+        raise _must_be("logprob_token_ids", f"at most {MAX_LOGPROB_TOKEN_IDS}")
+    if p.logprob_token_ids and p.logprobs is None:
+        raise _must_be("logprob_token_ids", "beside logprobs")
+    if not all(i in ids for i in p.logprob_token_ids):
+        raise _must_be("logprob_token_ids", _known(vocab_size))
     if p.prompt_logprobs is not None and not 0 <= p.prompt_logprobs <= MAX_PROMPT_LOGPROBS:
         raise _must_be("prompt_logprobs", f"between 0 and {MAX_PROMPT_LOGPROBS}")
     if p.logit_bias:

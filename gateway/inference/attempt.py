@@ -25,6 +25,7 @@ from gateway.inference.metering import rated, to_events, to_quantities, to_units
 from gateway.inference.services import GenerationServices
 from gateway.limits.allowance import Allowance
 from gateway.pauses import PauseReasons, Rest
+from gateway.wire.surfaces import CountingEncoder
 
 CHECKPOINT_INTERVAL_S = 0.5
 CHECKPOINT_TOKENS = 32
@@ -66,6 +67,10 @@ class ReplicaAttempt:
         self.usage: MeteredUsage | None = None
         self.cache: CacheOutcome | None = None
         self.opening = call.opening
+        self.counting: CountingEncoder | None = None
+        """Hears of the usage before each chunk, where the client wants it there."""
+        if call.request.continuous_usage and isinstance(call.encoder, CountingEncoder):
+            self.counting = call.encoder
         self.checkpoint_due_s, self.checkpoint_due_output = 0.0, 0
         self.closing = False
 
@@ -134,6 +139,8 @@ class ReplicaAttempt:
         if usage is None:
             return
         self.usage = usage
+        if self.counting is not None:
+            self.counting.note_usage(usage)
         if event.finished:
             self.cache = event.cache
             return  # nothing more will be written, and what was is closed and settled at once

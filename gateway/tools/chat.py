@@ -66,6 +66,7 @@ def to_loop(
     generate = read_without(fields, tools)
     if generate.n != 1:
         raise unsupported("n", "has to be 1 where tools of servers are called")
+    refuse_of_one_prompt(generate)
     made: list[ChatSteps] = []
 
     def encoder(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
@@ -132,6 +133,21 @@ def read_without(fields: dict[str, Any], tools: list[Any]) -> GenerateRequest:
             error.args = (error.message,)
         raise
     return msgspec.structs.replace(generate, has_tools=True)
+
+
+def refuse_of_one_prompt(generate: GenerateRequest) -> None:
+    """Refuse what is said of one prompt and one answer: a loop has several. Raises: BadField."""
+    prompt = generate.prompt
+    assert prompt is not None
+    for param, asked in (
+        ("return_token_ids", prompt.return_token_ids),
+        ("prompt_logprobs", prompt.prompt_logprobs is not None),
+        ("echo", prompt.echo),
+        ("continue_final_message", prompt.continues),
+        ("stream_options.continuous_usage_stats", generate.continuous_usage),
+    ):
+        if asked:
+            raise unsupported(param, "not supported where tools of servers are called")
 
 
 def placed(text: str, places: list[int]) -> str:

@@ -6,7 +6,7 @@ Knows no HTTP and no route but the paths that a batch may name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -31,6 +31,13 @@ class Encoder(Protocol):
     def encode(self, items: Sequence[Item]) -> bytes: ...
 
     def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes: ...
+
+
+@runtime_checkable
+class CountingEncoder(Encoder, Protocol):
+    """An encoder whose chunks can say the usage so far."""
+
+    def note_usage(self, usage: MeteredUsage) -> None: ...
 
 
 Opening = Callable[[MeteredUsage], bytes]

@@ -22,16 +22,22 @@ from engine.runner.sampling.sampling_tensors import (
     to_device,
 )
 
+NamedTokens = tuple[int, ...]
+
 
 class DeviceDrawing:
     """The tokens drawn for each row, as `sampler.Drawing`."""
 
-    def __init__(self, drawn: Tensor, download: Download, asked: list[int]) -> None:
+    def __init__(
+        self, drawn: Tensor, download: Download, asked: list[int], named: dict[int, NamedTokens]
+    ) -> None:
         """drawn: int64 [S], -1 where nothing could be drawn. download: of it, and of the
-        `RowLogprobs` if any are asked for. asked: as `kernels.logprobs`."""
+        `RowLogprobs` if any are asked for, and of `named_logprobs` if any tokens are named. asked:
+        as `kernels.logprobs`. named: by row."""
         self._drawn = drawn
         self._download = download
         self._asked = asked
+        self._named = named
 
     @property
     def token_ids(self) -> Tensor:
@@ -42,11 +48,17 @@ class DeviceDrawing:
         """Waits for the device. None for a row from which nothing can be drawn."""
         drawn, *found = (tensor.tolist() for tensor in self._download.wait())
         rows: list[TokenLogprobs | None] = [None] * len(self._asked)
+        of_names = found.pop() if self._named else []
         if found:
             rows = [
                 _logprobs(ids, values, count) if count >= 0 else None
                 for count, ids, values in zip(self._asked, *found, strict=True)
             ]
+        for (at, token_ids), values in zip(self._named.items(), of_names, strict=True):
+            row = rows[at]
+            assert row is not None, "tokens are named beside logprobs alone"
+            top = list(map(TokenLogprob, token_ids, values))
+            rows[at] = TokenLogprobs(row.chosen, top)
         return [
             (token_id, row) if token_id >= 0 else None
             for token_id, row in zip(drawn, rows, strict=True)
@@ -93,12 +105,32 @@ class DeviceSampler:
         if most >= 0:
             counts = to_device(asked, np.int32, logits.device)
             tensors += tuple(kernels.logprobs(logits, drawn, counts, most))
-        return DeviceDrawing(drawn, self._transfers.download(*tensors), asked)
+        named = {
+            at: row.sampling.logprob_token_ids
+            for at, row in enumerate(rows)
+            if row.sampling.logprob_token_ids
+        }
+        if named:
+            tensors += (named_logprobs(logits, named),)
+        return DeviceDrawing(drawn, self._transfers.download(*tensors), asked, named)
 
     def let_answers_pass(self) -> None:
         """Before what was drawn is overwritten."""
         if self._transfers is not None:
             self._transfers.let_downloads_pass()
+
+
+def named_logprobs(logits: Tensor, named: dict[int, NamedTokens]) -> Tensor:
+    """float32 [N, K]: the log-probabilities of the tokens that N rows of logits [S, vocab] name,
+    at most K; behind a row's own the first one's."""
+    most = max(map(len, named.values()))
+    ids = np.zeros((len(named), most), np.int64)
+    for at, token_ids in enumerate(named.values()):
+        ids[at] = token_ids[0]
+        ids[at, : len(token_ids)] = token_ids
+    rows = to_device(np.array(list(named), np.int64), np.int64, logits.device)
+    picked = to_device(ids, np.int64, logits.device)
+    return logits[rows].float().log_softmax(dim=-1).gather(1, picked)
 
 
 def _logprobs(ids: list[int], values: list[float], count: int) -> TokenLogprobs:

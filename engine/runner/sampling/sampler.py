@@ -213,6 +213,9 @@ def _logprobs(raw: Tensor | None, token_id: int, seq: SampleRow) -> TokenLogprob
     """raw: [vocab], None where no log-probabilities were asked for."""
     if raw is None:
         return None
+    chosen, named = TokenLogprob(token_id, float(raw[token_id])), seq.sampling.logprob_token_ids
+    if named:
+        values = raw[torch.tensor(named, device=raw.device)]
+        return TokenLogprobs(chosen, list(map(TokenLogprob, named, values.tolist())))
     values, ids = raw.topk(min(seq.sampling.logprobs or 0, len(raw)))
-    chosen = TokenLogprob(token_id, float(raw[token_id]))
     return TokenLogprobs(chosen, list(map(TokenLogprob, ids.tolist(), values.tolist())))

@@ -173,7 +173,7 @@ class Drafter:
         held = self._held.get(seq)
         if held is None:
             # Nobody reads log-probabilities of drafts, and a grammar is kept to by what verifies.
-            sampling = msgspec.structs.replace(seq.sampling, logprobs=None)
+            sampling = msgspec.structs.replace(seq.sampling, logprobs=None, logprob_token_ids=())
             shadow = replace(seq, sampling=sampling, adapter="", constraint=None, block_table=[])
             held = self._held[seq] = _DraftedSequence(seq, shadow, seq.num_preemptions)
         return held

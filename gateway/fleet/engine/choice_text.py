@@ -7,8 +7,10 @@ so it is counted apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from billing.cache_contracts import (
     DEFAULT_CONTRACT,
@@ -33,7 +35,10 @@ from gateway.generate_request import ChatPrompt, OutputOptions
 from gateway.generation_events import (
     CallDelta,
     FinishReason,
+    Item,
     MeteredUsage,
+    PromptLogprob,
+    PromptReport,
     ReplicaEvent,
     TextDelta,
     TokenInfo,
@@ -62,7 +67,16 @@ class ChoiceText:
         self._keep_stop = prompt.include_stop_str_in_output
         self._ends = ends
         self._tokenizer = tokenizer
-        self.detokenizer = Detokenizer(tokenizer, prompt.stop, self._keep_stop, shown=shown_ids)
+        self._tokens_as_ids = prompt.return_tokens_as_token_ids
+        self._unsaid_ids: list[int] | None = [] if prompt.return_token_ids else None
+        """Used, and told with no delta yet; None: they are not asked for."""
+        self.detokenizer = Detokenizer(
+            tokenizer,
+            prompt.stop,
+            self._keep_stop,
+            skip_special_tokens=prompt.skip_special_tokens,
+            shown=shown_ids,
+        )
         self.over = False
         self.num_used = 0
         """Tokens up to the stop, it included."""
@@ -93,7 +107,15 @@ class ChoiceText:
         infos = None
         if output.logprobs is not None:
             infos = self.to_infos(self.shown_logprobs(output.logprobs, piece.num_tokens_used))
-        return self.show(text, infos, reason)
+        delta = self.show(text, infos, reason)
+        if self._unsaid_ids is None:
+            return delta
+        self._unsaid_ids += output.token_ids[:num_used]
+        return None if delta is None else self._with_ids(delta)
+
+    def _with_ids(self, delta: TextDelta) -> TextDelta:
+        told, self._unsaid_ids = self._unsaid_ids, []
+        return msgspec.structs.replace(delta, token_ids=told)
 
     def shown_logprobs(self, logprobs: list[TokenLogprobs], num_shown: int) -> list[TokenLogprobs]:
         """Return the logprobs of the tokens whose text is shown."""
@@ -123,21 +145,45 @@ class ChoiceText:
         return [self._to_info(entry) for entry in logprobs]
 
     def _to_info(self, entry: TokenLogprobs) -> TokenInfo:
-        chosen = self._to_top(entry.chosen)
+        chosen = self.to_top(entry.chosen)
         return TokenInfo(
             token=chosen.token,
             logprob=chosen.logprob,
             bytes=chosen.bytes,
-            top_logprobs=[self._to_top(top) for top in entry.top],
+            top_logprobs=[self.to_top(top) for top in entry.top],
         )
 
-    def _to_top(self, entry: TokenLogprob) -> TokenTop:
-        data = self._tokenizer.token_bytes(entry.token_id)
-        return TokenTop(
-            token=data.decode(errors="replace"),
-            logprob=max(entry.logprob, UNLIKELY),
-            bytes=list(data),
+    def to_top(self, entry: TokenLogprob) -> TokenTop:
+        return to_top(entry, self._tokenizer, as_ids=self._tokens_as_ids)
+
+
+def to_top(entry: TokenLogprob, tokenizer: Tokenizer, *, as_ids: bool) -> TokenTop:
+    data = tokenizer.token_bytes(entry.token_id)
+    return TokenTop(
+        token=f"token_id:{entry.token_id}" if as_ids else data.decode(errors="replace"),
+        logprob=max(entry.logprob, UNLIKELY),
+        bytes=list(data),
+    )
+
+
+def to_prompt_logprobs(
+    scores: Sequence[TokenLogprobs], most: int, tokenizer: Tokenizer
+) -> list[dict[str, PromptLogprob] | None]:
+    """Return what vLLM says of a prompt, with at most so many of the likeliest of each place."""
+    found: list[dict[str, PromptLogprob] | None] = [None]
+    for entry in scores:
+        ranks = {each.token_id: rank for rank, each in enumerate(entry.top, 1)}
+        found.append(
+            {
+                str(each.token_id): PromptLogprob(
+                    logprob=max(each.logprob, UNLIKELY),
+                    rank=ranks.get(each.token_id),
+                    decoded_token=tokenizer.token_bytes(each.token_id).decode(errors="replace"),
+                )
+                for each in (entry.chosen, *entry.top[:most])
+            }
         )
+    return found
 
 
 class ChoiceParser(NamedTuple):
@@ -227,18 +273,42 @@ def to_calls(deltas: Sequence[Delta]) -> tuple[CallDelta, ...]:
     return tuple(found.values())
 
 
+class PromptReports:
+    """Tells what a client asked to be told of its prompts: their token ids with the first that is
+    heard of each choice, their log-probabilities when the engine brings them."""
+
+    def __init__(
+        self, options: OutputOptions, prompts: Sequence[list[int]], n: int, tokenizer: Tokenizer
+    ) -> None:
+        self._tells_ids, self._most = bool(options.return_token_ids), options.prompt_logprobs
+        self._prompts, self._n, self._tokenizer = prompts, n, tokenizer
+        self._told: set[int] = set()
+        self.is_silent = not self._tells_ids and self._most is None
+
+    def of(self, output: EngineOutput) -> Iterator[PromptReport]:
+        number, index = output.index // self._n, output.index
+        if self._tells_ids and index not in self._told:
+            self._told.add(index)
+            yield PromptReport(index=index, token_ids=self._prompts[number])
+        if self._most is not None and output.prompt_logprobs is not None:
+            told = to_prompt_logprobs(output.prompt_logprobs, self._most, self._tokenizer)
+            for choice in range(number * self._n, (number + 1) * self._n):
+                yield PromptReport(index=choice, logprobs=told)
+
+
 class Choices:
     """The choices of one attempt, and its usage so far."""
 
     def __init__(
         self,
         choices: Sequence[ChoiceText],
+        reports: PromptReports,
         contract: ContractName,
         breakpoints: Sequence[Breakpoint] = (),
     ) -> None:
         """`contract`: by which what the engine reused is counted; `breakpoints`: of an explicit
         one, those that the engine was told of."""
-        self._choices = choices
+        self._choices, self._reports = choices, reports
         self._contract, self._breakpoints = contract, breakpoints
         self.usage: MeteredUsage | None = None
 
@@ -251,8 +321,11 @@ class Choices:
         delta = self._choices[output.index].read(output)
         if output.usage.prefilled:
             self.usage = self._to_metered(output)
+        items: tuple[Item, ...] = () if delta is None else (delta,)
+        if not self._reports.is_silent:
+            items = (*self._reports.of(output), *items)
         return ReplicaEvent(
-            items=() if delta is None else (delta,),
+            items=items,
             usage=self.usage,
             finished=output.finished,
             queue_time_s=output.usage.queue_time_s,
@@ -303,14 +376,17 @@ class GenerationText(Choices):
         tokenizer: Tokenizer,
         contract: ContractName = DEFAULT_CONTRACT,
         *,
+        prompt_token_ids: list[int] | None = None,
         breakpoints: Sequence[Breakpoint] = (),
         ends: Container[int] | None = None,
         parsing: ChoiceParser | None = None,
     ) -> None:
-        """`ends`: see `ChoiceText`. `parsing`: None where all that is said is the answer."""
+        """`prompt_token_ids`: for who asks to be told of them. `ends`: see `ChoiceText`. `parsing`:
+        None where all that is said is the answer."""
         choices: list[ChoiceText]
         if parsing is None:
             choices = [ChoiceText(i, prompt, tokenizer, ends) for i in range(n)]
         else:
             choices = [ParsedChoice(i, prompt, tokenizer, ends, parsing) for i in range(n)]
-        super().__init__(choices, contract, breakpoints)
+        reports = PromptReports(prompt, [prompt_token_ids or []], n, tokenizer)
+        super().__init__(choices, reports, contract, breakpoints)

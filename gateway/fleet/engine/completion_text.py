@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from billing.cache_contracts import ContractName
-from engine.protocol import EngineOutput, TokenLogprobs
+from engine.protocol import EngineOutput, TokenLogprob, TokenLogprobs
 from engine.text.tokenizer import Tokenizer
-from gateway.fleet.engine.choice_text import Choices, ChoiceText
+from gateway.fleet.engine.choice_text import Choices, ChoiceText, PromptReports
 from gateway.generate_request import CompletionPrompt
 from gateway.generation_events import Item, PromptEcho, ReplicaEvent, TextDelta
 
@@ -34,7 +34,8 @@ class EmptyCompletionText(ChoiceText):
         if self.over:
             return None
         self.over = True
-        return TextDelta(index=self.index, text="", finish_reason="length")
+        delta = TextDelta(index=self.index, text="", finish_reason="length")
+        return delta if self._unsaid_ids is None else self._with_ids(delta)
 
 
 class CompletionText(Choices):
@@ -52,12 +53,12 @@ class CompletionText(Choices):
         """`prompts`: the same as token ids."""
         kind: type[ChoiceText] = EmptyCompletionText if prompt.max_tokens == 0 else PlainChoice
         choices = [kind(i, prompt, tokenizer) for i in range(n * len(prompts))]
-        super().__init__(choices, contract)
+        super().__init__(choices, PromptReports(prompt, prompts, n, tokenizer), contract)
         self._prompt, self._prompts, self._n = prompt, prompts, n
         self._tokenizer = tokenizer
         self._echoes: dict[int, PromptEcho] = {}
         """By prompt, once it is known; its index is any."""
-        self._held: dict[int, list[TextDelta]] = {}
+        self._held: dict[int, list[Item]] = {}
         """By prompt: of choices whose echo is not known yet."""
         self._echoed: set[int] = set()
 
@@ -70,21 +71,20 @@ class CompletionText(Choices):
             self._prompt.logprobs is None or output.prompt_logprobs is not None
         ):
             self._echoes[number] = self._echo_of(number, output.prompt_logprobs)
-        deltas = self._held.pop(number, [])
-        deltas += [item for item in event.items if isinstance(item, TextDelta)]
+        items = [*self._held.pop(number, []), *event.items]
         if number in self._echoes:
-            return msgspec.structs.replace(event, items=tuple(self._with_echoes(number, deltas)))
-        self._held[number] = deltas
+            return msgspec.structs.replace(event, items=tuple(self._with_echoes(number, items)))
+        self._held[number] = items
         return msgspec.structs.replace(event, items=())
 
-    def _with_echoes(self, number: int, deltas: Sequence[TextDelta]) -> list[Item]:
-        items: list[Item] = []
-        for delta in deltas:
-            if delta.index not in self._echoed:
-                self._echoed.add(delta.index)
-                items.append(msgspec.structs.replace(self._echoes[number], index=delta.index))
-            items.append(delta)
-        return items
+    def _with_echoes(self, number: int, items: Sequence[Item]) -> list[Item]:
+        found: list[Item] = []
+        for item in items:
+            if isinstance(item, TextDelta) and item.index not in self._echoed:
+                self._echoed.add(item.index)
+                found.append(msgspec.structs.replace(self._echoes[number], index=item.index))
+            found.append(item)
+        return found
 
     def _echo_of(self, number: int, logprobs: list[TokenLogprobs] | None) -> PromptEcho:
         written, ids = self._prompt.prompts[number], self._prompts[number]
@@ -93,6 +93,11 @@ class CompletionText(Choices):
         return PromptEcho(
             index=number,
             text=text,
-            first=self._tokenizer.token_bytes(ids[0]),
-            logprobs=None if logprobs is None else first.to_infos(logprobs),
+            first=first.to_top(TokenLogprob(ids[0], 0.0)),
+            logprobs=None if logprobs is None else first.to_infos(self._cut(logprobs)),
         )
+
+    def _cut(self, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Leave out the likeliest that only `prompt_logprobs` asks for."""
+        most = self._prompt.logprobs
+        return [TokenLogprobs(each.chosen, each.top[:most]) for each in logprobs]

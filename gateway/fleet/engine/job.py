@@ -52,6 +52,7 @@ def check_token_ids(prompt: OutputOptions, vocab_size: int) -> None:
     for param, ids in (
         ("logit_bias", prompt.logit_bias),
         ("stop_token_ids", prompt.stop_token_ids),
+        ("logprob_token_ids", prompt.logprob_token_ids),
     ):
         unknown = next((i for i in ids if i >= vocab_size), None)
         if unknown is not None:
@@ -80,5 +81,7 @@ def to_sampling(
         ignore_eos=prompt.ignore_eos,
         seed=prompt.seed,
         logprobs=prompt.logprobs,
+        logprob_token_ids=prompt.logprob_token_ids,
+        prompt_logprobs=prompt.prompt_logprobs,
         grammar=None if form is None else form.grammar,
     )

@@ -24,7 +24,13 @@ from gateway.fleet.engine.choice_text import ChoiceParser
 from gateway.fleet.engine.kept_prefixes import NO_PREFIXES, Prefixes, find_breakpoints, to_prefixes
 from gateway.fleet.engine.message_places import chars_before, place_at
 from gateway.fleet.replica import MessagePlace
-from gateway.generate_request import ChatPrompt, OutputForm, ToolUse, ToTokenize
+from gateway.generate_request import (
+    ChatPrompt,
+    OutputForm,
+    ReasoningEffort,
+    ToolUse,
+    ToTokenize,
+)
 from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.constraints.to_grammar import check_size
 
@@ -62,7 +68,7 @@ class ModelFormat:
     def check(self, prompt: ChatPrompt) -> None:
         """Check what can be said before anything is rendered. Raises UnsupportedField."""
         if prompt.reasoning_effort is not None and not prompt.effort_is_hint:
-            options = template_options(prompt, self._template.variables)
+            options = effort_options(prompt.reasoning_effort, self._template.variables)
             thinks = self._output.reasoning != "none"
             if not options and thinks == (prompt.reasoning_effort == "none"):
                 why = "thinks always" if thinks else "does not think"
@@ -79,7 +85,7 @@ class ModelFormat:
 
     def token_ids(self, prompt: ChatPrompt, asked: ToTokenize) -> list[int]:
         """Raises BadField."""
-        text = self._rendered(prompt, is_whole=asked.add_generation_prompt)
+        text = self._rendered(prompt)
         return self._tokenizer.encode(text, asked.add_special_tokens)
 
     def render(self, prompt: ChatPrompt, block_size: int | None = None) -> RenderedPrompt:
@@ -95,12 +101,10 @@ class ModelFormat:
             kept=kept,
         )
 
-    def _rendered(self, prompt: ChatPrompt, *, is_whole: bool = True) -> str:
+    def _rendered(self, prompt: ChatPrompt) -> str:
         """Raises BadField."""
         try:
-            if is_whole:
-                return self._whole_text(prompt)
-            return self._text(prompt, prompt.messages, is_whole=False)
+            return self._whole_text(prompt)
         except InvalidRequest as error:
             raise BadField(
                 "This model's chat template does not take these messages.", param="messages"
@@ -110,7 +114,7 @@ class ModelFormat:
         """Render the prompt's text, up to where the answer goes on. Raises InvalidRequest,
         UnsupportedField."""
         if not prompt.continues:
-            return self._text(prompt, prompt.messages)
+            return self._text(prompt, prompt.messages, is_whole=prompt.add_generation_prompt)
         *before, last = prompt.messages
         marked = {**last, "content": last["content"] + GOES_ON}
         text = self._text(prompt, [*before, marked], is_whole=False)
@@ -247,9 +251,14 @@ def no_effort(param: str, why: str) -> UnsupportedField:
 
 
 def template_options(prompt: ChatPrompt, variables: Collection[str]) -> Mapping[str, Any]:
+    """Return what the template is told besides the conversation: how much the model is to think, as
+    it takes that, and what the client says to it by name."""
+    return {**effort_options(prompt.reasoning_effort, variables), **prompt.template_kwargs}
+
+
+def effort_options(effort: ReasoningEffort | None, variables: Collection[str]) -> Mapping[str, Any]:
     """Return how much the model is to think, as its template takes it; of one that knows on and off
     alone, all but `none` are on. Nothing for one that knows neither."""
-    effort = prompt.reasoning_effort
     if effort is None:
         return {}
     if "reasoning_effort" in variables:

@@ -72,7 +72,8 @@ class PlainJobs:
         found = await self.encoded(prompt.prompts, "prompt", status, priority, room=at_least)
         sampling = to_sampling(prompt, at_least)
         if prompt.echo and prompt.logprobs is not None:
-            sampling = msgspec.structs.replace(sampling, prompt_logprobs=prompt.logprobs)
+            most = max(prompt.logprobs, prompt.prompt_logprobs or 0)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=most)
         return PreparedRequest(
             request=request,
             input_tokens=sum(map(len, found)),
@@ -85,6 +86,7 @@ class PlainJobs:
                     more_prompts=tuple(found[1:]),
                     sampling=sampling,
                     n=request.n,
+                    priority=prompt.priority,
                 ),
                 reader=partial(
                     CompletionText, prompt, found, request.n, self._tokenizer, self._contract

@@ -335,6 +335,7 @@ class EngineReplica:
             prompt_token_ids=rendered.token_ids,
             sampling=to_sampling(prompt, max_tokens, rendered.form),
             n=request.n,
+            priority=prompt.priority,
             breakpoints=tuple(
                 Breakpoint(each.position, TTL_S[each.ttl]) for each in kept.breakpoints
             ),
@@ -361,6 +362,7 @@ class EngineReplica:
             request.n,
             self._tokenizer,
             self._cache_contract,
+            prompt_token_ids=rendered.token_ids,
             breakpoints=job.prefixes.breakpoints,
             ends=self._ends(prompt, rendered),
             parsing=self._format_of_chats().parsing(prompt, rendered),

@@ -27,8 +27,11 @@ from gateway.wire.constraints.to_grammar import ANY_OBJECT
 
 UNKNOWN_THERE = (
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
-    *("stop_token_ids", "include_stop_str_in_output"),
+    *("stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs"),
+    *("logprob_token_ids", "return_token_ids", "return_tokens_as_token_ids", "echo"),
+    *("add_generation_prompt", "template_kwargs"),
 )
+CLIENTS_NAMES = {"template_kwargs": "chat_template_kwargs"}
 ALIKE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 """Fields of the same name and meaning."""
 FORM_NAME = "answer"
@@ -76,7 +79,7 @@ def to_chat_body(
 def refuse_unknown(prompt: ChatPrompt) -> None:
     for name in UNKNOWN_THERE:
         if getattr(prompt, name) != getattr(UNSAID, name):
-            raise unknown_there(name)
+            raise unknown_there(CLIENTS_NAMES.get(name, name))
     if prompt.continues:
         raise unknown_there(prompt.path_of(len(prompt.messages) - 1))
 

@@ -29,7 +29,8 @@ class TextFormat(StrictStruct, tag_field="type", tag="text"):
 
 
 class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
-    pass
+    schema: SchemaObject | None = None
+    """llama.cpp's and vLLM's: the schema that the object is of."""
 
 
 class NamedJsonSchema(StrictStruct):

@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 def of_response_format(asked: ResponseFormat) -> Iterator[OutputForm]:
     match asked:
         case JsonObjectFormat():
-            yield OutputForm(ANY_OBJECT, "response_format")
+            yield of_json_object(asked, "response_format")
         case JsonSchemaFormat():
             yield of_schema(asked.json_schema.schema, "response_format.json_schema.schema")
 
@@ -50,6 +50,12 @@ def of_structured_outputs(asked: StructuredOutputs) -> Iterator[OutputForm]:
     if not found:
         raise BadField("'structured_outputs' names no form.", param="structured_outputs")
     yield from found
+
+
+def of_json_object(asked: JsonObjectFormat, param: str) -> OutputForm:
+    if asked.schema is None:
+        return OutputForm(ANY_OBJECT, param)
+    return of_schema(asked.schema, f"{param}.schema")
 
 
 def of_schema(schema: dict[str, Any] | str, param: str) -> OutputForm:

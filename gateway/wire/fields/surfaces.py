@@ -60,6 +60,19 @@ def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
     return {path: said for path, said in of_messages.items() if re.split(r"\W", path)[0] in names}
 
 
+VLLMS = {
+    "stream_options.continuous_usage_stats": "vLLM's: with `include_usage`, the usage so far stands"
+    " in every chunk",
+    "skip_special_tokens": "vLLM's: false: special tokens are text of the answer, but for the one"
+    " that ends it",
+    "prompt_logprobs": "vLLM's: of the prompt's tokens, with so many of the likeliest, not beside"
+    " `stream`; the rank of one that is none of these is null",
+    "logprob_token_ids": "vLLM's: beside `logprobs`: these stand in the place of the likeliest",
+    "return_token_ids": "vLLM's: those of the prompt and of the answer",
+    "return_tokens_as_token_ids": "vLLM's: tokens of log-probabilities are named `token_id:5`",
+    "priority": "vLLM's: of what its organization has waiting in the lane the smallest goes first",
+}
+"""Notes on what chats and texts have in common."""
 CHAT = SurfaceFields(
     title="POST /v1/chat/completions, of our engine's models",
     body=ChatCompletionRequest,
@@ -67,6 +80,7 @@ CHAT = SurfaceFields(
         "user": "a label for abuse checks",
         "safety_identifier": "a label for abuse checks",
         "metadata": "kept with stored completions, and none is stored",
+        "store": "nothing is stored, whatever it says",
         "response_format.json_schema.name": "a name for the schema",
         "response_format.json_schema.description": "a name for the schema, in more words",
         "response_format.json_schema.strict": "the answer is kept to the schema in any case",
@@ -80,12 +94,11 @@ CHAT = SurfaceFields(
         "prompt_cache_key": "where several serve a model, the requests of an organization that name"
         " the same go to the same, as long as that is no busier than others; the cache report names"
         " a prefix by it",
-        "store": "true is refused: nothing is stored",
+        **VLLMS,
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
         "max_completion_tokens": "both may be given if they are equal",
         "reasoning_effort": "as the model's chat template takes it; one that knows on and off alone"
-        " thinks for all but `none`; of one that knows neither, one that never thinks (penny) takes"
-        " `none` and one that always thinks all others: what it would not do is refused",
+        " thinks for all but `none`; one that knows neither does as it always does",
         "reasoning": "OpenRouter's",
         "reasoning.effort": "as `reasoning_effort`; both may be given if they are equal",
         "verbosity": "what every answer has; others are refused",
@@ -108,8 +121,17 @@ CHAT = SurfaceFields(
         "tools[].function.strict": "true: its calls are valid by `parameters`, by a grammar; a call"
         " that is forced is so in any case",
         "tool_choice": "a function that is named, or allowed and required, is called, by a grammar",
-        "parallel_tool_calls": "false: the answer is over with its first call",
+        "parallel_tool_calls": "false: the answer is over with its first call; without tools it"
+        " means nothing",
         "messages[].reasoning_content": "not OpenAI's: as it stood in an answer",
+        "messages[].reasoning": "vLLM's newer name of `reasoning_content`, and OpenRouter's",
+        "response_format.schema": "llama.cpp's and vLLM's: the answer is of it, by a grammar",
+        "echo": "vLLM's: an answer whose beginning is the last message says that again",
+        "add_generation_prompt": "vLLM's: false: the model says itself whose turn it is",
+        "continue_final_message": "vLLM's: the answer goes on with the last message, a text of the"
+        " assistant",
+        "chat_template_kwargs": "vLLM's: variables of the chat template, such as `enable_thinking`;"
+        " one that the template does not read means nothing; they go before `reasoning_effort`",
         "service_tier": "`fast` is `priority`; what was served stands in the answer",
         "guided_json": "vLLM's older name of `structured_outputs.json`",
         "guided_regex": "vLLM's older name of `structured_outputs.regex`",
@@ -249,6 +271,7 @@ RESPONSES = SurfaceFields(
         "stop": "not OpenAI's: as of chat completions",
         "top_k": "not OpenAI's: as of chat completions",
         "min_p": "not OpenAI's: as of chat completions",
+        "repetition_penalty": "not OpenAI's: as of chat completions",
     },
     refused_values=responses.NOT_YET,
 )
@@ -257,6 +280,7 @@ COMPLETIONS = SurfaceFields(
     body=CompletionRequest,
     ignored={"user": "a label for abuse checks"},
     notes={
+        **VLLMS,
         "prompt": "a text, several, token ids, or several lists of them; choice i of prompt p has"
         " the index p * n + i; of a text the tokenizer makes what it makes of plain text, with its"
         " own tokens around it",
@@ -290,6 +314,8 @@ TOKENIZE = SurfaceFields(
         "prompt": "this or `messages`",
         "add_special_tokens": "what the tokenizer puts around a text; unless said, of a `prompt`",
         "add_generation_prompt": "true unless said; beside `messages`",
+        "continue_final_message": "beside `messages`; as of chat completions",
+        "chat_template_kwargs": "beside `messages`; as of chat completions",
         "return_token_strs": "each token as the vocabulary writes it, too",
     },
     refused_values={path: CHAT.refused_values[path] for path in ("messages[].role",)},

@@ -35,6 +35,12 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 5
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Both as our engine has it."""
+MAX_PRIORITY = 2**31 - 1
+MAX_TEMPLATE_KWARGS = 64
+MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 
 Unsupported: TypeAlias = None
 """The type of a field that is refused by name unless it is null."""
@@ -103,6 +109,8 @@ class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     tool_calls: ToolCalls | None = None
     reasoning_content: str | None = None
     """Not OpenAI's: what the model thought, for templates that show it."""
+    reasoning: str | None = None
+    """vLLM's newer name of it, and OpenRouter's."""
     parsed: Any = None
     """A client library's parsed copy of the content; ignored."""
     provider_specific_fields: dict[str, Any] | None = None
@@ -119,6 +127,9 @@ class ToolMessage(StrictStruct, tag_field="role", tag="tool"):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
+TemplateKwargs = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_KWARGS)]
+
+
 class ChatReasoning(StrictStruct):
     """The object that OpenRouter has for `reasoning_effort`."""
 
@@ -127,6 +138,8 @@ class ChatReasoning(StrictStruct):
 
 class StreamOptions(StrictStruct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, the usage so far stands in every chunk."""
     include_obfuscation: bool | None = None
 
 
@@ -153,6 +166,14 @@ class SampledRequest(StrictStruct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_PROMPT_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+    ) = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
 
 
 class ChatCompletionRequest(SampledRequest, kw_only=True):
@@ -187,6 +208,10 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Alternatives | None = None
     guided_grammar: str | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
     audio: Unsupported = None
     function_call: Unsupported = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.generation_events import FinishReason, TextDelta, TokenInfo
+from gateway.generation_events import FinishReason, PromptLogprob, TextDelta, TokenInfo
 from gateway.ids import uuid7
 from gateway.wire.openai.chat import CompletionUsage
 
@@ -46,6 +46,8 @@ class AnswerChoice(msgspec.Struct, kw_only=True):
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: list[int] | None | UnsetType = UNSET
+    """vLLM's, as the next ones: of who names `return_token_ids`; null: who declines them."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -57,6 +59,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: CompletionUsage
     service_tier: str | None
     system_fingerprint: str | None
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 def call_id() -> str:
@@ -73,7 +77,12 @@ class ChoiceCollector:
         self._names: list[str] = []
         self._arguments: list[list[str]] = []
         self._logprobs: list[TokenInfo] = []
+        self._token_ids: list[int] | None | UnsetType = UNSET
         self._finish_reason: FinishReason | None = None
+
+    def name_token_ids(self) -> None:
+        """Leave a place for ids that were declined, or that there are none of."""
+        self._token_ids = None
 
     def add(self, delta: TextDelta) -> None:
         self._texts.append(delta.text)
@@ -86,6 +95,8 @@ class ChoiceCollector:
             self._arguments[call.index].append(call.arguments)
         if delta.logprobs:
             self._logprobs += delta.logprobs
+        if delta.token_ids is not None:
+            self._token_ids = [*(self._token_ids or ()), *delta.token_ids]
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
 
@@ -95,6 +106,7 @@ class ChoiceCollector:
             message=self._message(),
             logprobs=ChoiceLogprobs(self._logprobs) if self._logprobs else None,
             finish_reason=self._finish_reason,
+            token_ids=self._token_ids,
         )
 
     def _message(self) -> AnswerMessage:

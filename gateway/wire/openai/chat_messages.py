@@ -111,8 +111,8 @@ def to_template(message: Message) -> dict[str, Any]:
         case AssistantMessage():
             if message.tool_calls:
                 templated["tool_calls"] = [to_call(call) for call in message.tool_calls]
-            if message.reasoning_content:
-                templated["reasoning_content"] = message.reasoning_content
+            if thought := message.reasoning_content or message.reasoning:
+                templated["reasoning_content"] = thought
     return templated
 
 

@@ -15,7 +15,7 @@ from gateway.generate_request import CompletionPrompt, GenerateRequest, ModelKin
 from gateway.request_errors import BadField
 from gateway.wire.openai.chat import MAX_CHOICES, SampledRequest, Unsupported
 from gateway.wire.openai.forward_plain import forward_completion
-from gateway.wire.openai.from_chat import check_stream_options, sampling
+from gateway.wire.openai.from_chat import sampling, usage_of_stream
 from gateway.wire.openai.plain_prompts import PlainPrompts, check_other_values, to_prompts
 from gateway.wire.shared.refusals import MAX_INT64, decode, unsupported
 
@@ -54,13 +54,14 @@ def from_completions(body: bytes, kind: ModelKind) -> GenerateRequest:
 
 
 def to_generate(request: SentCompletion) -> GenerateRequest:
-    check_stream_options(request.stream_options, request.stream)
+    usage = usage_of_stream(request.stream_options, request.stream)
     n = request.n or 1
     check_choices(request, n)
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=usage.included,
+        continuous_usage=usage.continuous,
         n=n,
         completion=CompletionPrompt(
             prompts=to_prompts(request.prompt, "prompt", MAX_CHOICES // n),

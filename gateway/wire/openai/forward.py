@@ -46,6 +46,8 @@ BILLED_OTHERWISE = {
 OUR_TIERS: tuple[ServiceTier, ...] = ("priority", "fast", "flex")
 """Served by us, at our prices: an upstream hears nothing of them and serves what it always does.
 Asked for its own it would charge otherwise, or otherwise than it was asked: some fall back."""
+CONTINUOUS = "continuous_usage_stats"
+OUR_FIELDS = ("priority", "stream_options")
 PLAIN_TOOLS = ("function", "custom")
 """Tools that the client runs. Every other type is the upstream's own and has a fee."""
 PLAIN_CACHE_TTLS = ("5m", "30m")
@@ -58,6 +60,7 @@ class ForwardFields(msgspec.Struct, frozen=True):
     model: str
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     n: int
     service_tier: ServiceTier | None
     cache_key: str | None
@@ -73,7 +76,7 @@ def check_forward(body: Any) -> ForwardFields:
         raise BadField("you must provide a model parameter", param="model")
     check_messages(body.get("messages"))
     stream = optional_bool(body.get("stream"), "stream")
-    include_usage = check_stream_options(body.get("stream_options"), stream)
+    include_usage, continuous = check_stream_options(body.get("stream_options"), stream)
     n = optional_int(body.get("n"), "n", MAX_CHOICES)
     for name in ("max_tokens", "max_completion_tokens"):
         optional_int(body.get(name), name, MAX_TOKENS)
@@ -81,14 +84,24 @@ def check_forward(body: Any) -> ForwardFields:
     has_tools = bool(body.get("tools") or body.get("functions"))
     cache_key = optional_text(body.get("prompt_cache_key"), "prompt_cache_key")
     return ForwardFields(
-        model, stream, include_usage, n or 1, service_tier(body), cache_key, has_tools
+        model, stream, include_usage, continuous, n or 1, service_tier(body), cache_key, has_tools
     )
 
 
-def without_our_tiers(body: dict[str, Any]) -> dict[str, Any]:
-    if body.get("service_tier") not in OUR_TIERS:
+def without_ours(body: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is honoured here and nothing for an upstream: our tiers, whose turn it is, and
+    the usage that stands in each chunk."""
+    hidden = {name for name in OUR_FIELDS if name in body}
+    if body.get("service_tier") in OUR_TIERS:
+        hidden.add("service_tier")
+    if not hidden:
         return body
-    return {name: value for name, value in body.items() if name != "service_tier"}
+    sent = {name: value for name, value in body.items() if name not in hidden}
+    options = body.get("stream_options")
+    if isinstance(options, dict):
+        kept = {name: value for name, value in options.items() if name != CONTINUOUS}
+        sent["stream_options"] = kept
+    return sent
 
 
 def service_tier(body: dict[str, Any]) -> ServiceTier | None:
@@ -136,9 +149,10 @@ def check_part(part: Any, param: str) -> None:
         check_cache_ttl(part.get(field), f"{param}.{field}")
 
 
-def check_stream_options(options: Any, stream: bool) -> bool:
+def check_stream_options(options: Any, stream: bool) -> tuple[bool, bool]:
+    """Return whether the usage is asked for, and whether it is in every chunk. Raises BadField."""
     if options is None:
-        return False
+        return False, False
     if not isinstance(options, dict):
         raise invalid("stream_options", "expected an object")
     if not stream:
@@ -146,7 +160,9 @@ def check_stream_options(options: Any, stream: bool) -> bool:
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
             param="stream_options",
         )
-    return optional_bool(options.get("include_usage"), "stream_options.include_usage")
+    included = optional_bool(options.get("include_usage"), "stream_options.include_usage")
+    continuous = optional_bool(options.get(CONTINUOUS), f"stream_options.{CONTINUOUS}")
+    return included, included and continuous
 
 
 def check_price(body: dict[str, Any]) -> None:

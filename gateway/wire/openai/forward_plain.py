@@ -10,7 +10,12 @@ from msgspec import Meta
 
 from gateway.generate_request import GenerateRequest, PlainForward
 from gateway.wire.openai.chat import MAX_CHOICES
-from gateway.wire.openai.forward import MAX_TOKENS, check_price, check_stream_options
+from gateway.wire.openai.forward import (
+    MAX_TOKENS,
+    check_price,
+    check_stream_options,
+    without_ours,
+)
 from gateway.wire.openai.plain_prompts import check_other_values, is_ids, to_prompts
 from gateway.wire.shared.refusals import decode
 
@@ -44,12 +49,14 @@ def forward_completion(body: bytes, unsaid_max_tokens: int) -> GenerateRequest:
     stream, n = bool(fields.stream), fields.n or 1
     max_tokens = unsaid_max_tokens if fields.max_tokens is None else fields.max_tokens
     prompts = to_prompts(fields.prompt, "prompt", MAX_CHOICES // n)
+    included, continuous = check_stream_options(sent.get("stream_options"), stream)
     return GenerateRequest(
         model=fields.model,
         stream=stream,
-        include_usage=check_stream_options(sent.get("stream_options"), stream),
+        include_usage=included,
+        continuous_usage=continuous,
         n=n * len(prompts),
-        forward={**sent, "max_tokens": max_tokens},
+        forward={**without_ours(sent), "max_tokens": max_tokens},
         plain=PlainForward(path="completions", prompts=prompts, max_tokens=max_tokens),
     )
 

@@ -7,7 +7,7 @@ wrote it: `messages[0].content[1].type`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
@@ -37,13 +37,27 @@ from gateway.wire.constraints.to_tool_use import (
     only_with_tools,
 )
 from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
-from gateway.wire.openai.chat import ChatCompletionRequest, SampledRequest, StreamOptions
+from gateway.wire.openai.chat import (
+    MAX_TEMPLATE_KWARGS_BYTES,
+    AssistantMessage,
+    ChatCompletionRequest,
+    SampledRequest,
+    StreamOptions,
+)
 from gateway.wire.openai.chat_messages import text_size_of_calls, to_messages
-from gateway.wire.openai.forward import check_forward, without_our_tiers
+from gateway.wire.openai.forward import check_forward, without_ours
 from gateway.wire.shared.cache_control import to_breakpoints
 from gateway.wire.shared.refusals import check_values, decode, unsupported
 
 MAX_MODEL_CHARS = 256
+TEMPLATES_OWN = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize", "conversation", "raise_exception", "strftime_now"),
+        *("bos_token", "eos_token", "unk_token", "pad_token"),
+    }
+)
+"""Variables of a chat template that no client may set."""
 
 
 class Peek(msgspec.Struct, frozen=True):
@@ -112,27 +126,29 @@ def to_forward(body: Any) -> GenerateRequest:
         model=fields.model,
         stream=fields.stream,
         include_usage=fields.include_usage,
+        continuous_usage=fields.continuous_usage,
         n=fields.n,
         service_tier=fields.service_tier,
         cache_key=fields.cache_key,
         has_tools=fields.has_tools,
-        forward=without_our_tiers(body),
+        forward=without_ours(body),
     )
 
 
 def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
     messages = to_messages(request.messages)
-    check_stream_options(request.stream_options, request.stream)
-    if request.store:
-        raise unsupported("store", "not supported: nothing is stored")
+    usage = usage_of_stream(request.stream_options, request.stream)
+    check_turn(request)
     form, tools = output_form(request), tool_use(request)
     effort, effort_param = reasoning_effort(request)
+    kwargs = template_kwargs(request.chat_template_kwargs)
     if request.min_tokens:
         refuse_beside_ends(request.stop, form, tools)
     return GenerateRequest(
         model=request.model,
         stream=bool(request.stream),
-        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        include_usage=usage.included,
+        continuous_usage=usage.continuous,
         n=request.n or 1,
         service_tier=request.service_tier,
         cache_key=request.prompt_cache_key,
@@ -140,16 +156,64 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         prompt=ChatPrompt(
             messages=messages,
             breakpoints=to_breakpoints(request.messages, request.tools or ()),
-            num_other_chars=text_size_of_calls(request.messages),
+            num_other_chars=text_size_of_calls(request.messages) + size_of(kwargs),
             max_tokens=max_tokens(request),
             logprobs=logprobs(request),
             form=form,
             reasoning_effort=effort,
             effort_param=effort_param,
+            effort_is_hint=True,
             tools=tools,
+            continues=bool(request.continue_final_message),
+            add_generation_prompt=request.add_generation_prompt is not False,
+            echo=bool(request.echo),
+            template_kwargs=kwargs,
             **sampling(request),
         ),
     )
+
+
+def check_turn(request: ChatCompletionRequest) -> None:
+    """Check whose turn it is said to be. Raises BadField."""
+    if not request.continue_final_message:
+        return
+    param = "continue_final_message"
+    if request.add_generation_prompt:
+        raise BadField(f"'{param}' cannot stand beside 'add_generation_prompt'.", param=param)
+    last = request.messages[-1]
+    if not isinstance(last, AssistantMessage) or last.tool_calls or not last.content:
+        raise BadField(
+            f"Invalid value for '{param}': the last message is no text of the assistant.",
+            param=param,
+        )
+
+
+def template_kwargs(asked: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the variables for a chat template. Raises BadField for those that are not the
+    client's, and where they are too large."""
+    found = asked or {}
+    param = "chat_template_kwargs"
+    for name in found:
+        if name in TEMPLATES_OWN:
+            raise unsupported(f"{param}.{name}", "not supported: it is not the client's")
+    size_bytes = size_of(found)
+    if size_bytes > MAX_TEMPLATE_KWARGS_BYTES:
+        raise BadField(
+            f"Invalid value for '{param}': more than {MAX_TEMPLATE_KWARGS_BYTES} bytes.",
+            param=param,
+        )
+    return found
+
+
+def size_of(kwargs: dict[str, Any]) -> int:
+    """Return the size in bytes of JSON. Raises BadField."""
+    if not kwargs:
+        return 0
+    try:
+        return len(msgspec.json.encode(kwargs))
+    except RecursionError as error:  # decoding it had a few frames more
+        param = "chat_template_kwargs"
+        raise BadField(f"Invalid value for '{param}': nested too deep.", param=param) from error
 
 
 def reasoning_effort(request: ChatCompletionRequest) -> tuple[ReasoningEffort | None, str]:
@@ -181,10 +245,18 @@ class SamplingFields(TypedDict):
     ignore_eos: bool
     seed: int | None
     include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    prompt_logprobs: int | None
+    logprob_token_ids: tuple[int, ...]
+    return_token_ids: bool | None
+    return_tokens_as_token_ids: bool
+    priority: int
 
 
 def sampling(request: SampledRequest) -> SamplingFields:
+    """Raises BadField."""
     top_p, top_k = nucleus(request.top_p, request.top_k)
+    check_logprobs(request)
     return SamplingFields(
         min_tokens=request.min_tokens or 0,
         temperature=default(request.temperature, 1.0),
@@ -200,7 +272,28 @@ def sampling(request: SampledRequest) -> SamplingFields:
         ignore_eos=bool(request.ignore_eos),
         seed=request.seed,
         include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        prompt_logprobs=request.prompt_logprobs,
+        logprob_token_ids=tuple(request.logprob_token_ids or ()),
+        return_token_ids=request.return_token_ids,
+        return_tokens_as_token_ids=bool(request.return_tokens_as_token_ids),
+        priority=request.priority or 0,
     )
+
+
+def check_logprobs(request: SampledRequest) -> None:
+    """Raises BadField."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise BadField(
+            "The 'prompt_logprobs' parameter is not available when 'stream' is enabled.",
+            param="prompt_logprobs",
+        )
+    asked = getattr(request, "logprobs", None)
+    if request.logprob_token_ids and (asked is None or asked is False):
+        raise BadField(
+            "The 'logprob_token_ids' parameter is only allowed when 'logprobs' is enabled.",
+            param="logprob_token_ids",
+        )
 
 
 def nucleus(top_p: float | None, top_k: int | None) -> tuple[float, int]:
@@ -225,9 +318,17 @@ def default(value: float | None, absent: float) -> float:
     return absent if value is None else value
 
 
-def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
+class StreamUsage(NamedTuple):
+    """The usage that a client wants of a stream."""
+
+    included: bool
+    continuous: bool
+
+
+def usage_of_stream(options: StreamOptions | None, stream: bool | None) -> StreamUsage:
+    """Raises BadField."""
     if options is None:
-        return
+        return StreamUsage(False, False)
     if not stream:
         raise BadField(
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
@@ -237,6 +338,8 @@ def check_stream_options(options: StreamOptions | None, stream: bool | None) -> 
         raise unsupported(
             "stream_options.include_obfuscation", "not supported: chunks are not padded"
         )
+    included = bool(options.include_usage)
+    return StreamUsage(included, included and bool(options.continuous_usage_stats))
 
 
 def max_tokens(request: ChatCompletionRequest) -> int | None:
@@ -315,8 +418,6 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
 
 
 def refuse_without_tools(request: ChatCompletionRequest) -> None:
-    """Refuse fields that say how tools are called, where there are none."""
+    """Refuse that a tool be called, where there are none."""
     if request.tool_choice not in (None, "none", "auto"):
         raise only_with_tools("tool_choice")
-    if request.parallel_tool_calls is not None and request.tools is None:
-        raise only_with_tools("parallel_tool_calls")

@@ -14,10 +14,12 @@ from msgspec import UNSET, UnsetType
 
 from billing.pricing.rating import RatedUsage
 from foundation import sse
-from gateway.generate_request import AnswerHeader, GenerateRequest
+from gateway.generate_request import AnswerHeader, ChatPrompt, GenerateRequest
 from gateway.generation_events import (
     Item,
     MeteredUsage,
+    PromptLogprob,
+    PromptReport,
     RawBody,
     RawChunk,
     RawRun,
@@ -58,10 +60,20 @@ def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     if request.stream:
         if request.forward is not None:
             return RawStream(head, request.include_usage)
-        return ChatStream(head, request.include_usage)
+        return ChatStream(head, request.include_usage, echo=echo_of(request.prompt))
     if request.forward is not None:
         return RawBodies()
-    return ChatBody(head, request.n)
+    prompt = request.prompt
+    names_ids = prompt is not None and prompt.return_token_ids is not None
+    return ChatBody(head, request.n, echo=echo_of(prompt), names_token_ids=names_ids)
+
+
+def echo_of(prompt: ChatPrompt | None) -> str:
+    """Return the beginning of the answer that is to be said again."""
+    if prompt is None or not prompt.echo or prompt.messages[-1]["role"] != "assistant":
+        return ""
+    said: str = prompt.messages[-1]["content"]
+    return said
 
 
 def to_usage(usage: MeteredUsage, cost: RatedUsage | None = None) -> CompletionUsage:
@@ -93,6 +105,10 @@ class ChatHead(msgspec.Struct, kw_only=True):
         """The object without its closing brace."""
         return bytes(_encode(self)[:-1])
 
+    def usage_field(self, usage: MeteredUsage) -> bytes:
+        """Return the field of a chunk that says the usage so far."""
+        return b',"usage":' + _encode(to_usage(usage))
+
     def usage_chunk(self, usage: MeteredUsage, cost: RatedUsage | None) -> bytes:
         shown = _encode(to_usage(usage, cost))
         return sse.encode(self.opened() + b',"choices":[],"usage":' + shown + b"}")
@@ -102,11 +118,18 @@ class ChatStream:
     """Encodes our engine's deltas as chunks: role first, then reasoning, content and calls as they
     come, then the reason to finish, per choice."""
 
-    def __init__(self, head: ChatHead, include_usage: bool) -> None:
+    def __init__(self, head: ChatHead, include_usage: bool, *, echo: str = "") -> None:
+        """`echo`: said again before each choice."""
         self._head = head
         self._include_usage = include_usage
+        self._echo = echo
         self._before = b"data: " + head.opened() + b',"choices":[{"index":'
         self._after = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._usage: MeteredUsage | None = None
+        """The usage so far, which each chunk says; None: none does."""
+        self._prompt_ids: list[int] | None = None
+        """Those that the next chunk tells."""
+        self._told_prompt = False
         self._opened: set[int] = set()
         """Choices whose role was said."""
         self._begun: set[int] = set()
@@ -114,18 +137,30 @@ class ChatStream:
     def encode(self, items: Items) -> bytes:
         chunks: list[bytes] = []
         for item in items:
+            if isinstance(item, PromptReport):
+                if not self._told_prompt:
+                    self._prompt_ids, self._told_prompt = item.token_ids, True
+                continue
             assert isinstance(item, TextDelta)
             is_plain = not (item.reasoning or item.calls)
+            token_ids = item.token_ids or None
             if item.index not in self._begun:
                 chunks += self._begin(item.index, says=is_plain or bool(item.text))
             if not is_plain:
                 chunks += self._parsed(item)
-            elif item.text or item.logprobs:
+                token_ids = None
+            elif item.text or item.logprobs or (token_ids and item.finish_reason is None):
                 content = b'{"content":' + _encode(item.text) + b"}" if item.text else b"{}"
-                chunks.append(self._chunk(item.index, content, logprobs=item.logprobs))
+                chunks.append(self._chunk(item.index, content, item.logprobs, token_ids))
+                token_ids = None
             if item.finish_reason is not None:
-                chunks.append(self._chunk(item.index, b"{}", finish_reason=item.finish_reason))
+                reason = item.finish_reason
+                chunks.append(self._chunk(item.index, b"{}", None, token_ids, reason))
         return b"".join(chunks)
+
+    def note_usage(self, usage: MeteredUsage) -> None:
+        """Take the usage so far, which the next chunks say."""
+        self._usage = usage
 
     def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         return (self._head.usage_chunk(usage, cost) if self._include_usage else b"") + sse.DONE
@@ -133,6 +168,7 @@ class ChatStream:
     def _begin(self, index: int, *, says: bool) -> Iterator[bytes]:
         """Begin a choice behind the roles of all choices before it: OpenAI's own SDK adds them up
         in order. `says`: it begins with its text."""
+        usage, self._usage = self._usage, nothing_written(self._usage)
         for earlier in range(index):
             if earlier not in self._opened:
                 self._opened.add(earlier)
@@ -141,34 +177,58 @@ class ChatStream:
             yield self._chunk(index, PLAIN_ROLE if says else ROLE)
         elif says:
             yield self._chunk(index, NO_TEXT)
+        if self._echo:
+            yield self._chunk(index, b'{"content":' + _encode(self._echo) + b"}")
+        self._usage = usage
         self._opened.add(index)
         self._begun.add(index)
 
     def _parsed(self, item: TextDelta) -> Iterator[bytes]:
         """Yield reasoning, text and calls of a parsed delta; the logprobs are of all of it."""
-        logprobs = item.logprobs
+        logprobs, token_ids = item.logprobs, item.token_ids or None
         for delta in parsed_deltas(item):
-            yield self._chunk(item.index, _encode(delta), logprobs=logprobs)
-            logprobs = None
+            yield self._chunk(item.index, _encode(delta), logprobs, token_ids)
+            logprobs = token_ids = None
 
     def _chunk(
         self,
         index: int,
         delta: bytes,
-        *,
         logprobs: list[TokenInfo] | None = None,
+        token_ids: list[int] | None = None,
         finish_reason: str | None = None,
     ) -> bytes:
         shown = b"null" if logprobs is None else _encode(ChoiceLogprobs(content=logprobs))
         reason = b"null" if finish_reason is None else _encode(finish_reason)
+        after = self._after
+        if self._usage is not None or self._prompt_ids is not None or token_ids is not None:
+            after = self._end(token_ids)
         return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._before,
             index,
             delta,
             shown,
             reason,
-            self._after,
+            after,
         )
+
+    def _end(self, token_ids: list[int] | None) -> bytes:
+        """Return the end of a chunk that says more than the usual."""
+        ids = b"" if token_ids is None else b',"token_ids":' + _encode(token_ids)
+        told = b""
+        if self._prompt_ids is not None:
+            told, self._prompt_ids = b',"prompt_token_ids":' + _encode(self._prompt_ids), None
+        usage = b',"usage":null' if self._include_usage else b""
+        if self._usage is not None:
+            usage = self._head.usage_field(self._usage)
+        return b"%b}]%b%b}\n\n" % (ids, told, usage)
+
+
+def nothing_written(usage: MeteredUsage | None) -> MeteredUsage | None:
+    """Return the usage before the first token, which the beginning of an answer says."""
+    if usage is None:
+        return None
+    return msgspec.structs.replace(usage, output=0, reasoning_output=0)
 
 
 def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
@@ -188,12 +248,29 @@ def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
 class ChatBody:
     """Collects our engine's deltas to one `chat.completion`."""
 
-    def __init__(self, head: ChatHead, n: int) -> None:
+    def __init__(
+        self, head: ChatHead, n: int, *, echo: str = "", names_token_ids: bool = False
+    ) -> None:
+        """`echo`: said again before each choice. `names_token_ids`: the answer has a place for
+        token ids."""
         self._head = head
         self._choices = [ChoiceCollector() for _ in range(n)]
+        self._prompt_ids: list[int] | None | UnsetType = UNSET
+        self._prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+        if names_token_ids:
+            self._prompt_ids = None
+            for each in self._choices:
+                each.name_token_ids()
+        if echo:
+            for index, each in enumerate(self._choices):
+                each.add(TextDelta(index=index, text=echo))
 
     def encode(self, items: Items) -> bytes:
         for item in items:
+            if isinstance(item, PromptReport):
+                self._prompt_ids = item.token_ids or self._prompt_ids
+                self._prompt_logprobs = item.logprobs or self._prompt_logprobs
+                continue
             assert isinstance(item, TextDelta)
             self._choices[item.index].add(item)
         return b""
@@ -209,6 +286,8 @@ class ChatBody:
                 usage=to_usage(usage, cost),
                 service_tier=None if tier is UNSET else tier,
                 system_fingerprint=self._head.system_fingerprint,
+                prompt_token_ids=self._prompt_ids,
+                prompt_logprobs=self._prompt_logprobs,
             )
         )
 
@@ -219,6 +298,7 @@ class RawStream:
     def __init__(self, head: ChatHead, include_usage: bool) -> None:
         self._head = head
         self._include_usage = include_usage
+        self._usage_field = b',"usage":null' if include_usage else b""
         self._last: bytes | None = None
 
     def encode(self, items: Items) -> bytes:
@@ -234,7 +314,11 @@ class RawStream:
         return b"".join(chunks)
 
     def _closed(self, payload: bytes) -> bytes:
-        return payload[:-1] + b',"usage":null}' if self._include_usage else payload
+        return payload[:-1] + self._usage_field + b"}" if self._usage_field else payload
+
+    def note_usage(self, usage: MeteredUsage) -> None:
+        """Take the usage so far, which the next chunks say."""
+        self._usage_field = self._head.usage_field(usage)
 
     def finish(self, usage: MeteredUsage, cost: RatedUsage | None = None) -> bytes:
         if not self._include_usage:

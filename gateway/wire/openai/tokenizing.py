@@ -20,11 +20,18 @@ from gateway.wire.openai.chat import (
     ChatCompletionRequest,
     Message,
     ModelName,
+    TemplateKwargs,
     Unsupported,
 )
 from gateway.wire.openai.from_chat import to_generate
 from gateway.wire.openai.plain_prompts import check_other_values, to_ids
 from gateway.wire.shared.refusals import TokenId, check_values, decode
+
+OF_CONVERSATIONS = (
+    *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+    "chat_template_kwargs",
+)
+"""The fields that cannot stand beside a text."""
 
 
 class TokenizeRequest(StrictStruct):
@@ -38,11 +45,11 @@ class TokenizeRequest(StrictStruct):
     """Unless said, of a text alone: a conversation's template wrote its own."""
     add_generation_prompt: bool | None = None
     """Unless said, yes."""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool | None = None
 
-    continue_final_message: Unsupported = None
     chat_template: Unsupported = None
-    chat_template_kwargs: Unsupported = None
     mm_processor_kwargs: Unsupported = None
 
 
@@ -122,10 +129,16 @@ def from_tokenize(body: bytes) -> ToTokenize:
         )
     return ToTokenize(
         chat=to_generate(
-            ChatCompletionRequest(model=asked.model, messages=asked.messages, tools=asked.tools)
+            ChatCompletionRequest(
+                model=asked.model,
+                messages=asked.messages,
+                tools=asked.tools,
+                add_generation_prompt=asked.add_generation_prompt,
+                continue_final_message=asked.continue_final_message,
+                chat_template_kwargs=asked.chat_template_kwargs,
+            )
         ).prompt,
         add_special_tokens=bool(special),
-        add_generation_prompt=asked.add_generation_prompt is not False,
         with_texts=with_texts,
     )
 
@@ -136,7 +149,7 @@ def check_one(asked: TokenizeRequest) -> None:
         raise BadField("Missing required parameter: 'prompt' or 'messages'.", param="prompt")
     if asked.prompt is None:
         return
-    for name in ("messages", "tools", "add_generation_prompt"):
+    for name in OF_CONVERSATIONS:
         if getattr(asked, name) is not None:
             raise BadField(f"'{name}' cannot stand beside 'prompt'.", param=name)
 

@@ -14,7 +14,7 @@ from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm, To
 from gateway.ids import uuid7_hex
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import JsonObjectFormat
-from gateway.wire.constraints.to_grammar import ANY_OBJECT, check_size, of_schema
+from gateway.wire.constraints.to_grammar import check_size, of_json_object, of_schema
 from gateway.wire.constraints.to_tool_use import (
     allowed,
     known,
@@ -129,6 +129,7 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
             top_p=top_p,
             top_k=top_k,
             min_p=request.min_p or 0.0,
+            repetition_penalty=default(request.repetition_penalty, 1.0),
             stop=stop_strings(request.stop),
             seed=request.seed,
             logprobs=(request.top_logprobs or 0) if shows_logprobs(request) else None,
@@ -141,8 +142,10 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
 
 def output_form(request: ResponseRequest) -> OutputForm | None:
     match request.text and request.text.format:
-        case JsonObjectFormat():
-            return OutputForm(ANY_OBJECT, "text.format")
+        case JsonObjectFormat() as asked:
+            form = of_json_object(asked, "text.format")
+            check_size(form)
+            return form
         case SchemaFormat(schema=schema):
             form = of_schema(schema, "text.format.schema")
             check_size(form)

@@ -26,6 +26,7 @@ from gateway.wire.openai.chat import (
     ModelName,
     PositiveInt,
     Probability,
+    RepetitionPenalty,
     StopString,
     StopStrings,
     Unsupported,
@@ -208,6 +209,7 @@ class ResponseRequest(StrictStruct):
     stop: StopString | StopStrings | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     min_p: Probability | None = None
+    repetition_penalty: RepetitionPenalty | None = None
 
     access_programs: Unsupported = None
     context_management: Unsupported = None

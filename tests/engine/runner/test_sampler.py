@@ -264,6 +264,22 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert drawn[1] is not None and drawn[1][1] is None
 
 
+def test_named_tokens_stand_in_the_place_of_the_likeliest() -> None:
+    logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(5))
+    rows = [
+        sample_row(temperature=0.0, logprobs=3, logprob_token_ids=(29, 0, 7)),
+        sample_row(temperature=0.0, logprobs=2),
+        sample_row(temperature=0.0, logprobs=0, logprob_token_ids=(4,)),
+    ]
+    reference = logits.double().log_softmax(dim=-1)
+    for number, found in enumerate(Sampler(EOS)(logits.clone(), rows).results()):
+        assert found is not None and found[1] is not None
+        named = rows[number].sampling.logprob_token_ids or reference[1].topk(2).indices.tolist()
+        assert [top.token_id for top in found[1].top] == list(named)
+        wanted = [float(reference[number, token_id]) for token_id in named]
+        assert [top.logprob for top in found[1].top] == pytest.approx(wanted, abs=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_all_kinds_side_by_side(dtype: torch.dtype) -> None:
     """Each gets what it gets alone, whatever the others ask for."""

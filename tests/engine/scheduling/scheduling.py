@@ -90,10 +90,12 @@ def add(
     tenant: str = "",
     *,
     weight: float = 1.0,
+    priority: int = 0,
     deadline_s: float | None = None,
     **sampling: Any,
 ) -> None:
     turn = {"lane": lane, "tenant": tenant, "weight": weight, "deadline_s": deadline_s}
+    turn["priority"] = priority
     scheduler.add(request(name, prompt, turn=turn, **sampling))
 
 

@@ -96,6 +96,17 @@ def test_tenants_of_a_lane_take_turns_however_many_one_of_them_sends() -> None:
     assert starts(scheduler) == ["flood0", "other0", "flood1", "other1", "flood2", "flood3"]
 
 
+def test_a_priority_orders_what_one_tenant_has_waiting_in_one_lane_and_nothing_else() -> None:
+    scheduler = make(max_num_batched_tokens=4, max_num_seqs=1)
+    for number, priority in enumerate((5, 0, -7, 0)):
+        add(scheduler, f"a{number}", 4, tenant="a", priority=priority, max_tokens=1)
+    for number, priority in enumerate((9, 8)):
+        add(scheduler, f"b{number}", 4, tenant="b", priority=priority, max_tokens=1)
+    scheduler.check_integrity()
+    assert scheduler.abort("a3")
+    assert starts(scheduler) == ["a2", "b1", "a1", "b0", "a0"]
+
+
 def test_tenants_take_turns_within_one_step_too() -> None:
     scheduler = make(max_num_batched_tokens=16)
     for number in range(4):

@@ -23,6 +23,7 @@ from tests.engine.scheduling.scheduling import embedding, request
 TURNS = st.fixed_dictionaries(
     {
         "lane": st.sampled_from(sorted(LANE_WEIGHTS)),
+        "priority": st.integers(-1, 1),
         "tenant": st.sampled_from(["", "a", "b"]),
         "weight": st.sampled_from([0.25, 1.0, 4.0]),
         "deadline_s": st.one_of(st.none(), st.integers(1, 30)),

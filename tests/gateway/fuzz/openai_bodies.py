@@ -102,13 +102,35 @@ CHAT_MESSAGES = st.one_of(
 )
 CHAT_TOOL = built(lambda function: {"type": "function", "function": function}, FUNCTION)
 NAMED = {"type": "function", "function": {"name": "f"}}
+VLLMS: Fields = {
+    "skip_special_tokens": st.booleans(),
+    "prompt_logprobs": st.sampled_from([*[None] * 6, 0, 2]),
+    "logprob_token_ids": st.sampled_from([*[None] * 7, [5, 5, 4095]]),
+    "return_token_ids": st.booleans(),
+    "return_tokens_as_token_ids": st.booleans(),
+    "priority": st.sampled_from([0, 1, -(2**31) + 1]),
+}
+STREAM_OPTIONS = (
+    {},
+    {"include_usage": True},
+    {"include_usage": True, "continuous_usage_stats": True},
+    {"continuous_usage_stats": True},
+    {"include_obfuscation": True},
+)
 CHAT: Fields = {
     **SAMPLING_OF_CHAT,
+    **VLLMS,
+    "echo": st.booleans(),
+    "add_generation_prompt": st.none() | st.booleans(),
+    "continue_final_message": st.sampled_from([*[None, False] * 5, True]),
+    "chat_template_kwargs": st.sampled_from(
+        [None, {}, {"enable_thinking": False}, {"a": [{}] * 40}]
+    ),
     "max_tokens": st.sampled_from([1, 5, 40, 10**9, 0]),
     "max_completion_tokens": st.sampled_from([1, 5, 40]),
     "logprobs": st.booleans(),
     "top_logprobs": st.sampled_from([0, 3, 20, 21]),
-    "stream_options": st.sampled_from([{}, {"include_usage": True}, {"include_obfuscation": True}]),
+    "stream_options": st.sampled_from(STREAM_OPTIONS),
     "tools": tools_of(CHAT_TOOL, lambda tool: str(tool["function"]["name"])),
     "tool_choice": st.sampled_from(
         [
@@ -156,12 +178,13 @@ PROMPT = st.one_of(
 )
 COMPLETION: Fields = {
     **SAMPLING_OF_CHAT,
+    **VLLMS,
     "max_tokens": st.sampled_from([0, 1, 5, 40, 10**9]),
     "echo": st.booleans(),
     "logprobs": st.sampled_from([0, 2, 5, 6]),
     "best_of": st.sampled_from([1, 2]),
     "suffix": st.none() | st.just("b"),
-    "stream_options": st.sampled_from([{}, {"include_usage": True}]),
+    "stream_options": st.sampled_from(STREAM_OPTIONS[:4]),
 }
 EMBEDDING: Fields = {
     "encoding_format": st.sampled_from(["float", "base64", "base64", "hex"]),

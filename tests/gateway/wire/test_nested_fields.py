@@ -30,6 +30,8 @@ NAMED = OFFERED | {"tool_choice": {"type": "function", "function": {"name": "f"}
 ALLOWING = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
 ALLOWED = OFFERED | {"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWING}}
 FORMED = {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+AN_OBJECT = {"response_format": {"type": "json_object"}}
+COUNTED = {"stream": True, "stream_options": {"include_usage": True}}
 LEASED = {"type": "ephemeral"}
 
 TWO_VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
@@ -54,12 +56,15 @@ TWO_VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "messages[].tool_calls[].function.parsed_arguments": (ASSISTANT, {}, {"a": 1}),
     "messages[].tool_calls[].index": (ASSISTANT, 0, 1),
     "messages[].reasoning_content": (ASSISTANT, "a", "b"),
+    "messages[].reasoning": (ASSISTANT, "a", "b"),
     "messages[].parsed": (ASSISTANT, {}, {"a": 1}),
     "messages[].provider_specific_fields": (ASSISTANT, None, {"refusal": None}),
     "messages[].tool_call_id": (TOOL, "a", "b"),
     "stream_options.include_usage": ({"stream": True}, False, True),
+    "stream_options.continuous_usage_stats": (COUNTED, False, True),
     "reasoning.effort": ({}, "low", "high"),
     "response_format.type": ({}, "text", "json_object"),
+    "response_format.schema": (AN_OBJECT, {}, {"type": "object"}),
     "response_format.json_schema": (FORMED, SCHEMA, {"name": "x", "schema": {"type": "null"}}),
     "response_format.json_schema.name": (FORMED, "a", "b"),
     "response_format.json_schema.schema": (FORMED, {}, {"type": "null"}),

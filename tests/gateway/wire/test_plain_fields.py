@@ -38,9 +38,12 @@ HONOURED: list[tuple[Read, dict[str, Any], dict[str, Any]]] = [
         *({"presence_penalty": 1}, {"logit_bias": {"5": 1}}, {"stop": "x"}, {"seed": 1}),
         *({"stream": True}, {"top_k": 5}, {"min_p": 0.5}, {"repetition_penalty": 1.5}),
         *({"min_tokens": 5}, {"ignore_eos": True}, {"stop_token_ids": [5]}),
-        {"include_stop_str_in_output": True},
+        *({"include_stop_str_in_output": True}, {"skip_special_tokens": False}),
+        *({"prompt_logprobs": 1}, {"return_token_ids": True}, {"priority": 1}),
+        {"return_tokens_as_token_ids": True},
     )
 ]
+HONOURED.append((COMPLETE, {"logprobs": 1}, {"logprob_token_ids": [5]}))
 HONOURED.append((COMPLETE, {"stream": True}, {"stream_options": {"include_usage": True}}))
 HONOURED += [
     (EMBED, {}, each)
@@ -113,5 +116,5 @@ def test_what_stands_around_a_text_unless_said() -> None:
     text = from_tokenize(b'{"model":"m","prompt":"a"}')
     assert (text.text, text.add_special_tokens) == ("a", True)
     chat = from_tokenize(b'{"model":"m","messages":[{"role":"user","content":"a"}]}')
-    assert chat.chat is not None and chat.add_generation_prompt and not chat.add_special_tokens
+    assert chat.chat is not None and chat.chat.add_generation_prompt and not chat.add_special_tokens
     assert from_detokenize(b'{"model":"m","tokens":[1,2]}').read().tolist() == [1, 2]

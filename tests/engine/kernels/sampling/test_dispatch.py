@@ -287,6 +287,23 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert [top.logprob for top in found.top] == pytest.approx(wanted, abs=1e-5)
 
 
+def test_named_tokens_stand_in_the_place_of_the_likeliest() -> None:
+    logits = torch.randn(3, 150, generator=torch.Generator().manual_seed(5))
+    rows = [
+        sample_row(temperature=0.0, logprobs=3, logprob_token_ids=(149, 0, 7)),
+        sample_row(temperature=0.0, logprobs=2),
+        sample_row(temperature=0.0, logprobs=0, logprob_token_ids=(4,)),
+    ]
+    reference = logits.double().log_softmax(dim=-1)
+    drawn = DeviceSampler(EOS)(logits.to(DEVICE), rows).results()
+    for number, found in enumerate(drawn):
+        assert found is not None and found[1] is not None
+        named = rows[number].sampling.logprob_token_ids or reference[1].topk(2).indices.tolist()
+        assert [top.token_id for top in found[1].top] == list(named)
+        wanted = [float(reference[number, token_id]) for token_id in named]
+        assert [top.logprob for top in found[1].top] == pytest.approx(wanted, abs=1e-5)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_argmax_over_a_vocabulary_in_shards(ranks: int) -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(ranks))

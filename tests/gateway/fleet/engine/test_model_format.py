@@ -217,22 +217,49 @@ async def test_a_model_that_always_thinks_takes_any_effort_but_none(
 
 
 @pytest.mark.parametrize(("source", "effort"), [("x", "low"), ("</think>", "none")])
-async def test_what_a_model_knows_no_setting_for_is_refused(
+async def test_an_effort_is_a_hint_to_a_model_that_knows_no_setting_for_it(
     make: Make, source: str, effort: str
 ) -> None:
     """It does not think at all, or always."""
-    with pytest.raises(UnsupportedField) as caught:
-        await make(source).prepare(chat(reasoning_effort=effort))
-    assert caught.value.param == "reasoning_effort"
+    replica = make(source)
+    told = await replica.prepare(chat(reasoning_effort=effort))
+    plain = await replica.prepare(chat())
+    assert told.payload.rendered.token_ids == plain.payload.rendered.token_ids
 
 
 @pytest.mark.parametrize(("source", "effort"), [("x", "low"), ("</think>", "none")])
-async def test_a_hint_that_a_model_knows_no_setting_for_changes_nothing(
+async def test_an_effort_that_is_no_hint_is_refused_where_it_cannot_be(
     make: Make, source: str, effort: str
 ) -> None:
     request = chat(reasoning_effort=effort)
     assert request.prompt is not None
-    prompt = structs.replace(request.prompt, effort_is_hint=True)
-    hinted = await make(source).prepare(structs.replace(request, prompt=prompt))
-    plain = await make(source).prepare(chat())
-    assert hinted.payload.rendered.token_ids == plain.payload.rendered.token_ids
+    prompt = structs.replace(request.prompt, effort_is_hint=False)
+    with pytest.raises(UnsupportedField) as caught:
+        await make(source).prepare(structs.replace(request, prompt=prompt))
+    assert caught.value.param == "reasoning_effort"
+
+
+async def test_variables_of_the_template_are_the_clients_to_say(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    replica = make("{{ enable_thinking }} {{ style.name }}!")
+    kwargs = {"enable_thinking": False, "style": {"name": "plain"}, "unread": 1}
+    told = await replica.prepare(chat(reasoning_effort="high", chat_template_kwargs=kwargs))
+    assert told.payload.rendered.token_ids == tokenizer.encode("False plain!")
+
+
+async def test_the_last_message_is_gone_on_with_or_nothing_is_begun(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    replica = make(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    asked = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Sure,"}]
+    for fields, text in (
+        ({}, "<user>Go.</><assistant>Sure,</><assistant>"),
+        ({"add_generation_prompt": False}, "<user>Go.</><assistant>Sure,</>"),
+        ({"continue_final_message": True}, "<user>Go.</><assistant>Sure,"),
+    ):
+        prepared = await replica.prepare(chat(messages=asked, **fields))
+        assert prepared.payload.rendered.token_ids == tokenizer.encode(text), fields

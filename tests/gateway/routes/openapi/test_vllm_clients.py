@@ -112,3 +112,184 @@ def test_who_names_no_model_means_the_only_one_that_it_may_use(worker: Running) 
     assert ask(worker, "GET", "/tokenizer_info", key=key).ok
     named = json.dumps({"messages": HELLO, "model": "far"})
     assert ask(worker, "POST", "/v1/chat/completions", key=key, data=named).status_code == 404
+
+
+def chat(worker: Running, **fields: Any) -> Any:
+    body = {"model": "near", "messages": HELLO, "max_tokens": 5, "seed": 1, **fields}
+    answer = ask(worker, "POST", "/v1/chat/completions", json=body)
+    assert answer.ok, answer.text
+    if not fields.get("stream"):
+        return answer.json()
+    events = answer.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def complete(worker: Running, **fields: Any) -> Any:
+    body = {"model": "near", "prompt": "Hello you.", "max_tokens": 5, "seed": 1, **fields}
+    answer = ask(worker, "POST", "/v1/completions", json=body)
+    assert answer.ok, answer.text
+    if not fields.get("stream"):
+        return answer.json()
+    events = answer.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@pytest.mark.parametrize("ask_for", [chat, complete])
+def test_every_chunk_says_the_usage_so_far(worker: Running, ask_for: Any) -> None:
+    for options, continuous in (
+        ({"include_usage": True, "continuous_usage_stats": True}, True),
+        ({"include_usage": True}, False),
+        ({"continuous_usage_stats": True}, False),
+    ):
+        chunks = ask_for(worker, stream=True, stream_options=options)
+        if not options.get("include_usage"):
+            assert all("usage" not in chunk for chunk in chunks)
+            continue
+        *said, last = [chunk["usage"] for chunk in chunks]
+        assert last["completion_tokens"] == 5
+        if not continuous:
+            assert set(map(str, said)) == {"None"}
+            continue
+        counts = [usage["completion_tokens"] for usage in said]
+        assert counts == sorted(counts) and counts[-1] == 5
+        assert {usage["prompt_tokens"] for usage in said} == {last["prompt_tokens"]}
+        assert all(
+            usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+            for usage in said
+        )
+        if ask_for is chat:
+            assert (chunks[0]["choices"][0]["delta"]["content"], counts[0]) == ("", 0)
+
+
+def test_an_upstreams_chunks_say_the_usage_so_far_and_it_hears_nothing_of_that(
+    worker: Running,
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = chat(worker, model="far", stream=True, stream_options=options, priority=-5)
+    assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] > 0
+    sent = worker.far.exchanges[-1].body
+    assert sent["stream_options"] == {"include_usage": True}
+    assert "priority" not in sent
+
+
+@pytest.mark.parametrize("ask_for", [chat, complete])
+def test_token_ids_are_told_exactly_whole_and_streamed(worker: Running, ask_for: Any) -> None:
+    whole = ask_for(worker, return_token_ids=True, n=2)
+    prompts = [
+        whole.get("prompt_token_ids") or each["prompt_token_ids"] for each in whole["choices"]
+    ]
+    assert prompts[0] == prompts[1]
+    assert len(prompts[0]) == whole["usage"]["prompt_tokens"]
+    generated = [each["token_ids"] for each in whole["choices"]]
+    assert [len(each) for each in generated] == [5, 5]
+    assert "Hello" in TOKENIZER.decode(prompts[0])
+
+    chunks = ask_for(worker, return_token_ids=True, n=2, stream=True)
+    found: list[list[int]] = [[], []]
+    told: list[list[int]] = []
+    for chunk in chunks:
+        told += [chunk["prompt_token_ids"]] if "prompt_token_ids" in chunk else []
+        for choice in chunk["choices"]:
+            told += [choice["prompt_token_ids"]] if "prompt_token_ids" in choice else []
+            found[choice["index"]] += choice.get("token_ids", [])
+    assert found == generated
+    assert told == [prompts[0]] * (1 if ask_for is chat else 2)
+
+    declined, unsaid = ask_for(worker, return_token_ids=False), ask_for(worker)
+    assert declined["choices"][0]["token_ids"] is None
+    assert "token_ids" not in unsaid["choices"][0] and "prompt_token_ids" not in unsaid
+
+
+@pytest.mark.parametrize("ask_for", [chat, complete])
+def test_a_prompts_log_probabilities_are_vllms(worker: Running, ask_for: Any) -> None:
+    whole = ask_for(worker, prompt_logprobs=2, return_token_ids=True)
+    choice = whole["choices"][0]
+    logprobs = whole.get("prompt_logprobs") or choice["prompt_logprobs"]
+    token_ids = whole.get("prompt_token_ids") or choice["prompt_token_ids"]
+    assert logprobs[0] is None and len(logprobs) == len(token_ids)
+    for token_id, entry in zip(token_ids[1:], logprobs[1:], strict=True):
+        first, *_ = entry.items()
+        text = TOKENIZER.token_bytes(token_id).decode(errors="replace")
+        assert first == (str(token_id), {"logprob": -0.5, "rank": 1, "decoded_token": text})
+        assert len(entry) == 2
+    none = ask_for(worker, prompt_logprobs=0)
+    none = none.get("prompt_logprobs") or none["choices"][0]["prompt_logprobs"]
+    assert [len(each) for each in none[1:]] == [1] * (len(token_ids) - 1)
+    assert none[1][str(token_ids[1])]["rank"] is None
+
+
+def test_an_echo_says_fewer_of_the_likeliest_than_the_prompts_log_probabilities(
+    worker: Running,
+) -> None:
+    choice = complete(worker, echo=True, logprobs=1, prompt_logprobs=3)["choices"][0]
+    assert all(len(each) <= 2 for each in choice["logprobs"]["top_logprobs"][1:])
+    assert all(len(each) == 3 for each in choice["prompt_logprobs"][1:])
+
+
+def test_tokens_are_named_by_their_ids(worker: Running) -> None:
+    named = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = chat(worker, logprobs=True, top_logprobs=1, **named)["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [each["token"] for each in content] == [f"token_id:{i}" for i in choice["token_ids"]]
+    assert content[0]["bytes"] == list(TOKENIZER.token_bytes(choice["token_ids"][0]))
+    assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
+
+    choice = complete(worker, logprobs=1, echo=True, **named)["choices"][0]
+    token_ids = choice["prompt_token_ids"] + choice["token_ids"]
+    names = [f"token_id:{token_id}" for token_id in token_ids]
+    assert choice["logprobs"]["tokens"] == names
+    assert [next(iter(each)) for each in choice["logprobs"]["top_logprobs"][1:]] == names[1:]
+    streamed = complete(worker, logprobs=1, stream=True, **named)
+    streamed_names = [each for c in streamed for each in c["choices"][0]["logprobs"]["tokens"]]
+    assert streamed_names == names[-5:]
+
+
+def test_named_tokens_stand_in_the_place_of_the_likeliest(worker: Running) -> None:
+    fields = {"logprob_token_ids": [7, 5], "return_tokens_as_token_ids": True}
+    content = chat(worker, logprobs=True, **fields)["choices"][0]["logprobs"]["content"]
+    names = ["token_id:7", "token_id:5"]
+    assert [[top["token"] for top in each["top_logprobs"]] for each in content] == [names] * 5
+    found = complete(worker, logprobs=1, **fields)["choices"][0]["logprobs"]
+    assert [list(each)[-2:] for each in found["top_logprobs"]] == [names] * 5
+    refused = ask(
+        worker,
+        "POST",
+        "/v1/chat/completions",
+        json={
+            "model": "near",
+            "messages": HELLO,
+            "logprobs": True,
+            "logprob_token_ids": [4096],
+        },
+    )
+    assert refused.json()["error"]["param"] == "logprob_token_ids"
+
+
+def test_the_beginning_of_an_answer_is_said_again(worker: Running) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "I am "}]
+    fields = {"messages": begun, "continue_final_message": True, "return_token_ids": True}
+    plain, echoed = chat(worker, **fields), chat(worker, echo=True, **fields)
+    text = plain["choices"][0]["message"]["content"]
+    assert echoed["choices"][0]["message"]["content"] == f"I am {text}"
+    assert TOKENIZER.decode(plain["prompt_token_ids"], False).endswith("assistant\nI am ")
+    chunks = chat(worker, echo=True, stream=True, **fields)
+    pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(pieces) == f"I am {text}"
+    asked = {"model": "near", "messages": begun, "continue_final_message": True}
+    told = ask(worker, "POST", "/tokenize", json={**asked, "return_token_strs": False}).json()
+    assert told["tokens"] == plain["prompt_token_ids"]
+
+
+def test_special_tokens_are_text_where_they_are_not_skipped(worker: Running) -> None:
+    for seed in range(64):
+        asked: Any = {"prompt": [5, 6], "seed": seed, "max_tokens": 400}
+        choice = complete(worker, return_token_ids=True, **asked)["choices"][0]
+        special = TOKENIZER.special_ids.intersection(choice["token_ids"])
+        if special:
+            break
+    assert special, "the engine said none"
+    shown = complete(worker, skip_special_tokens=False, **asked)["choices"][0]["text"]
+    assert choice["text"] == TOKENIZER.decode(choice["token_ids"])
+    assert shown == TOKENIZER.decode(choice["token_ids"], False) != choice["text"]

@@ -110,7 +110,6 @@ REFUSED = [
     ({"tools": [F], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": named("f")[0]}, "tool_choice"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls"),
     ({"tools": [F], "tool_choice": "required", "min_tokens": 1}, "min_tokens"),
     ({"tools": [G], "min_tokens": 1}, "min_tokens"),
 ]

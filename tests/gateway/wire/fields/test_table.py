@@ -24,6 +24,7 @@ from gateway.wire.openai_responses.from_responses import own_items, read_respons
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "fields.md"
 HELLO = [{"role": "user", "content": "hello"}]
+BEGUN = {"role": "assistant", "content": "Sure,"}
 
 # ---- chat
 
@@ -56,6 +57,14 @@ CHAT_HONOURED: dict[str, Any] = {
     "ignore_eos": True,
     "stop_token_ids": [5],
     "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "priority": -3,
+    "echo": True,
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"enable_thinking": False},
     "structured_outputs": {"regex": "x"},
     "tools": [CHAT_TOOL],
     "guided_json": CHAT_SCHEMA,
@@ -68,10 +77,11 @@ CHAT_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "tool_choice": ({"tools": [CHAT_TOOL]}, "required"),
     "parallel_tool_calls": ({"tools": [CHAT_TOOL]}, False),
     "stream_options": ({"stream": True}, {"include_usage": True}),
+    "logprob_token_ids": ({"logprobs": True}, [5]),
+    "continue_final_message": ({"messages": [*HELLO, BEGUN]}, True),
 }
 """What has a meaning beside others alone: those, and a value."""
 CHAT_ONLY_REFUSES: dict[str, Any] = {
-    "store": False,
     "modalities": ["text"],
     "verbosity": "medium",
 }
@@ -80,6 +90,7 @@ CHAT_IGNORED: dict[str, Any] = {
     "user": "u",
     "safety_identifier": "u",
     "metadata": {"a": "b"},
+    "store": True,
 }
 
 
@@ -135,6 +146,7 @@ RESPONSES_HONOURED: dict[str, Any] = {
     "stop": ["x"],
     "top_k": 5,
     "min_p": 0.5,
+    "repetition_penalty": 1.5,
     "prompt_cache_key": "k",
 }
 RESPONSES_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {

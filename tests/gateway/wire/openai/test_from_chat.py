@@ -149,7 +149,14 @@ def test_everything_that_is_honoured() -> None:
         "logprobs": True,
         "top_logprobs": 4,
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "logprob_token_ids": [8, 9],
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "priority": -5,
         "reasoning_effort": "low",
+        "add_generation_prompt": False,
+        "chat_template_kwargs": {"enable_thinking": False},
     }
     request = engine(**fields, n=2, stream=True, stream_options={"include_usage": True})
     assert (request.model, request.n, request.stream, request.include_usage) == ("m", 2, True, True)
@@ -171,7 +178,17 @@ def test_everything_that_is_honoured() -> None:
         seed=-3,
         logprobs=4,
         include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        prompt_logprobs=None,
+        logprob_token_ids=(8, 9),
+        return_token_ids=True,
+        return_tokens_as_token_ids=True,
+        priority=-5,
         reasoning_effort="low",
+        effort_is_hint=True,
+        add_generation_prompt=False,
+        template_kwargs={"enable_thinking": False},
+        num_other_chars=25,
     )
 
 
@@ -180,7 +197,11 @@ def test_absent_and_null_are_the_same() -> None:
     plain = engine()
     assert engine(**dict.fromkeys(names)) == plain
     assert plain == GenerateRequest(
-        model="m", stream=False, include_usage=False, n=1, prompt=ChatPrompt(messages=HELLO)
+        model="m",
+        stream=False,
+        include_usage=False,
+        n=1,
+        prompt=ChatPrompt(messages=HELLO, effort_is_hint=True),
     )
 
 
@@ -190,7 +211,8 @@ def test_what_means_nothing_here_is_accepted() -> None:
         user="u",
         safety_identifier="s",
         metadata={"a": "b"},
-        store=False,
+        store=True,
+        parallel_tool_calls=False,
         response_format={"type": "text"},
         modalities=["text"],
     )
@@ -310,7 +332,24 @@ REFUSED = [
     ),
     ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
     ({"stream": "yes"}, "stream"),
-    ({"store": True}, "store"),
+    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 6}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+    ({"logprob_token_ids": [1] * 129, "logprobs": True}, "logprob_token_ids"),
+    ({"priority": 2**31}, "priority"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    (
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "continue_final_message",
+    ),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"chat_template_kwargs": {"a": "x" * 65536}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {str(n): n for n in range(65)}}, "chat_template_kwargs"),
     ({"service_tier": "scale"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"functions": []}, "functions"),
@@ -392,7 +431,6 @@ NOT_YET = [
     (part(type="file", file={}), "messages[1].content[0].type"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
     ({"service_tier": "scale"}, "service_tier"),
-    ({"store": True}, "store"),
 ]
 
 
