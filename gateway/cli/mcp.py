@@ -90,7 +90,8 @@ async def list_servers(settings: Settings, org: str, project: str, as_json: bool
                 approved = await read_pins(conn, org_id=org_id, server=config.name)
             changes, problem = await changes_of(settings, config, org_id, approved, db, redis)
             if as_json:
-                row = {"server": config.name, "trust": config.trust, "url": config.address}
+                row: dict[str, Any] = {"server": config.name, "trust": config.trust}
+                row |= {"url": config.address, "recheck_s": config.recheck_s}
                 counts = {"approved": len(approved.pins), "waiting": len(changes)}
                 click.echo(msgspec.json.encode({**row, **counts, "problem": problem}))
             else:

@@ -57,6 +57,13 @@ KEY = click.option(
     show_default=True,
     help="Whose it is shown; people sign in where it wants that.",
 )
+@click.option(
+    "--recheck-s",
+    type=click.FloatRange(0, 3600),
+    default=1.0,
+    show_default=True,
+    help="How long its offer is taken for what it was. 0: it is asked before each call.",
+)
 @click.argument("name")
 def add(
     name: str,
@@ -70,6 +77,7 @@ def add(
     namespace: str | None,
     network: str,
     credential: str,
+    recheck_s: float,
     **flags: Flags,
 ) -> None:
     """Add a server to the settings file; a running gateway knows it once it is started anew. What
@@ -90,6 +98,7 @@ def add(
         written |= audience_of(load(flags), orgs, projects)
     written["network"] = None if network == "public" else network
     written["credential"] = None if credential == "none" else credential
+    written["recheck_s"] = None if recheck_s == 1.0 else recheck_s
     rewrite(path, with_server(path.read_text() if path.exists() else "", written), flags)
     where = "" if openapi is None else f", asked at {url}"
     click.echo(f"{name} stands in {path}{where}; now: tollgate mcp diff {name}")

@@ -80,6 +80,8 @@ class AuditRecords:
 
     async def read(self, read: ReadRecord, outcome: Outcome) -> None:
         after = {**called(read.method, read.name), "rules": list(read.rules), "outcome": outcome}
+        if read.offer_age_s is not None:
+            after |= rechecked(read.offer_age_s)
         await self._waiting.put(Entry(read.caller, "mcp.read", read.server, after))
 
     async def opened(self, call: CallRecord) -> None:
@@ -95,6 +97,7 @@ class AuditRecords:
             "approval_id": call.approval_id,
             "continues": call.continues,
             "outcome": outcome,
+            **rechecked(call.offer_age_s),
         }
         if call.caller.part_of is not None:
             after["request_id"] = call.caller.part_of
@@ -149,6 +152,14 @@ def called(method: str, name: str) -> dict[str, Any]:
     if method == "tools/call":
         return {"tool": masked(name)}
     return {"method": method, "name": masked(SECRET_PARTS.sub(r"\1", name))}
+
+
+def rechecked(offer_age_s: float | None) -> dict[str, Any]:
+    """Return whether a server was asked, for a request itself, if it still offers what is approved;
+    and if not, how long before."""
+    if offer_age_s is None:
+        return {"rechecked": True}
+    return {"rechecked": False, "offer_age_ms": round(offer_age_s * 1000)}
 
 
 def masked(name: str) -> str:

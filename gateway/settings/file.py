@@ -195,6 +195,9 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     projects: Annotated[list[OrgsProject], Meta(max_length=1000)] | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False
+    recheck_s: Annotated[float, Meta(ge=0, le=3600)] = 1.0
+    """How long its offer is taken for what it was when it was last asked. 0: it is asked before
+    each call."""
     network: Literal["public", "private", "loopback"] = "public"
     credential: Literal["none", "tenant", "user"] = "none"
     issuer_hosts: Annotated[list[Name], Meta(max_length=16)] = []

@@ -2,8 +2,9 @@
 see.
 
 A server's whole offer is asked for again when it says that it changed, when a session with it
-begins, and once it is `fresh_s` old; in between nothing is asked. A server that does not answer has
-its approved offer listed, marked.
+begins, and once it is as old as its `recheck_s` says: at 0 before each request, over a connection
+that the request itself uses then. Requests that come meanwhile share the next check. A server that
+does not answer has its approved offer listed, marked.
 
 The store is the caller's and says by the identity of what it returns whether anything changed.
 """
@@ -41,9 +42,6 @@ from mcp_bridge.upstream.upstream import ServerConfig, Upstream
 from mcp_bridge.validation.message_shapes import definition_problem
 
 log = logging.getLogger(__name__)
-
-FRESH_S = 5.0
-"""How old an offer may be that a list or a call is checked against."""
 
 MAX_LAUNCHES = 1024
 TASKS = "execution"
@@ -149,12 +147,23 @@ class ServerListing(msgspec.Struct, frozen=True):
         return self.listing.stale
 
 
+class CurrentListing(msgspec.Struct, frozen=True):
+    """A server's lists, and how old they are. `age_s`: seconds since the server was asked for them;
+    None: it was asked for the request itself."""
+
+    seen: ServerListing
+    age_s: float | None
+
+
 class CatalogEntry:
     """The known offer of one server, as one tenant reaches it."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
+        self.begun = self.done = 0
+        """The numbers of the last check that began, and of the last that ended."""
         self.checked_at = 0.0
+        """When that one began: what the server changed since may have been missed."""
         self.generation = -1
         self.offer: Offer | None = None
         self.digest: bytes | None = None
@@ -172,10 +181,9 @@ class Catalog:
         self,
         pins: PinStore,
         *,
-        fresh_s: float = FRESH_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pins, self._fresh_s, self._now_s = pins, fresh_s, now_s
+        self._pins, self._now_s = pins, now_s
         self.noticed: list[Callable[[str, Upstream], None]] = []
         """Told of an org's server of which other things are shown, since it offers others."""
         self._entries: WeakKeyDictionary[Upstream, CatalogEntry] = WeakKeyDictionary()
@@ -192,15 +200,17 @@ class Catalog:
 
     async def current(
         self, org_id: str, upstream: Upstream, fetch: Fetch, *, passes_on: bool = True
-    ) -> ServerListing:
+    ) -> CurrentListing:
         """Return what clients of an org see of a server now. `fetch` asks the server for its
         offer, where what is known is too old. `passes_on`: tell `noticed` of another offer; False
         for who was told already, or two would tell each other forever of a server that never
         offers the same twice."""
         entry = self._entries.setdefault(upstream, CatalogEntry())
+        came_after = entry.begun
         async with entry.turn:
-            if not self._is_fresh(entry, upstream):
+            if not self._is_fresh(entry, upstream, came_after):
                 await self._refresh(entry, upstream, fetch)
+            age_s = None if entry.done > came_after else self._now_s() - entry.checked_at
             approved = await self._pins.approved(org_id, upstream.name)
             if entry.seen is None or entry.approved is not approved:
                 before = entry.last if entry.seen is None else None
@@ -210,16 +220,19 @@ class Catalog:
                 if before is not None and passes_on and differs(before, entry.seen):
                     for noticed in self.noticed:
                         noticed(org_id, upstream)
-            return entry.seen
+            return CurrentListing(entry.seen, age_s)
 
-    def _is_fresh(self, entry: CatalogEntry, upstream: Upstream) -> bool:
-        return (
-            entry.generation == upstream.generation
-            and self._now_s() < entry.checked_at + self._fresh_s
-        )
+    def _is_fresh(self, entry: CatalogEntry, upstream: Upstream, came_after: int) -> bool:
+        """True if no check is needed for a request. `came_after`: the check that had begun before
+        it came; of those after it, any will do."""
+        if entry.generation != upstream.generation:
+            return False
+        is_new = self._now_s() < entry.checked_at + upstream.config.recheck_s
+        return entry.done > came_after or (is_new and entry.done > 0)
 
     async def _refresh(self, entry: CatalogEntry, upstream: Upstream, fetch: Fetch) -> None:
-        generation = upstream.generation
+        entry.begun = number = entry.begun + 1
+        generation, began_at = upstream.generation, self._now_s()
         try:
             fetched = await fetch(upstream)
             generation = fetched.generation
@@ -230,7 +243,7 @@ class Catalog:
         except (RpcError, NotPinnable) as error:
             log.warning("mcp: %s: its offer cannot be had: %s", upstream.name, error)
             entry.offer = entry.digest = entry.seen = None
-        entry.generation, entry.checked_at = generation, self._now_s()
+        entry.generation, entry.checked_at, entry.done = generation, began_at, number
 
     def _log_hidden(self, upstream: Upstream, seen: ServerListing) -> None:
         hidden = len(seen.listing.hidden)

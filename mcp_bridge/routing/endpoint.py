@@ -28,7 +28,7 @@ from mcp_bridge.protocol.rpc import (
     RpcError,
 )
 from mcp_bridge.protocol.translation import server_capabilities
-from mcp_bridge.routing.catalog import KIND_OF, Catalog, FetchedOffer, ServerListing, VisibleList
+from mcp_bridge.routing.catalog import KIND_OF, Catalog, CurrentListing, FetchedOffer, VisibleList
 from mcp_bridge.routing.exchanges import (
     Exchange,
     SessionSource,
@@ -274,8 +274,8 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
             return None
         shown = VisibleList((), stale=False)
         if await self.guard.may_dial(self.caller, upstream):
-            seen = await self._listing(self.guard.catalog, upstream)
-            shown = await self.guard.shown_list(self.caller, upstream, method, seen)
+            current = await self._listing(self.guard.catalog, upstream)
+            shown = await self.guard.shown_list(self.caller, upstream, method, current.seen)
         first, pins = 0, shown.pins
         if cursor is not None:
             first = bisect_right(pins, str(cursor), key=lambda pin: pin.name)
@@ -303,12 +303,12 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         catalog = self.guard.catalog
         if catalog is None or not await self.guard.may_dial(self.caller, upstream):
             return {}
-        seen = await self._listing(catalog, upstream, passes_on=passes_on)
-        return await self.guard.list_digests(self.caller, upstream, seen)
+        current = await self._listing(catalog, upstream, passes_on=passes_on)
+        return await self.guard.list_digests(self.caller, upstream, current.seen)
 
     async def _listing(
         self, catalog: Catalog, upstream: Upstream, *, passes_on: bool = True
-    ) -> ServerListing:
+    ) -> CurrentListing:
         org_id = self.caller.org_id
         return await catalog.current(org_id, upstream, self.fetch, passes_on=passes_on)
 
@@ -364,13 +364,15 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         if is_sampled:
             exchange = SampledExchange(exchange, upstream, self.caller, before)
         catalog = self.guard.catalog if needs_listing(method, params) else None
+        current = None if catalog is None else await self._listing(catalog, upstream)
         request = GuardedRequest(
             upstream=upstream,
             alias=alias,
             method=method,
             params=params,
             continues=continues,
-            seen=None if catalog is None else await self._listing(catalog, upstream),
+            seen=None if current is None else current.seen,
+            offer_age_s=None if current is None else current.age_s,
             is_modern=described.modern,
         )
         return GuardedExchange(exchange, self.guard, self.caller, request)

@@ -37,8 +37,9 @@ then asks again; `left`: nobody waited for the end."""
 class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it would go out. `alias`: the name of its tool or prompt for our client.
     `continues`: the client's state, which proves that the request went out before. `seen`: the
-    server's approved listing, where `needs_listing` and there is a catalogue. `is_modern`: the era
-    that the server is asked in."""
+    server's approved listing, where `needs_listing` and there is a catalogue. `offer_age_s`: how
+    long ago the server was asked for it; None: for this request. `is_modern`: the era that the
+    server is asked in."""
 
     upstream: Upstream
     alias: str
@@ -46,6 +47,7 @@ class GuardedRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: Mapping[str, Any]
     continues: str | None = None
     seen: ServerListing | None = None
+    offer_age_s: float | None = None
     is_modern: bool = True
 
 

@@ -10,12 +10,14 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from foundation.http1 import Resolver
-from foundation.tasks import TaskSet
+from foundation.tasks import SharedTasks, TaskSet
 from mcp_bridge.errors import BridgeError
 from mcp_bridge.names import checked_label
 from mcp_bridge.protocol.continuation import Sealer
@@ -31,12 +33,14 @@ from mcp_bridge.upstream.circuit_breaker import UpstreamHealth
 from mcp_bridge.upstream.credentials import UpstreamOwner
 from mcp_bridge.upstream.transports.factory import Transports, upstream_owner
 from mcp_bridge.upstream.upstream import Sampler, ServerConfig, Upstream
-from mcp_bridge.worker_relay import Relay
+from mcp_bridge.worker_relay import Payload, Relay
 
 log = logging.getLogger(__name__)
 
 MAX_UPSTREAMS = 1024  # of all tenants, per worker
 MAX_SERVERS = 64
+CHANGED = "offer_changed"
+"""Tells other workers that a server says that its offer changed."""
 KEEPS_NAMES = "identity"
 """The namespace whose only server keeps its names."""
 NAMESPACE = re.compile(r"[a-z0-9](?:-?[a-z0-9]){0,31}")
@@ -79,9 +83,11 @@ class Bridge:
         self._upstreams: OrderedDict[tuple[UpstreamOwner, str], Upstream] = OrderedDict()
         self._closing = TaskSet()
         self.relay = Relay(redis)
+        self.relay.handlers[CHANGED] = self._take_change
+        self._telling: SharedTasks[tuple[str, str], None] = SharedTasks("mcp changed offer")
         self._streams = SharedStreams(redis, self.relay)
         self.sessions = Sessions(redis, self._streams)
-        transports.share(redis, self.relay)
+        transports.share(redis, self.relay, self._noticed)
         self.watches = Watches(self.relay, self._guard)
         sealer, told = Sealer(keys), (info, self._guard, self.watches)
         self.modern = ModernProtocol(self.sessions, self.relay, sealer, *told)
@@ -102,6 +108,7 @@ class Bridge:
         await self.legacy.close()
         await self.modern.close()
         await self.watches.close()
+        await self._telling.wait()
         await self._streams.close()
         await self._transports.close()
         await self.relay.close()
@@ -152,13 +159,41 @@ class Bridge:
             if org_id in (None, owner.org_id)
         ]
 
+    def _noticed(self, org_id: str, server: str) -> None:
+        """Check a server's offer before its next call, in all workers and whoever calls: it says
+        that it changed."""
+        self._changed(org_id, server)
+        self._telling.start((org_id, server), partial(self._pass_on, org_id, server))
+
+    def _changed(self, org_id: str, server: str) -> None:
+        for (owner, name), upstream in self._upstreams.items():
+            if (owner.org_id, name) == (org_id, server):
+                upstream.changed()
+
+    async def _pass_on(self, org_id: str, server: str) -> None:
+        try:
+            await self.relay.tell_all(CHANGED, org=org_id, server=server, by=self.relay.worker)
+        except RedisError as error:
+            name = type(error).__name__
+            log.warning("mcp: %s: other workers are not told of a change: %s", server, name)
+
+    async def _take_change(self, payload: Payload) -> None:
+        if payload["by"] != self.relay.worker:
+            self._changed(payload["org"], payload["server"])
+
     def _upstream(self, org_id: str, user_id: str | None, config: ServerConfig) -> Upstream:
         owner = upstream_owner(config, org_id, user_id)
         key = (owner, config.name)
         upstream = self._upstreams.get(key)
         if upstream is None:
             transport = self._transports.open(config, owner)
-            upstream = self._upstreams[key] = Upstream(config, self.info, transport, self._sampler)
+            upstream = self._upstreams[key] = Upstream(
+                config,
+                self.info,
+                transport,
+                self._sampler,
+                partial(self._noticed, org_id, config.name),
+            )
             while len(self._upstreams) > MAX_UPSTREAMS:
                 self._closing.spawn(self._upstreams.popitem(last=False)[1].close())
         self._upstreams.move_to_end(key)

@@ -77,7 +77,9 @@ class CallMemory(Protocol):
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as it is audited and billed: of arguments the digest, of results nothing."""
+    """A call as it is audited and billed: of arguments the digest, of results nothing.
+    `offer_age_s`: how long before the server was asked whether its tool is the approved one; None:
+    for this call."""
 
     id: str
     caller: Caller
@@ -89,11 +91,12 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[str, ...]
     approval_id: str | None = None
     continues: bool = False
+    offer_age_s: float | None = None
 
 
 class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a resource that is read or subscribed to, a prompt, or a completion of one.
-    `name`: at its server, or a URI."""
+    `name`: at its server, or a URI. `offer_age_s`: of a prompt, as that of a call."""
 
     id: str
     caller: Caller
@@ -101,6 +104,7 @@ class ReadRecord(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     name: str
     rules: tuple[str, ...]
+    offer_age_s: float | None = None
 
 
 class Denial(msgspec.Struct, frozen=True, kw_only=True):

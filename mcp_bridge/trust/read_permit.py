@@ -119,6 +119,7 @@ async def permit_read(
         method=request.method,
         name=name,
         rules=decision.rules,
+        offer_age_s=request.offer_age_s,
     )
     try:
         await ports.meter.count(record)

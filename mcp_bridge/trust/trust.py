@@ -248,6 +248,7 @@ class Trust(Guard):
             arguments_digest=digest,
             rules=(),
             continues=request.continues is not None,
+            offer_age_s=request.offer_age_s,
         )
         goes_on = await self._goes_on(caller, request)
         check = partial(self.checked, request, pin, tool)

@@ -67,6 +67,8 @@ MAX_DISCOVERS = 2
 DESCRIBED_S = 300.0
 """How long a server's description is used before it is asked for again."""
 
+RECHECK_S = 1.0
+
 ACCEPT = "application/json, text/event-stream"
 
 Trusted = Literal["pinned", "all"]
@@ -85,12 +87,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `headers`: credentials of the installation. `trust`: whether its offer must be approved
     ("pinned") or the operator vouches for all of it. `taints`: after a result of this server, tools
     with side effects need a person's approval. `audience`: the server does not exist for others.
+    `recheck_s`: for how long its offer is taken for what it was; 0: it is asked before each call.
     """
 
     name: str
     url: str = ""
     namespace: str | None = None
     audience: Audience = EVERYBODY
+    recheck_s: float = RECHECK_S
     headers: Mapping[str, str] = {}
     trust: Trusted = "pinned"
     taints: bool = False
@@ -159,7 +163,8 @@ class Unreachable(RpcError):
 
 
 class Upstream:
-    """A server as one owner reaches it. `transport` is closed with it."""
+    """A server as one owner reaches it. `transport` is closed with it. `on_notice`: called when the
+    server says that its offer changed."""
 
     def __init__(
         self,
@@ -167,8 +172,9 @@ class Upstream:
         info: dict[str, Any],
         transport: Transport,
         sampler: Sampler | None = None,
+        on_notice: Callable[[], None] = ignore,
     ) -> None:
-        self.config, self.sampler = config, sampler
+        self.config, self.sampler, self._on_notice = config, sampler, on_notice
         self.name = config.name
         self._info = info
         self._transport = transport
@@ -217,7 +223,7 @@ class Upstream:
         """
         attempt, is_open = self._attempt(), True
         try:
-            request = TransportRequest(method, body, headers, endless, self.changed, on_sent)
+            request = TransportRequest(method, body, headers, endless, self._noticed, on_sent)
             async with self._transport.ask(request) as answer:
                 failure = f"status_{answer.status}" if answer.status >= 500 else None
                 self.breaker.report(attempt, failure=failure)
@@ -271,6 +277,11 @@ class Upstream:
 
     def changed(self) -> None:
         self.generation += 1
+
+    def _noticed(self) -> None:
+        """Take the server's word that its offer changed."""
+        self.changed()
+        self._on_notice()
 
     def forget(self) -> None:
         """Forget the server's description, which its behaviour contradicts."""

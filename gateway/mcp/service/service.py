@@ -255,6 +255,7 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         audience=to_audience(server),
         trust=server.trust,
         taints=server.taints,
+        recheck_s=server.recheck_s,
         network=server.network,
         credential=server.credential,
         transport=transport_of(server),

@@ -46,6 +46,9 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     transport: Literal["http", "sse", "stdio", "openapi"]
     approved: int
     """Tools, prompts, resources, instructions and how it is reached."""
+    recheck_s: float
+    """How long its offer is taken for what it was when it was last asked. 0: it is asked before
+    each call."""
     health: McpServerHealth | None = None
     """None: this worker has not asked it for the organization yet."""
 

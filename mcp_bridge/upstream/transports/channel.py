@@ -34,7 +34,7 @@ from mcp_bridge.protocol.eras import (
     VERSION_META,
 )
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
-from mcp_bridge.upstream.transport import StreamTransport, TransportFailed
+from mcp_bridge.upstream.transport import StreamTransport, TransportFailed, ignore
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,8 @@ class Channel:
     """An open connection with many callers.
 
     Call `start` while `run` runs, then `ask` until the server ends it. `sampling`: the sampling
-    capability that the server is told of; None: there is none.
+    capability that the server is told of; None: there is none. `on_change`: called when the server
+    says that its offer changed, whoever listens.
     """
 
     def __init__(
@@ -136,8 +137,9 @@ class Channel:
         stream: StreamTransport,
         *,
         sampling: dict[str, Any] | None = None,
+        on_change: Callable[[], None] = ignore,
     ) -> None:
-        self.server = server
+        self.server, self._on_change = server, on_change
         self._offered = OFFERED_CAPABILITIES | ({} if sampling is None else {SAMPLING: sampling})
         self.id = secrets.token_hex(8)
         self.modern = False
@@ -251,6 +253,8 @@ class Channel:
     def _take_note(self, message: Message) -> None:
         method, params = message["method"], rpc.params_of(message)
         subscription = rpc.meta_of(params).get(SUBSCRIPTION_META)
+        if method in LIST_CHANGES:
+            self._on_change()
         if method == "notifications/progress":
             self._pass(params.get("progressToken"), message, "progressToken")
         elif subscription is not None:

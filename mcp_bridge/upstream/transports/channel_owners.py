@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -50,6 +51,14 @@ OpenStreamTransport = Callable[
 ]
 
 
+OnChange = Callable[[str, str], None]
+"""Takes an org and the name of a server."""
+
+
+def nobody_told(org_id: str, server: str) -> None:
+    """Do nothing."""
+
+
 class ConnectionKey(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a connection. `credential`: the name of a set."""
 
@@ -72,8 +81,10 @@ class ConnectionOwner:
         credential: CredentialSet,
         info: dict[str, Any],
         open_stream: OpenStreamTransport,
+        on_change: OnChange = nobody_told,
     ) -> None:
         self.config, self.owner, self.credential = config, owner, credential
+        self._on_change = partial(on_change, owner.org_id, config.name)
         self.used_at = time.monotonic()
         self._info, self._open_stream = info, open_stream
         self._breaker = Breaker(config.name)
@@ -133,7 +144,13 @@ class ConnectionOwner:
         try:
             async with self._open_stream(self.config, self.owner, self.credential) as stream:
                 sampling = SAMPLING_BY[self.config.sampling]
-                channel = Channel(self.config.name, self._info, stream, sampling=sampling)
+                channel = Channel(
+                    self.config.name,
+                    self._info,
+                    stream,
+                    sampling=sampling,
+                    on_change=self._on_change,
+                )
                 running = asyncio.create_task(channel.run())
                 try:
                     await until_ready(channel, running)
@@ -195,6 +212,8 @@ class ConnectionOwners:
         self._relay = None if shared is None else shared[1]
         self._worker = "" if self._relay is None else self._relay.worker
         self._ownership = None if shared is None else Ownership(shared[0], self._worker)
+        self.on_change: OnChange = nobody_told
+        """Is told of a server that says that its offer changed."""
         self._configs: dict[str, ServerConfig] = {}
         self._connections: dict[ConnectionKey, ConnectionOwner] = {}
         self._locks: WeakValueDictionary[ConnectionKey, asyncio.Lock] = WeakValueDictionary()
@@ -277,7 +296,9 @@ class ConnectionOwners:
             if len(self._connections) >= MAX_OWNERS:
                 raise NotSent("too_many_connections")
             config = self._configs[key.server]
-            connection = ConnectionOwner(config, owner, credential, self._info, self._open_stream)
+            connection = ConnectionOwner(
+                config, owner, credential, self._info, self._open_stream, self.on_change
+            )
             self._connections[key] = connection
             if not self._heartbeat.is_running and self._relay is not None:
                 self._heartbeat.start()

@@ -24,7 +24,7 @@ from mcp_bridge.upstream.stdio.process import Launcher
 from mcp_bridge.upstream.stdio.stderr_tail import LastWords
 from mcp_bridge.upstream.stdio.transport import StdioTransports
 from mcp_bridge.upstream.transport import StreamTransport, Transport
-from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners
+from mcp_bridge.upstream.transports.channel_owners import ConnectionOwners, OnChange, nobody_told
 from mcp_bridge.upstream.transports.channel_transport import ChannelTransport
 from mcp_bridge.upstream.transports.legacy_sse import open_sse
 from mcp_bridge.upstream.transports.streamable_http import HttpTransport
@@ -70,13 +70,15 @@ class Transports:
         self._on_end = on_end
         self._shared: tuple[Redis, Relay] | None = None
         self._connections: ConnectionOwners | None = None
+        self._on_change: OnChange = nobody_told
         self._processes: StdioTransports | None = None
         self._documents: dict[str, DocumentSource] = {}
         """By the names of servers."""
 
-    def share(self, redis: Redis, relay: Relay) -> None:
-        """Share connections on stdio and SSE with other workers; call it before `open`."""
-        self._shared = redis, relay
+    def share(self, redis: Redis, relay: Relay, on_change: OnChange) -> None:
+        """Share connections on stdio and SSE with other workers; call it before `open`.
+        `on_change`: is told of a server there that says that its offer changed."""
+        self._shared, self._on_change = (redis, relay), on_change
 
     async def close(self) -> None:
         if self._connections is not None:
@@ -113,6 +115,7 @@ class Transports:
                 credentials=self._credentials,
                 shared=self._shared,
             )
+            self._connections.on_change = self._on_change
         return self._connections
 
     def _open_stream(

@@ -44,7 +44,9 @@ def test_the_key_of_commands_is_no_setting() -> None:
 
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     maps_url = "https://maps.example/mcp"
-    assert add(config, "maps", "--url", maps_url, "--credential", "user").exit_code == 0
+    wary = ("--credential", "user", "--recheck-s", "0")
+    assert add(config, "maps", "--url", maps_url, *wary).exit_code == 0
+    assert add(config, "maps2", "--url", maps_url, "--recheck-s", "-1").exit_code == 2
     near = ("near", "--url", "http://127.0.0.1:9/mcp", "--network", "loopback", "--namespace", "n")
     assert add(config, *near).exit_code == 0
     one = add(config, "files", "--command", "/bin/true", "--arg", "--root", "--arg", 'a "b"')
@@ -54,6 +56,7 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     assert (maps.name, maps.url, maps.trust) == ("maps", "https://maps.example/mcp", "pinned")
     assert (nearby.network, nearby.namespace) == ("loopback", "n")
     assert (maps.credential, nearby.credential) == ("user", "none")
+    assert (maps.recheck_s, nearby.recheck_s) == (0.0, 1.0)
     assert (files.command, files.args) == ("/bin/true", ["--root", 'a "b"'])
     assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
 

@@ -18,6 +18,8 @@ COMMAND = "[[mcp.servers]]\nname = 'b'\ncommand = '/bin/true'\n"
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (URL + "recheck_s = -1", "mcp.servers[0].recheck_s: "),
+        (URL + "recheck_s = nan", "mcp.servers[0].recheck_s: "),
         (URL + "args = ['x']", "mcp.servers[0].args: is for a server with a command"),
         (URL + "environment = {A = 'x'}", "mcp.servers[0].environment: is for"),
         (URL + "credential_names = ['A']", "mcp.servers[0].credential_names: is for"),

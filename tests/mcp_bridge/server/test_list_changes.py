@@ -223,10 +223,10 @@ async def two_workers(store: Redis, *, modern: bool) -> AsyncIterator[World]:
             stack.callback(listener.close)
             stack.callback(server.left.set)
             url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/mcp"
-            world.configs[name] = ServerConfig(name=name, url=url, namespace=name)
+            world.configs[name] = ServerConfig(name=name, url=url, namespace=name, recheck_s=0.0)
         for _ in range(2):
             guard = Trust(
-                catalog=Catalog(world.pins, fresh_s=0.0),
+                catalog=Catalog(world.pins),
                 rules=world.rules,
                 approvals=Approvals(
                     MemoryApprovals(), now_s=lambda: 0.0, new_id=str, new_nonce=str

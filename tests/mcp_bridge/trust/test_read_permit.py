@@ -105,6 +105,7 @@ async def test_what_is_no_tool_stands_under_the_rules(
                 world.rules.now = MemoryRules(*rules).now
                 assert "result" in await ask(world, is_modern, method, params), (method, rules)
             assert went_out(world) == [method] * len(letting)
+            await world.guard.ports.endings.wait()
             read, outcome = world.records.reads[-1]
             assert (read.method, read.rules, outcome) == (method, ("reads",), "done")
             world.server.calls.clear()
