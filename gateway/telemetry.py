@@ -188,7 +188,13 @@ class Telemetry:
             "usage_conflicts", "Alarm: events that came again under their id with other content."
         )
         self.usage_refused = self._worker_gauge(
-            "usage_refused", "Alarm: events that Postgres refuses, kept in quarantine."
+            "usage_refused", "Alarm: events that Postgres refuses or that were damaged."
+        )
+        self.spool_quarantined = Gauge(
+            "tollgate_spool_quarantined_records",
+            "Alarm: records of this host's spools that wait for `tollgate spool accept|discard`.",
+            registry=self.registry,
+            multiprocess_mode="livemax",  # each worker counts them all
         )
 
     def _make_mcp_metrics(self) -> None:

@@ -21,10 +21,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import INPUTS, OUTPUTS, UsageEvent, stop_waste_id
 from billing.ingestion.ingest import digest
+from billing.ingestion.quarantined import describe, known_usage
 from billing.ingestion.settle_late import house_waste_id, waste_id
 from billing.ledger import accounts as ledger
 from billing.reconciliation.checks import check_all
-from billing.spool.directory import closed_events
+from billing.spool.directory import UnexaminedDamage, read_spool
+from billing.spool.quarantine import Context, Quarantine, QuarantinedRecord
 from billing.tables import to_moment
 
 T = TypeVar("T")
@@ -66,6 +68,8 @@ class Agreement(msgspec.Struct, kw_only=True):
     """Differences that cannot be explained any more, such as a count lost in a power failure."""
     num_waiting: int = 0
     """The number of events that are in spools alone."""
+    num_quarantined: int = 0
+    """The number of records of spools that wait for a person."""
 
     @property
     def first(self) -> str | None:
@@ -93,6 +97,8 @@ async def agree(
     before = engines()
     waiting = await _compare_spools(db, spools, found.problems)
     found.num_waiting = len(waiting)
+    _name_quarantined(spools, found)
+    damaged = _DamagedUsage.read(spools)
     async with db.connect() as connection:
         await connection.execution_options(isolation_level="REPEATABLE READ")
         arrived = await _known(connection, list(waiting))
@@ -101,8 +107,8 @@ async def agree(
         after = {(count.name, count.since): count for count in engines()}
         for count, total in zip(before, booked, strict=True):
             later = after.get((count.name, count.since), count)
-            _compare_totals(count, later, total, found)
-            await _compare_requests(connection, count, later, waiting, found.problems)
+            _compare_totals(count, later, total, found, damaged)
+            await _compare_requests(connection, count, later, waiting, found, damaged)
     found.problems += await check_all(db)
     return found
 
@@ -112,8 +118,7 @@ async def _compare_spools(
 ) -> dict[str, SpooledEvent]:
     """Compare closed events with the books; return those that are in spools alone, by id."""
     waiting: dict[str, SpooledEvent] = {}
-    closed = (each for lock in sorted(spools.glob("*/lock")) for each in closed_events(lock.parent))
-    for chunk in _chunks(closed):
+    for chunk in _chunks(_closed_events(spools, problems)):
         async with db.connect() as connection:
             standing = await _known(connection, [event.id for event, _ in chunk])
         for event, shipped in chunk:
@@ -122,13 +127,64 @@ async def _compare_spools(
                     problems.append(f"{_name(event)}: its spool has shipped it, the books lack it")
                 else:
                     waiting[event.id] = _to_waiting(event)
-            elif standing[event.id] != digest(event):
+            elif standing[event.id] != digest(event) and event.finish != "recovered":
                 problems.append(f"{_name(event)}: its spool and the books have other content")
     return waiting
 
 
+def _closed_events(spools: Path, problems: list[str]) -> Iterator[tuple[UsageEvent, bool]]:
+    """Yield the closed events of all spools; name damage that no gateway has examined."""
+    for lock in sorted(spools.glob("*/lock")):
+        for found in read_spool(lock.parent):
+            if isinstance(found, UnexaminedDamage):
+                where = f"{found.spool}/{found.span.segment:08d}.log at {found.span.start}"
+                entry = QuarantinedRecord(where, found.span.data, Context(reason="damaged"))
+                problems.append(f"damaged spool record {where}: {describe(entry)}")
+            else:
+                yield found
+
+
+def _name_quarantined(spools: Path, found: Agreement) -> None:
+    """Report each record of a spool that waits for a person."""
+    for entry in Quarantine(spools).entries():
+        found.num_quarantined += 1
+        found.problems.append(f"quarantined spool record {entry.name}: {describe(entry)}")
+
+
+class _DamagedUsage(NamedTuple):
+    """Usage whose record was damaged: an engine may have counted more than could be billed."""
+
+    attempts: frozenset[str]
+    entries: tuple[tuple[str | None, float | None], ...]
+    """The model and the admission of each, as far as they are known."""
+
+    @classmethod
+    def read(cls, spools: Path) -> _DamagedUsage:
+        attempts, entries = set[str](), list[tuple[str | None, float | None]]()
+        for entry in Quarantine(spools).entries(resolved=True):
+            if entry.context.outcome == "nothing_lost":
+                continue
+            known = known_usage(entry)
+            attempts |= {event.id for event in known.events}
+            moments = [event.attempt.admitted_at for event in known.events]
+            entries.append((known.model, moments[0] if moments else None))
+        return cls(frozenset(attempts), tuple(entries))
+
+    def count_of(self, engine: EngineCount) -> int:
+        """Return how many records may be of an engine."""
+        until = engine.until or float("inf")
+        return sum(
+            (model is None or model in engine.models) and (at is None or engine.since <= at < until)
+            for model, at in self.entries
+        )
+
+
 def _compare_totals(
-    before: EngineCount, after: EngineCount, booked: Tokens, found: Agreement
+    before: EngineCount,
+    after: EngineCount,
+    booked: Tokens,
+    found: Agreement,
+    damaged: _DamagedUsage,
 ) -> None:
     most = after.acknowledged
     for tokens in after.open.values():
@@ -142,6 +198,8 @@ def _compare_totals(
         line = f"engine {before.name}: {beside} {what} tokens, and {total} in the books and spools"
         if before.is_lost:
             found.unknown.append(f"{line}: its count was lost with its machine's memory")
+        elif total < least and (number := damaged.count_of(before)):
+            found.unknown.append(f"{line}: {number} of its records in a spool were damaged")
         else:
             found.problems.append(line)
 
@@ -151,7 +209,8 @@ async def _compare_requests(
     before: EngineCount,
     after: EngineCount,
     waiting: dict[str, SpooledEvent],
-    problems: list[str],
+    found: Agreement,
+    damaged: _DamagedUsage,
 ) -> None:
     """Report the first request that differs, of those that the engine still counts by itself."""
     settled = (it for it in sorted(before.recent.items()) if after.recent.get(it[0]) == it[1])
@@ -167,11 +226,15 @@ async def _compare_requests(
                     booked = booked.plus(waiting[event_id].tokens)
             if booked != generated:
                 request = rows[attempt][0] if attempt in rows else "unknown"
-                problems.append(
+                line = (
                     f"request {request}, event {attempt}: engine {before.name} counts "
                     f"{generated.prompt} + {generated.generated} tokens, "
                     f"the books {booked.prompt} + {booked.generated}"
                 )
+                if attempt in damaged.attempts:
+                    found.unknown.append(f"{line}: its record in a spool was damaged")
+                    continue
+                found.problems.append(line)
                 return
 
 

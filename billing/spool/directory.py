@@ -4,7 +4,11 @@ threads.
     DIRECTORY/lock             flock held by the process that owns the directory
     DIRECTORY/00000007.log     segments, written in order; all but the last are sealed
     DIRECTORY/cursor           the position up to which Postgres has everything (JSON)
-    DIRECTORY/../quarantine/   damaged or refused records, kept for a person to read
+    DIRECTORY/../quarantine/   damaged or refused records, kept for a person (`quarantine`)
+
+A sealed segment with damage is repaired once: the attempts that it shows as open and its successor
+does not carry have ended in a record that cannot be read, and are closed at their last checkpoint
+behind its other records (`damage`).
 
 Knows no asyncio and no database.
 """
@@ -16,14 +20,16 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from billing.errors import SpoolLocked
 from billing.events import UsageEvent
+from billing.spool.damage import Examination, Span
 from billing.spool.format import (
     CloseRecord,
     OpenAttempt,
@@ -34,6 +40,7 @@ from billing.spool.format import (
     is_torn,
     scan,
 )
+from billing.spool.quarantine import Context, Quarantine, Reason, name_of
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +62,10 @@ class Batch(msgspec.Struct, frozen=True):
     end: Position
     lost: int = 0
     """The number of events that were written and are damaged now; an alarm."""
+    num_repaired: int = 0
+    """The number of events that repairs have added since the last batch."""
+    has_live_damage: bool = False
+    """True if the segment that is written has damage, which is examined once it is sealed."""
 
 
 class SpoolDirectory:
@@ -67,6 +78,11 @@ class SpoolDirectory:
 
     def __init__(self, path: Path, *, lock_wait_s: float) -> None:
         self.path = path
+        self.quarantine = Quarantine(path.parent)
+        self._damaged: set[int] = set()
+        """Segments with damage that was found while they were written."""
+        self._repaired: set[int] = set()
+        self._num_repaired = 0
         self._lock = _lock(path, lock_wait_s)
         self._fd = -1
         self._unsynced = 0
@@ -173,17 +189,27 @@ class SpoolDirectory:
         for number in sorted(self.sizes):
             if not self.cursor.segment <= number <= end.segment:
                 continue
+            if number in self._damaged and number < end.segment:
+                self._repair(number)
             offset = position.offset if number == position.segment else 0
             data = self._read(number, offset, end.offset if number == end.segment else None)
             for placed in scan(data):
                 if isinstance(placed.record, CloseRecord):
                     events.append(placed.record.event)
-                elif placed.record is None:
-                    self._keep_damage(number, placed, data, offset)
+                elif placed.record is None and number == end.segment:
+                    self._keep_live_damage(number, placed, data, offset)
+                elif placed.record is None and number not in self._repaired:
+                    self._repair(number)
+                    return self.read_closed(limit, end)
                 position = Position(number, offset + placed.end)
                 if len(events) == limit:
-                    return Batch(events, position)
-        return Batch(events, end)
+                    return self._batch(events, position)
+        return self._batch(events, end)
+
+    def _batch(self, events: list[UsageEvent], end: Position) -> Batch:
+        num_repaired, self._num_repaired = self._num_repaired, 0
+        has_live_damage = self._segment in self._damaged
+        return Batch(events, end, num_repaired=num_repaired, has_live_damage=has_live_damage)
 
     def commit(self, batch: Batch) -> None:
         """Move the cursor behind a batch that Postgres has, and delete finished segments.
@@ -194,7 +220,7 @@ class SpoolDirectory:
         temporary = self.path / "cursor.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write(fd, msgspec.json.encode(batch.end))
+            _write(fd, msgspec.json.encode(_StoredCursor.of(batch.end)))
         finally:
             os.close(fd)
         temporary.replace(self.path / "cursor")
@@ -205,15 +231,12 @@ class SpoolDirectory:
                 self._segment_path(number).unlink()
                 del self.sizes[number]
 
-    def quarantine(self, name: str, data: bytes) -> None:
-        """Keep bytes that cannot be billed in a file for a person."""
-        folder = self.path.parent / "quarantine"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        kept = folder / f"{self.path.name}-{name}"
-        if not kept.exists():
-            kept.write_bytes(data)
-            _sync_directory(folder)
-        log.error("spool %s: %d bytes could not be billed, kept in %s", self.path, len(data), kept)
+    def keep_refused(self, event: UsageEvent) -> None:
+        """Keep an event that Postgres refuses, for a person."""
+        data = frame(CloseRecord(event))
+        name = name_of(self.path.name, event.id, data, "refused")
+        self.quarantine.keep(name, data, Context(reason="refused"))
+        log.error("spool %s: Postgres refuses an event, kept as %s", self.path, name)
 
     def release(self) -> None:
         """Unlock the directory and keep its files."""
@@ -235,7 +258,7 @@ class SpoolDirectory:
     def _load_cursor(self) -> Position:
         try:
             return read_cursor(self.path)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError):
             log.error("spool %s: unreadable cursor, shipping from the beginning", self.path)
             return Position(0, 0)
 
@@ -244,31 +267,106 @@ class SpoolDirectory:
         quarantine damage."""
         open_attempts: dict[str, OpenAttempt] = {}
         numbers = sorted(int(name.stem) for name in self.path.glob("[0-9]" * 8 + ".log"))
-        if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
-            log.error("spool %s: segments are missing among %s", self.path, numbers)
         for number in numbers:
-            data = self._segment_path(number).read_bytes()
-            self.sizes[number] = len(data)
+            self.sizes[number] = self._segment_path(number).stat().st_size
+        if numbers:
+            self._cut_torn_end(numbers[-1])
+        ended: set[str] = set()
+        for number in numbers:
+            data = self._read(number, 0, None)
+            if number not in self._repaired and self._has_damage(number, data):
+                ended |= self._repair(number)
+                data = self._read(number, 0, None)
             for placed in scan(data):
-                if placed.record is None:
-                    self._damaged(number, placed, data, last=number == numbers[-1])
-                else:
+                if placed.record is not None:
                     apply(open_attempts, placed.record)
                     unshipped = Position(number, placed.start) >= self.cursor
                     self.unshipped += unshipped and isinstance(placed.record, CloseRecord)
-        return list(open_attempts.values())
+        self._num_repaired = 0  # they are counted as unshipped
+        return [it for it in open_attempts.values() if it.attempt.id not in ended]
 
-    def _damaged(self, number: int, placed: PlacedRecord, data: bytes, *, last: bool) -> None:
-        """Truncate a torn end; quarantine any other damage, which may be loss of usage."""
-        if last and is_torn(data, placed):
-            size = placed.end - placed.start
-            log.warning("spool %s: cut %d torn bytes off segment %d", self.path, size, number)
-            with self._segment_path(number).open("r+b") as file:
-                file.truncate(placed.start)
-                os.fsync(file.fileno())
-            self.sizes[number] = placed.start
-        else:
-            self._keep_damage(number, placed, data)
+    def _cut_torn_end(self, number: int) -> None:
+        """Truncate what a crash left of a record that nobody was told of."""
+        data = self._read(number, 0, None)
+        for placed in scan(data):
+            if placed.record is None and is_torn(data, placed):
+                size = placed.end - placed.start
+                log.warning("spool %s: cut %d torn bytes off segment %d", self.path, size, number)
+                with self._segment_path(number).open("r+b") as file:
+                    file.truncate(placed.start)
+                    os.fsync(file.fileno())
+                self.sizes[number] = placed.start
+
+    def _has_damage(self, number: int, data: bytes) -> bool:
+        """True if a segment has damage, or the next one is missing."""
+        is_followed = number + 1 in self.sizes or number == max(self.sizes)
+        return not is_followed or any(placed.record is None for placed in scan(data))
+
+    def _repair(self, number: int) -> set[str]:
+        """Find out what damage has lost since the segment `number`: close what is known, and keep
+        the rest for a person. Return the attempts that wait for that person or were never to be
+        billed."""
+        examination, last, carried = Examination(), number, None
+        for each in sorted(it for it in self.sizes if it >= number):
+            if each > number:
+                if each > last + 1:
+                    examination.spans.append(Span(last + 1, 0, b""))
+                carried = self._carried_into(each)
+                if carried is not None:
+                    break
+            examination.read(each, self._read(each, 0, self.sizes[each]))
+            last = each
+        for span in examination.spans:
+            name = _entry_name(self.path, span)
+            known = self.quarantine.context_of(name)
+            if known is not None and known.outcome in ("unresolved", "accepted", "discarded"):
+                examination.settle(span, known.attempt)
+            elif Position(span.segment, span.start) < self.cursor:
+                # Without a context the shipper has found it, and shipped no event of it.
+                if known is not None or not self.quarantine.has(name):
+                    examination.mark_shipped(span)
+        examination.finish(carried)
+        # First what is billed: an examination that was cut short finds the rest again.
+        self._append_to_sealed(last, examination.closes)
+        for finding in examination.findings:
+            self._keep(
+                finding.span,
+                Context(
+                    reason="damaged" if finding.span.data else "missing",
+                    outcome=finding.outcome,
+                    attempt=finding.attempt,
+                    checkpoint=finding.checkpoint,
+                    candidates=finding.candidates,
+                ),
+            )
+        done = {each for each in self.sizes if number <= each <= last}
+        self._repaired |= done
+        self._damaged -= done
+        return examination.ended
+
+    def _carried_into(self, number: int) -> set[str] | None:
+        """Return the attempts that were open when a segment began; None: its start is damaged."""
+        first = next(iter(scan(self._read(number, 0, self.sizes[number]))), None)
+        if first is None or not isinstance(first.record, SegmentStart):
+            return None
+        return {each.attempt.id for each in first.record.open}
+
+    def _append_to_sealed(self, number: int, events: Sequence[UsageEvent]) -> None:
+        """Append closes to a segment that is not written any more, all or none of them."""
+        if not events:
+            return
+        path, beside = self._segment_path(number), self.path / "repaired.new"
+        data = path.read_bytes() + b"".join(frame(CloseRecord(event)) for event in events)
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        beside.replace(path)
+        _sync_directory(self.path)
+        self.sizes[number] = len(data)
+        self._num_repaired += len(events)
 
     def _read(self, number: int, start: int, end: int | None) -> bytes:
         """Read a part of a segment: it is large, and read twice a second."""
@@ -276,43 +374,96 @@ class SpoolDirectory:
             file.seek(start)
             return file.read(-1 if end is None else max(0, end - start))
 
-    def _keep_damage(self, number: int, placed: PlacedRecord, data: bytes, offset: int = 0) -> None:
-        """Quarantine damage. `offset`: the position of `data` in its segment."""
-        name = f"{number:08d}-{offset + placed.start}.corrupt"
-        self.quarantine(name, data[placed.start : placed.end])
+    def _keep_live_damage(
+        self, number: int, placed: PlacedRecord, data: bytes, offset: int
+    ) -> None:
+        """Keep damage of the segment that is written; `offset`: the position of `data` in it."""
+        self._damaged.add(number)
+        span = Span(number, offset + placed.start, data[placed.start : placed.end])
+        self._keep(span, None)
+
+    def _keep(self, span: Span, context: Context | None) -> None:
+        name = _entry_name(self.path, span)
+        self.quarantine.keep(name, span.data, context)
+        size = len(span.data)
+        if not size:
+            log.error("spool %s: segment %d is missing, see %s", self.path, span.segment, name)
+        elif context is None or context.outcome == "unresolved":
+            log.error("spool %s: %d bytes could not be billed, kept as %s", self.path, size, name)
+        else:
+            outcome = context.outcome
+            log.warning("spool %s: %d bytes are damaged (%s): %s", self.path, size, outcome, name)
+
+
+class _StoredCursor(msgspec.Struct, frozen=True):
+    """The cursor as it is stored, with a checksum: a digit that changed would skip events."""
+
+    segment: int
+    offset: int
+    checksum: int
+
+    @classmethod
+    def of(cls, position: Position) -> _StoredCursor:
+        return cls(*position, crc32(repr(tuple(position)).encode()))
 
 
 def read_cursor(path: Path) -> Position:
     """Read the cursor of a directory; without one everything ships again, which is harmless.
 
-    Raises: MsgspecError, OSError.
+    Raises: MsgspecError, ValueError, OSError.
     """
     try:
-        return msgspec.json.decode((path / "cursor").read_bytes(), type=Position)
+        data = (path / "cursor").read_bytes()
     except FileNotFoundError:
         return Position(0, 0)
+    if data.startswith(b"["):  # of a version that stored no checksum
+        return msgspec.json.decode(data, type=Position)
+    stored = msgspec.json.decode(data, type=_StoredCursor)
+    position = Position(stored.segment, stored.offset)
+    if stored != _StoredCursor.of(position):
+        raise msgspec.ValidationError("its checksum differs")
+    return position
 
 
-def closed_events(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
-    """Yield every closed event of a directory, and whether it has shipped. Nothing is locked or
-    changed, so the directory may be in use: a record that is not complete yet is left out, and a
-    segment that is deleted meanwhile has shipped.
+class UnexaminedDamage(NamedTuple):
+    """Damage in a spool that no gateway has come upon."""
+
+    spool: str
+    span: Span
+
+
+def read_spool(path: Path) -> Iterator[tuple[UsageEvent, bool] | UnexaminedDamage]:
+    """Yield every closed event of a directory, and whether it has shipped, and damage behind the
+    cursor that is not in the quarantine. Nothing is locked or changed, so the directory may be in
+    use: a record that is not complete yet is left out, and a segment that is deleted meanwhile has
+    shipped.
 
     Raises: OSError.
     """
     try:
         cursor = read_cursor(path)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         cursor = Position(0, 0)
+    quarantine = Quarantine(path.parent)
     for segment in sorted(path.glob("[0-9]" * 8 + ".log")):
         try:
             data = segment.read_bytes()
         except FileNotFoundError:
             continue
         for placed in scan(data):
+            place = Position(int(segment.stem), placed.start)
             if isinstance(placed.record, CloseRecord):
-                place = Position(int(segment.stem), placed.start)
                 yield placed.record.event, place < cursor
+            elif placed.record is None and place >= cursor and not is_torn(data, placed):
+                span = Span(*place, data[placed.start : placed.end])
+                if not quarantine.has(_entry_name(path, span)):
+                    yield UnexaminedDamage(path.name, span)
+
+
+def _entry_name(path: Path, span: Span) -> str:
+    """Return the name of damage of a spool in the quarantine."""
+    reason: Reason = "damaged" if span.data else "missing"
+    return name_of(path.name, span.where, span.data, reason)
 
 
 def _lock(path: Path, wait_s: float) -> int:

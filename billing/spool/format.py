@@ -126,7 +126,13 @@ def is_torn(data: bytes, damage: PlacedRecord) -> bool:
     if rest < HEADER.size:
         return MAGIC.startswith(data[damage.start : damage.start + len(MAGIC)])
     magic, length, _ = HEADER.unpack_from(data, damage.start)
-    return bool(damage.end == len(data) and magic == MAGIC and HEADER.size + length > rest)
+    if damage.end < len(data) or magic != MAGIC or HEADER.size + length <= rest:
+        return False
+    try:
+        msgspec.msgpack.decode(data[damage.start + HEADER.size : damage.end], type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        return str(error).startswith("Input data was truncated")
+    return False  # a whole record, whose length is damaged
 
 
 def _frame_at(data: bytes, position: int) -> PlacedRecord | None:
@@ -140,11 +146,18 @@ def _frame_at(data: bytes, position: int) -> PlacedRecord | None:
     payload = data[body:end]
     if _checksum(length, payload) != checksum:
         return None
+    # A valid frame that cannot be decoded (written by a newer version) is kept as damage.
+    record = decode_payload(payload)
+    return None if record is None else PlacedRecord(position, end, record)
+
+
+def decode_payload(payload: bytes) -> Record | None:
+    """Return the record that a payload holds, whatever its checksum; None: it holds none."""
     try:
-        return PlacedRecord(position, end, _decoder.decode(payload))
-    except msgspec.MsgspecError:
-        # A valid frame that cannot be decoded (written by a newer version) is kept as damage.
+        record: Record = _decoder.decode(payload)
+    except (msgspec.MsgspecError, ValueError, AssertionError):
         return None
+    return record
 
 
 def _next_frame(data: bytes, position: int) -> int:

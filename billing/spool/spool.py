@@ -130,6 +130,8 @@ class Spool:
         self.broken = asyncio.Event()
         """Set once a sync failed for good: only a new process can account for anything."""
         self._stopping = False
+        self._seals_early = False
+        """True if the segment has damage, which is examined once it is sealed."""
         self._dirty, self._urgent = asyncio.Event(), asyncio.Event()
         self._readable = asyncio.Event()
         if self.backlog:
@@ -267,6 +269,11 @@ class Spool:
         """Read the oldest events that have not shipped; the cursor stays."""
         end, expected = self._synced, self.backlog
         batch = await self._in_thread(lambda: self._files.read_closed(limit, end))
+        self.backlog += batch.num_repaired
+        expected += batch.num_repaired
+        if batch.has_live_damage:
+            self._seals_early = True
+            self._dirty.set()
         if batch.end == end and len(batch.events) < expected:
             return msgspec.structs.replace(batch, lost=expected - len(batch.events))
         return batch
@@ -280,8 +287,7 @@ class Spool:
 
     async def quarantine(self, event: UsageEvent) -> None:
         """Keep an event that Postgres refuses in a file for a person."""
-        data = frame(CloseRecord(event))
-        await self._in_thread(lambda: self._files.quarantine(f"{event.id}.refused", data))
+        await self._in_thread(lambda: self._files.keep_refused(event))
 
     # The end.
 
@@ -346,9 +352,10 @@ class Spool:
 
     @property
     def _is_full(self) -> bool:
-        """True if the segment is full with the buffered records."""
+        """True if the segment is full with the buffered records, or to be sealed for another
+        reason."""
         pending = len(self._written) + len(self._buffer)
-        return self._files.durable_end.offset + pending >= self._segment_bytes
+        return self._seals_early or self._files.durable_end.offset + pending >= self._segment_bytes
 
     def _flush_on_loop(self) -> None:
         """Write and sync the buffer. Raises: SpoolFull, SpoolBroken."""
@@ -405,7 +412,7 @@ class Spool:
         """Write and sync the buffer, wake the waiters, and rotate a full segment."""
         full, taken = self._is_full, self._take()
         taken.waiters, self._waiters = self._waiters, []
-        if not (taken.data or taken.written):
+        if not (taken.data or taken.written or self._seals_early):
             return  # it was flushed meanwhile
         try:
             # The next segment carries the attempts that are open after `data`, before later ones.
@@ -470,6 +477,7 @@ class Spool:
             self._failed(error, [])
         else:
             self._synced = self._files.durable_end
+            self._seals_early = False
             self._readable.set()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

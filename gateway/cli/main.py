@@ -29,6 +29,7 @@ from gateway.cli.command import (
 )
 from gateway.cli.mcp_servers import mcp
 from gateway.cli.prices import prices
+from gateway.cli.spool import spool
 from gateway.cli.status import status
 from gateway.cli.tenancy import all_orgs, orgs, projects, show_header
 from gateway.cli.users import users
@@ -177,7 +178,7 @@ async def migrate(settings: Settings) -> None:
         click.echo(f"Its first keys stand in {settings.home / 'credentials.json'}")
 
 
-for group in (status, audit, reconcile, prices, billing, orgs, projects, users, mcp):
+for group in (status, audit, reconcile, spool, prices, billing, orgs, projects, users, mcp):
     tollgate.add_command(group)
 
 

@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from billing.errors import SpoolBroken
 from billing.ingestion.shipper import Shipper
+from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from foundation.periodic import Periodic
 from gateway.db import DATABASE_ERRORS
@@ -123,6 +124,11 @@ class Readiness:
     def free_bytes(self) -> int | None:
         """The room on the disk of the spool, as it was last seen."""
         return None if self._disk is None else self._disk.free_bytes
+
+    @property
+    def num_quarantined(self) -> int:
+        """The number of records of this host's spools that wait for a person, as last seen."""
+        return 0 if self._disk is None else self._disk.num_quarantined
 
     async def missing(self) -> list[str]:
         """Return what keeps this worker from taking, limiting, running and billing a request.
@@ -258,13 +264,5 @@ def look_at_disk(spool: Path) -> Disk:
     return Disk(
         free_bytes=num_free * found.f_frsize,
         total_bytes=found.f_blocks * found.f_frsize,
-        num_quarantined=count_quarantined(spool.parent / "quarantine"),
+        num_quarantined=Quarantine(spool.parent).count_unresolved(),
     )
-
-
-def count_quarantined(folder: Path) -> int:
-    try:
-        names = (each.name for each in os.scandir(folder) if each.is_file())
-        return sum(1 for name in names if not name.endswith((".json", ".new")))
-    except FileNotFoundError:
-        return 0

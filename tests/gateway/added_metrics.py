@@ -27,7 +27,9 @@ async def scrape(folder: Path, shared: Path) -> None:
     app = create_app(load({"home": folder}, {}))
     app.state.services = services_with(
         telemetry=Telemetry(models=["m"], shared_folder=shared),
-        readiness=SimpleNamespace(observe=lambda: None, components=list, free_bytes=None),
+        readiness=SimpleNamespace(
+            observe=lambda: None, components=list, free_bytes=None, num_quarantined=0
+        ),
         generation=SimpleNamespace(open_calls={}),
         spool=SimpleNamespace(backlog=0),
         shipper=SimpleNamespace(alarms=SimpleNamespace(conflicts=0, refused=0)),

@@ -86,6 +86,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         self.telemetry.components((each.kind, each.name, each.state) for each in components)
         if self.readiness.free_bytes is not None:
             self.telemetry.spool_free_bytes.set(self.readiness.free_bytes)
+        self.telemetry.spool_quarantined.set(self.readiness.num_quarantined)
         for engine in self.engines.values():
             if engine.connected:
                 self.telemetry.engine_status(engine.status)

@@ -24,6 +24,8 @@ from billing.ingestion.shipper import Alarms, Shipper, adopt, ship_batch
 from billing.ledger.spend_totals import ever_used
 from billing.pricing.price_book import PriceBook
 from billing.reconciliation.checks import check_ledger
+from billing.spool.format import CloseRecord, frame
+from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from gateway.db import create_engine
 from gateway.home import Home
@@ -112,8 +114,9 @@ async def test_one_broken_event_blocks_no_other(
     await shipper.stop()
     assert await ids(db) == {event.id for event in good}
     assert shipper.alarms == Alarms(refused=4)
-    kept = {path.name for path in (spool.directory.parent / "quarantine").iterdir()}
-    assert kept == {f"own-{event.id}.refused" for event in broken}
+    kept = list(Quarantine(spool.directory.parent).entries())
+    assert {entry.context.reason for entry in kept} == {"refused"}
+    assert {entry.data for entry in kept} == {frame(CloseRecord(event)) for event in broken}
     assert caplog.text.count("Postgres refuses event") == 4
 
 
@@ -128,7 +131,7 @@ async def test_what_damage_takes_behind_our_back_is_an_alarm(
     await ship_batch(db, spool, alarms)
     assert (spool.backlog, alarms) == (0, Alarms(refused=1))
     assert await ids(db) == {events[0].id, events[2].id}
-    assert len(list((spool.directory.parent / "quarantine").iterdir())) == 1
+    assert Quarantine(spool.directory.parent).count_unresolved() == 1
     assert "could not be billed" in caplog.text
 
 

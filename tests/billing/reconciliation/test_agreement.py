@@ -121,3 +121,30 @@ async def test_what_ledger_and_rollups_disagree_on_is_named(
         f"request req_1, event {ALIVE}: the event's amounts differ from its transfers" in problems
     )
     assert any("the hour's money differs" in problem for problem in problems)
+
+
+async def test_what_an_engine_counts_beyond_a_damaged_record_is_unknown_once_it_is_resolved(
+    db: AsyncEngine, tmp_path: Path
+) -> None:
+    attempt = an_attempt(ALIVE)
+    spool = await Spool.open(tmp_path / "own")
+    spool.attempt_opened(attempt)
+    spool.checkpoint(ALIVE, msgspec.structs.replace(USED, output=5), False)
+    await spool.close(an_event(attempt, USED))
+    await spool.shutdown()
+    [segment] = spool.directory.glob("*.log")
+    segment.write_bytes(segment.read_bytes()[:-1] + b"?")
+    whole = count(recent={ALIVE: BILLED})
+    before = await agreement(db, tmp_path, whole)
+    assert any("damaged spool record own/00000001.log" in it for it in before.problems)
+    spool = await Spool.open(tmp_path / "own")
+    await ship_batch(db, spool, Alarms())
+    after = await agreement(db, tmp_path, whole)
+    assert after.problems == [] and after.num_waiting == 0
+    assert after.unknown == [
+        "engine penny: 20 generated tokens, and 5 in the books and spools: 1 of its records in a "
+        "spool were damaged",
+        f"request req_1, event {ALIVE}: engine penny counts 116 + 20 tokens, the books 116 + 5: "
+        "its record in a spool was damaged",
+    ]
+    await spool.shutdown()

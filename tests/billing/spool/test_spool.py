@@ -21,6 +21,7 @@ from billing.errors import SpoolBroken, SpoolFull
 from billing.events import Quantities, UsageEvent
 from billing.spool.directory import Position, SpoolDirectory
 from billing.spool.format import HEADER, MAGIC, CloseRecord, OpenRecord, frame, is_torn, scan
+from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 
@@ -269,8 +270,8 @@ async def test_damage_in_the_middle_is_kept_and_alarmed(
     for _ in range(2):
         found = await shipped(tmp_path / "s")
         assert found.keys() == {event.id for event in events} - {events[2].id}
-    [kept] = (tmp_path / "quarantine").iterdir()
-    assert kept.read_bytes() == bytes(data[start : start + len(third)])
+    [kept] = Quarantine(tmp_path).entries()
+    assert kept.data == bytes(data[start : start + len(third)])
     assert "could not be billed" in caplog.text
 
 
@@ -298,8 +299,8 @@ async def test_an_end_that_was_not_torn_is_kept(tmp_path: Path, garbage: bytes) 
     segment = segments(tmp_path / "s")[0]
     segment.write_bytes(segment.read_bytes() + garbage)
     assert (await shipped(tmp_path / "s")).keys() == {event.id}
-    [kept] = (tmp_path / "quarantine").iterdir()
-    assert kept.read_bytes() == garbage
+    [kept] = Quarantine(tmp_path).entries()
+    assert kept.data == garbage
 
 
 def test_whatever_bit_of_the_end_flips_nothing_else_is_lost_and_nothing_is_made_up() -> None:
@@ -331,7 +332,9 @@ async def test_a_checkpoint_whose_open_was_damaged_bills_nothing(tmp_path: Path)
     segment = segments(tmp_path / "s")[0]
     segment.write_bytes(segment.read_bytes().replace(b"org_a", b"org_X"))
     assert await shipped(tmp_path / "s") == {}
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    [kept] = Quarantine(tmp_path).entries()
+    assert kept.context.checkpoint is not None
+    assert kept.context.checkpoint.quantities == Quantities(output=3)
 
 
 async def test_a_missing_segment_is_an_alarm(
@@ -344,7 +347,7 @@ async def test_a_missing_segment_is_an_alarm(
     await spool.shutdown()
     segments(tmp_path / "s")[1].unlink()
     assert (await shipped(tmp_path / "s")).keys() == {events[0].id, events[2].id}
-    assert "segments are missing" in caplog.text
+    assert "segment 2 is missing" in caplog.text
 
 
 async def test_a_cursor_that_cannot_be_read_ships_again(
@@ -420,6 +423,7 @@ async def test_a_directory_that_cannot_be_made_is_let_go(tmp_path: Path) -> None
 KILLED = """
 import asyncio, sys
 from billing.events import Quantities
+from billing.spool.quarantine import Quarantine
 from billing.spool.spool import Spool
 from tests.billing.samples import an_attempt, an_event
 

@@ -112,9 +112,7 @@ async def test_the_disk_is_looked_at_before_a_write_fails(
 async def test_what_waits_in_quarantine_is_counted(
     redis: redis.asyncio.Redis, spool: Spool
 ) -> None:
-    folder = spool.directory.parent / "quarantine"
-    folder.mkdir()
-    (folder / "one-1.corrupt").write_bytes(b"?")
+    await spool.quarantine(an_event())
     readiness = Readiness(fleet=fleet_of(Far()), redis=redis, spool=spool)
     await readiness.probe()
     found = await readiness.health()

@@ -109,6 +109,11 @@ async def test_gauges_and_readiness_follow_without_a_scrape(
         while value("tollgate_spool_backlog_events") != 1 or value("tollgate_usage_conflicts") != 2:
             await asyncio.sleep(0.01)
     assert value("tollgate_open_calls") == 2
+    assert value("tollgate_spool_quarantined_records") == 0
+    await spool.quarantine(an_event())
+    await worker.readiness.probe()
+    worker.observe()
+    assert value("tollgate_spool_quarantined_records") == 1
     assert value("tollgate_tasks") == len(asyncio.all_tasks())
     monkeypatch.setattr(redis, "ping", nobody_answers)
     penny.available = False
