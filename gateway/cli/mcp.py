@@ -296,20 +296,21 @@ async def calls(
 
 
 async def arguments_of(settings: Settings, db: AsyncEngine, org_id: str, approval_id: str) -> str:
-    """Return the arguments in readable form, with what is hidden in them made visible.
+    """Return the arguments in readable form, with what is hidden in them made visible, and how
+    they spell what can be spelled in several ways.
 
     Raises: ClickException, SecretError.
     """
     from gateway.mcp.approvals import PostgresApprovals
     from gateway.mcp.call_arguments import CallArguments
     from gateway.secret import Secret
-    from mcp_bridge.text_safety.hidden_text import visible
+    from mcp_bridge.text_safety.hidden_text import visible, visible_marks
 
     shown = CallArguments(Secret.load(settings.secret_key_file))
     found = await PostgresApprovals(db, shown=shown).arguments(org_id, approval_id, time.time())
     if found is None:
         raise click.ClickException(f"{approval_id}: no arguments are kept of it")
-    return visible(msgspec.json.format(found, indent=2).decode())
+    return visible(visible_marks(msgspec.json.format(found, indent=2).decode()))
 
 
 @mcp.command()

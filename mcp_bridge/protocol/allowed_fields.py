@@ -212,7 +212,10 @@ def from_client_params(method: str, params: dict[str, Any], *, modern: bool) -> 
     names = REQUESTS.get(method, ())
     if modern and method in INTERACTIVE:
         names += CONTINUED
-    return picked(params, (*names, "_meta"))
+    kept = picked(params, (*names, "_meta"))
+    if kept.get("arguments", kept) is None:
+        del kept["arguments"]  # the same as none, and no object
+    return kept
 
 
 def for_server(method: str, params: dict[str, Any], *, modern: bool) -> dict[str, Any]:

@@ -152,6 +152,18 @@ def visible(text: str) -> str:
     return "".join(shown)
 
 
+def visible_marks(text: str) -> str:
+    """Return a text that is not in NFC (UAX #15), and looks like one that is, with each character
+    by which it differs written as `visible` writes what is hidden."""
+    if unicodedata.is_normalized("NFC", text):
+        return text
+    return "".join(f"\\u{{{ord(char):04X}}}" if differs_in_nfc(char) else char for char in text)
+
+
+def differs_in_nfc(char: str) -> bool:
+    return bool(unicodedata.combining(char)) or not unicodedata.is_normalized("NFC", char)
+
+
 def stripped(text: str) -> str:
     """Return `text` without hidden characters and whole escape sequences, with their links.
 

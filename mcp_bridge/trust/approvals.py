@@ -24,12 +24,12 @@ import msgspec
 from mcp_bridge.canonical_json import (
     digest,
     digest_of_bytes,
-    is_large_int,
-    plain_json,
+    has_lone_surrogate,
     pointer,
+    short_json,
     walk,
 )
-from mcp_bridge.errors import ApprovalRefused
+from mcp_bridge.errors import ApprovalRefused, NotCanonical
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED, DENIED, RpcError
 
@@ -57,6 +57,7 @@ class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     pin: str
     """Digest of the pinned tool."""
     arguments_digest: str
+    """Digest of the bytes of the arguments, as they were shown and go out."""
     policy_version: str
     decider: Decider = "administrator"
     """The approver; an administrator may also approve what waits for the caller."""
@@ -102,22 +103,14 @@ Outcome = ApprovalTransition | Refused
 
 
 def arguments_digest(arguments: Mapping[str, object]) -> str:
-    """Return the digest of arguments. Integers of 64 bits, which RFC 8785 does not have, are
-    digested as text, with their places beside it, so that no text can pass for one. Raises:
-    NotCanonical."""
-    plain = plain_json(arguments)
-    if plain is not None:
-        return digest_of_bytes(b"[%b,[]]" % plain)
-    large = [pointer(parts) for parts, one in walk(arguments) if is_large_int(one)]
-    return digest([with_texts(arguments), large])
-
-
-def with_texts(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: with_texts(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [with_texts(inner) for inner in value]
-    return f"{value:x}" if isinstance(value, int) and is_large_int(value) else value
+    """Return the digest of the bytes that a person is shown and that go out: of 5 it is another
+    than of 5.0, and so it is of another order of keys or form of Unicode. Raises: NotCanonical,
+    past the bounds of a document."""
+    if short_json(arguments) is None:
+        for parts, one in walk(arguments):
+            if isinstance(one, str) and has_lone_surrogate(one):
+                raise NotCanonical(pointer(parts), "a lone surrogate")
+    return digest_of_bytes(rpc.encode(dict(arguments)))
 
 
 def requested(
