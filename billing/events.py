@@ -161,6 +161,16 @@ class Attempt(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Unset without tags, so that they take no room in the spool."""
 
 
+class DisputedUsage(msgspec.Struct, frozen=True, gc=False):
+    """Counts the tokens that an upstream claimed of an attempt beyond what the request can have
+    used: nobody is billed for them."""
+
+    upstream: str
+    """The replica's name."""
+    input_tokens: int
+    output_tokens: int
+
+
 class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A finished attempt. A second event with its id and other content raises an alarm."""
 
@@ -171,6 +181,8 @@ class UsageEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     kind: Kind = "usage"
     estimated: bool = False
     finish: Finish = "done"
+    disputed: DisputedUsage | UnsetType = UNSET
+    """Unset where the upstream claimed nothing more, so that it takes no room in the spool."""
 
     @property
     def id(self) -> str:

@@ -247,6 +247,15 @@ event_tags = _table(
     sa.Column("tags", JSONB, nullable=False),
 )
 
+disputed_usage = _table(
+    "disputed_usage",
+    *text_columns("event_id", primary_key=True),
+    *text_columns("request_id", "org", "model", "upstream"),
+    *count_columns("billed_tokens", "input_tokens", "output_tokens"),
+    *moment_columns("admitted_at"),
+)
+"""A row holds what an upstream claimed of an event beyond what was billed."""
+
 usage_tags = _table(
     "usage_tags",
     *text_columns("org", primary_key=True),

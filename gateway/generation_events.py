@@ -51,6 +51,8 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt = uncached_input + cache_read + cache_write + cache_write_1h + embedding_input.
     `wasted_output` was generated but lies behind a stop string, so nobody sees it or pays for it.
+    Disputed is what an upstream claims beyond what the request can have used: nobody pays for it,
+    and it is in no other count.
     """
 
     uncached_input: int = 0
@@ -66,6 +68,12 @@ class MeteredUsage(msgspec.Struct, frozen=True, kw_only=True):
     wasted_output: int = 0
     estimated: bool = False
     """True where a count is ours and not the replica's."""
+    disputed_input: int = 0
+    disputed_output: int = 0
+
+    @property
+    def is_disputed(self) -> bool:
+        return self.disputed_input > 0 or self.disputed_output > 0
 
     @property
     def prompt_tokens(self) -> int:

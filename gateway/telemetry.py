@@ -177,6 +177,19 @@ class Telemetry:
         )
         self.open_calls = self._worker_gauge("open_calls", "Requests for a model under way.")
         self.tasks = self._worker_gauge("tasks", "Tasks of the event loops.")
+        self.upstream_disputes = Counter(
+            "tollgate_upstream_disputes",
+            "Answers of an upstream (model/position) that claim more than the request can have "
+            "used.",
+            ["upstream"],
+            registry=self.registry,
+        )
+        self.upstream_disputed_tokens = Counter(
+            "tollgate_upstream_disputed_tokens",
+            "Tokens that upstreams claimed beyond that: input, output; billed to nobody.",
+            ["upstream", "kind"],
+            registry=self.registry,
+        )
         self.webhook_attempts = Counter(
             "tollgate_webhook_attempts",
             "Attempts to deliver an event: delivered, failed (tried again), dead (given up).",
@@ -261,6 +274,13 @@ class Telemetry:
             if count:
                 counted.inc(count)
 
+    def count_disputed(self, upstream: str, *, input_tokens: int, output_tokens: int) -> None:
+        """`upstream`: the name of a replica of the settings."""
+        self.upstream_disputes.labels(upstream).inc()
+        for kind, count in (("input", input_tokens), ("output", output_tokens)):
+            if count:
+                self.upstream_disputed_tokens.labels(upstream, kind).inc(count)
+
     def answered(self, *, route: str, model: str, status: str) -> None:
         self.requests_of(route, self.label(model), status).inc()
 
@@ -328,6 +348,14 @@ class RequestMeter:
         else:
             self._telemetry.itl_of(self._model).observe(now - self._last_at)
         self._last_at = now
+
+    def disputed(self, upstream: str, usage: MeteredUsage) -> None:
+        """Count what an upstream claims beyond what the request can have used."""
+        self._telemetry.count_disputed(
+            upstream,
+            input_tokens=usage.disputed_input,
+            output_tokens=usage.disputed_output,
+        )
 
     def used(self, usage: MeteredUsage) -> None:
         self._telemetry.count_tokens(

@@ -36,8 +36,10 @@ SPENT: Reason = "spent"
 REFUSED: Reason = "refused"
 CreditMeasure = Literal["credits_low", "credits_exhausted"]
 MoneyMeasure = Literal["spend", "unusual_spend", CreditMeasure]
+TokenMeasure = Literal["disputed_usage"]
 SPEND: MoneyMeasure = "spend"
 UNUSUAL: MoneyMeasure = "unusual_spend"
+DISPUTED: TokenMeasure = "disputed_usage"
 
 
 class MeasureKind(NamedTuple):
@@ -54,18 +56,19 @@ class MeasureKind(NamedTuple):
 
 _BUDGET = MeasureKind("budget.threshold_reached", "usd", has_reason=True)
 _RATE_LIMIT = MeasureKind("rate_limit.threshold_reached", "tokens")
-_MONEY: dict[str, MeasureKind] = {
+_KINDS: dict[str, MeasureKind] = {
     "spend": _BUDGET,
     "unusual_spend": MeasureKind("spend.unusual", "usd"),
     "credits_low": MeasureKind("credits.low", "usd", has_reason=True, is_balance=True),
     "credits_exhausted": MeasureKind("credits.exhausted", "usd", has_reason=True, is_balance=True),
+    "disputed_usage": MeasureKind("usage.disputed", "tokens"),
 }
-"""Each `MoneyMeasure`. All other measures are rate limits, by their names; the table's constraint
-`alerts_measure` lists them all."""
+"""Each `MoneyMeasure` and `TokenMeasure`. All other measures are rate limits, by their names; the
+table's constraint `alerts_measure` lists them all."""
 
 
 def kind_of_measure(measure: str) -> MeasureKind:
-    return _MONEY.get(measure, _RATE_LIMIT)
+    return _KINDS.get(measure, _RATE_LIMIT)
 
 
 MINUTE_S = 60
@@ -100,7 +103,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     scope_id: str
     measure: str
-    """A `MoneyMeasure`, or the name of a rate limit."""
+    """A `MoneyMeasure`, a `TokenMeasure`, or the name of a rate limit."""
     cap_id: str
     """Empty for a rate limit."""
     period: str

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.alerts.alerts import raise_for_spend, sum_up
+from billing.alerts.disputed_usage import note_disputed
 from billing.events import COMPONENTS, PriceSet, Quantities, UsageEvent
 from billing.ledger.accounts import CREDIT, DEBIT, SUSPENSE, USES, charge, post_legs, roll_up
 from billing.ledger.spend_totals import hold_booking
@@ -149,6 +150,8 @@ class _BatchRows(msgspec.Struct):
     """Price sets by their content as JSON."""
     tagged: list[UsageEvent] = []
     """The events with tags."""
+    disputed: list[UsageEvent] = []
+    """The events of which an upstream claimed more."""
 
 
 async def ingest(db: AsyncEngine, events: Sequence[UsageEvent]) -> IngestResult:
@@ -191,6 +194,9 @@ async def _book(
     fresh = None if done.fresh is None else {*done.fresh}  # None: all of them
     tagged = [each for each in batch.tagged if fresh is None or each.id in fresh]
     tags = await book_tagged(connection, tagged)
+    await note_disputed(
+        connection, [each for each in batch.disputed if fresh is None or each.id in fresh]
+    )
     if done.capped:
         booked = (
             (event.attempt, amount_pico)
@@ -233,6 +239,8 @@ def _prepare(events: Iterable[UsageEvent]) -> _BatchRows:
         batch.billed.append((event, amount_pico))
         if attempt.tags:
             batch.tagged.append(event)
+        if event.disputed:
+            batch.disputed.append(event)
     return batch
 
 

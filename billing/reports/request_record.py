@@ -15,11 +15,12 @@ import sqlalchemy as sa
 from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.events import Attempt, PriceSet, UsageEvent
+from billing.events import Attempt, DisputedUsage, PriceSet, UsageEvent
 from billing.ledger.accounts import account_of
 from billing.money import Pico
 from billing.tables import (
     credit_burns,
+    disputed_usage,
     event_ratings,
     event_tags,
     priced_events,
@@ -46,6 +47,18 @@ _PRICES_BY_NOW = (
     .label("prices_by_now")
 )
 """The prices of an event's last rating, or null."""
+_DISPUTED = (
+    sa.select(
+        sa.func.json_build_array(
+            disputed_usage.c.upstream,
+            disputed_usage.c.input_tokens,
+            disputed_usage.c.output_tokens,
+        )
+    )
+    .where(disputed_usage.c.event_id == priced_events.c.id)
+    .scalar_subquery()
+    .label("disputed")
+)
 _TAGS = (
     sa.select(event_tags.c.tags)
     .where(event_tags.c.event_id == priced_events.c.id)
@@ -89,7 +102,7 @@ async def find_record(
     sees the ledger."""
     own = priced_events.c
     for before_s, after_s in WINDOWS_S:
-        found = sa.select(priced_events, _PRICES_BY_NOW, _TAGS).where(
+        found = sa.select(priced_events, _PRICES_BY_NOW, _TAGS, _DISPUTED).where(
             own.org == org,
             own.request_id == request_id,
             own.admitted_at >= to_moment(made_at + before_s),
@@ -140,7 +153,11 @@ def _to_event(row: sa.Row[Any]) -> UsageEvent:
         admitted_at=row.admitted_at.timestamp(),
         tags=row.tags or UNSET,
     )
-    occurred_at, quantities = row.occurred_at.timestamp(), read_quantities(row)
     return read_struct(
-        UsageEvent, row, attempt=attempt, quantities=quantities, occurred_at=occurred_at
+        UsageEvent,
+        row,
+        attempt=attempt,
+        quantities=read_quantities(row),
+        occurred_at=row.occurred_at.timestamp(),
+        disputed=DisputedUsage(*row.disputed) if row.disputed else UNSET,
     )

@@ -170,10 +170,13 @@ class ReplicaAttempt:
         events = to_events(
             self.record,
             usage,
+            replica=self.replica.name,
             kind="waste" if is_loss else "usage",
             finish="disconnect" if self.delivery.was_left else "error" if ended else "done",
         )
         await self.account.close(*events)
+        if usage.is_disputed:
+            self.call.meter.disputed(self.replica.name, usage)
         if not is_loss:
             self.call.meter.used(usage)
             self.delivery.is_billed = True

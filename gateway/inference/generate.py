@@ -174,7 +174,8 @@ async def attempt_in_order(
             return NOTHING_RAN
         try:
             if position:
-                prepared = await replica.prepare(call.request, call.priority)
+                other = await replica.prepare(call.request, call.priority)
+                prepared = within_what_is_held(replica, other, prepared)
                 record = msgspec.structs.replace(record, id=uuid7_text())
             outcome = await ReplicaAttempt(
                 services,
@@ -197,6 +198,19 @@ async def attempt_in_order(
         services.fleet.report(replica, ok=False)
         log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
     return outcome
+
+
+def within_what_is_held(
+    replica: Replica, prepared: PreparedRequest, held: PreparedRequest
+) -> PreparedRequest:
+    """Bound what another replica is asked by what was reserved for the first one, `held`: under
+    its own name the model may count a few tokens more."""
+    most, most_held = prepared.most_input_tokens, held.most_input_tokens
+    if most is None or most_held is None or not held.request.is_capped:
+        return prepared
+    if prepared.max_output_tokens > held.max_output_tokens and not prepared.max_tokens_given:
+        prepared = replica.bounded(prepared, held.max_output_tokens)
+    return msgspec.structs.replace(prepared, most_input_tokens=min(most, most_held))
 
 
 async def settle(

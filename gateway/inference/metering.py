@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from billing.events import (
     Attempt,
+    DisputedUsage,
     Finish,
     Kind,
     PriceSet,
@@ -84,9 +85,10 @@ def to_call_event(attempt: Attempt, finish: Finish) -> UsageEvent:
 
 
 def to_events(
-    attempt: Attempt, usage: MeteredUsage, *, kind: Kind, finish: Finish
+    attempt: Attempt, usage: MeteredUsage, *, replica: str, kind: Kind, finish: Finish
 ) -> list[UsageEvent]:
-    """Return what ends the attempt, and beside it what the house pays whoever pays that."""
+    """Return what ends the attempt, and beside it what the house pays whoever pays that.
+    `replica`: the name of the one that was asked."""
     event = UsageEvent(
         attempt=attempt,
         quantities=to_quantities(usage, attempt),
@@ -94,8 +96,15 @@ def to_events(
         estimated=usage.estimated,
         finish=finish,
         kind=kind,
+        disputed=to_disputed(usage, replica),
     )
     return [event, to_waste(event, usage.wasted_output)] if usage.wasted_output else [event]
+
+
+def to_disputed(usage: MeteredUsage, replica: str) -> DisputedUsage | UnsetType:
+    if not usage.is_disputed:
+        return UNSET
+    return DisputedUsage(replica, usage.disputed_input, usage.disputed_output)
 
 
 def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
@@ -105,6 +114,7 @@ def to_waste(event: UsageEvent, tokens: int) -> UsageEvent:
         attempt=msgspec.structs.replace(event.attempt, id=stop_waste_id(event.id)),
         quantities=Quantities(output=tokens),
         kind="waste",
+        disputed=UNSET,
     )
 
 
@@ -135,8 +145,9 @@ def to_units(usage: MeteredUsage) -> Units:
 
 def from_engine(usage: Usage) -> Quantities:
     """An orphan's usage, straight from the engine."""
+    cached = min(usage.prompt_tokens, usage.cached_tokens)
     return Quantities(
-        uncached_input=usage.prompt_tokens - usage.cached_tokens,
-        cache_read=usage.cached_tokens,
+        uncached_input=usage.prompt_tokens - cached,
+        cache_read=cached,
         output=usage.generated_tokens,
     )

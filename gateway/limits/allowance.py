@@ -12,9 +12,9 @@ beyond them when it is written (B: the burst, r: the rate):
     may write beyond its reservation: B + 60 r + streams * max_tokens at most. For whatever is
     written beyond becomes debt, at the latest when it is settled; while there is debt nobody is
     admitted; so all of it was written by those that were open when the last one was. It is paid
-    back in full before the next one. This holds as far as an upstream keeps to the `max_tokens` it
-    was sent (or to what was assumed where none was: `fleet.upstream`), and its count of the input
-    to our estimate: what it counts beyond is debt, too.
+    back in full before the next one. Where an upstream was told no `max_tokens`, that is what its
+    model writes at most (`fleet.upstream.bounds`); what its input has beyond our estimate, up to
+    the bound of the input, is debt, too.
 """
 
 from __future__ import annotations

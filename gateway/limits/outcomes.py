@@ -280,7 +280,7 @@ def refused(by: ScopeLimits, letter: str, wait_s: float | None, state: RateState
 
 MAX_TOKENS = 100_000_000
 """Of one request: keeps Lua's arithmetic exact (10^8 x 60 s in microseconds < 2^53). More, which
-only an upstream's own count may claim, stands for this many."""
+no window holds, stands for this many."""
 
 
 def reservation(scopes: Sequence[ScopeLimits], input_tokens: int, output_tokens: int) -> Units:

@@ -6,11 +6,11 @@ Counters are nano-USD, rounded up; periods are days and months of UTC, and follo
 Held is the worst case: the whole input at the dearest price of any input, and all that may be
 written at the dearest of any output, in whichever size band the request may end up. Our engine
 reads and writes no token more. An upstream counts by itself: of its input a bound is held, never
-the estimate, and it is always told what was held of its output (`fleet.upstream.bounds`, which says
-what of either is not in our hands; so much a cap can be passed by). Settled is what it cost by the
-same prices. A component that the price book leaves out costs nothing until it is priced; the input
-and the output must have a price, or nobody could bound what a request costs (`UnpricedModel`); the
-input alone, if nothing may be written.
+the estimate, it is always told what was held of its output (`fleet.upstream.bounds`), and what it
+claims beyond is not billed (`fleet.upstream.usage_claim`). Settled is what it cost by the same
+prices, so never more than was held. A component that the price book leaves out costs nothing until
+it is priced; the input and the output must have a price, or nobody could bound what a request costs
+(`UnpricedModel`); the input alone, if nothing may be written.
 """
 
 from __future__ import annotations

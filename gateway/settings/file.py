@@ -314,6 +314,10 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
     """Requests of batches that one worker has under way."""
     file_store: FileStoreConfig | None = None
     """The store for the content of new files. None: Postgres."""
+    max_disputed_in_a_row: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
+    """Answers of an upstream in a row that claim more tokens than the request can have used; then
+    it is left alone for `disputed_rest_s`. 0: never."""
+    disputed_rest_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -308,6 +308,68 @@ def test_a_replica_that_refuses_connections_is_passed_over(
     assert all(exchange.body["model"] == "Qwen3-32B" for exchange in up.exchanges)
 
 
+async def endless(exchange: Exchange) -> None:
+    """Claims a trillion of tokens and writes for as long as somebody listens."""
+    if exchange.body.get("stream"):
+        await exchange.begin_stream()
+        claim = {"prompt_tokens": 10**12, "completion_tokens": 0}
+        await exchange.send({**chunk(), "choices": [], "usage": claim})
+        return await exchange.flood(chunk("words "))
+    message = {"role": "assistant", "content": "words " * 4000}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10**12, "completion_tokens": 4000}
+    await exchange.answer(completion(choices=[choice], usage=usage))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_an_upstream_that_ignores_its_bound_is_cut_and_billed_within_it(
+    stack: Stack, client: OpenAI, big: LiveUpstream, stream: bool
+) -> None:
+    """On each surface, in its own words; the record of the request says what was claimed."""
+    big.play(endless)
+    before = len(events(stack, "big"))
+    raw = client.chat.completions.with_raw_response
+    answer = raw.create(model="big", messages=HELLO, max_tokens=20, stream=stream)
+    parsed: Any = answer.parse()
+    ends = [each.choices[0].finish_reason for each in (parsed if stream else [parsed])]
+    assert ends[-1] == "length"
+    said: Any = {"model": "big", "max_tokens": 20, "stream": stream}
+    said["messages"] = [{"role": "user", "content": "hello"}]
+    shown = httpx.post(
+        f"{stack.base_url}/v1/messages",
+        headers={"x-api-key": stack.credentials["api_key"], "anthropic-version": "2023-06-01"},
+        json=said,
+        timeout=30,
+    )
+    assert '"stop_reason":"max_tokens"' in shown.text
+    responded: Any = client.responses.create(
+        model="big", input="hello", max_output_tokens=20, stream=stream
+    )
+    last = [each.response for each in responded if hasattr(each, "response")] if stream else []
+    response = last[-1] if stream else responded
+    assert response.status == "incomplete"
+    assert response.incomplete_details.reason == "max_output_tokens"
+    stack.wait("each is billed", lambda: len(events(stack, "big")) == before + 3)
+    for event in events(stack, "big")[before:]:
+        assert event.uncached_input < 1000 and event.output == 20
+    for exchange in big.exchanges if stream else ():
+        big.wait_left(exchange, 30)
+    request_id = answer.headers["x-request-id"]
+    record = httpx.get(
+        f"{stack.base_url}/api/v1/generation?id={request_id}",
+        headers={"authorization": f"Bearer {stack.credentials['api_key']}"},
+    )
+    (attempt,) = record.json()["data"]["attempts"]
+    assert attempt["disputed"]["input_tokens"] > 10**12 - 1000
+    admin = {"authorization": f"Bearer {stack.credentials['admin_key']}"}
+    listed = httpx.get(f"{stack.base_url}/v1/admin/disputed-usage", headers=admin).json()["data"]
+    found = {each["request_id"]: each for each in listed}[request_id]
+    assert (found["upstream"], found["model"]) == ("big/0", "big")
+    assert stack.metric("tollgate_upstream_disputes_total", upstream="big/0") >= 3
+    alerts = httpx.get(f"{stack.base_url}/v1/admin/alerts", headers=admin).json()["data"]
+    assert [each["scope"]["id"] for each in alerts if each["type"] == "usage.disputed"] == ["big"]
+
+
 def test_what_an_upstream_cannot_take_at_once_waits_for_as_long_as_its_deadline(
     stack: Stack, client: OpenAI, narrow: LiveUpstream
 ) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from billing.events import Tier
 from foundation.http1 import Connection
 from gateway.fleet.replica import PreparedRequest
+from gateway.fleet.upstream.bounds import InputBound
 from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.text import UpstreamText
 from gateway.generate_request import GenerateRequest
@@ -25,6 +26,11 @@ def is_embedding(request: GenerateRequest) -> bool:
     return request.plain is not None and request.plain.path == "embeddings"
 
 
+def repeats_prompt(request: GenerateRequest) -> bool:
+    """Tell whether the answer begins with the prompt (`echo`)."""
+    return request.forward is not None and bool(request.forward.get("echo"))
+
+
 class UpstreamAborted(Exception):
     """Says that nobody waits for this attempt any more."""
 
@@ -33,18 +39,32 @@ class UpstreamAttempt:
     """A request on its way; `abort` breaks whatever it waits for."""
 
     def __init__(
-        self, attempt_id: str, prepared: PreparedRequest, clock: Clock, tier: Tier | None
+        self,
+        attempt_id: str,
+        prepared: PreparedRequest,
+        clock: Clock,
+        tier: Tier | None,
+        *,
+        most_input: InputBound,
+        most_output_tokens: int,
     ) -> None:
+        """`most_input`, `most_output_tokens`: what may be billed of it."""
         self.id = attempt_id
         self.prepared = prepared
+        self.most_output_tokens = most_output_tokens
+        request = prepared.request
         self.meter = UpstreamMeter(
-            model=prepared.request.model,
-            n=prepared.request.n,
+            model=request.model,
+            n=request.n,
             input_tokens=prepared.input_tokens,
+            most_input=most_input,
+            most_output_tokens=most_output_tokens,
+            repeated_tokens=len(prepared.payload) if repeats_prompt(request) else 0,
             service_tier=tier,
-            embeds=is_embedding(prepared.request),
+            embeds=is_embedding(request),
+            is_plain=request.plain is not None,
         )
-        prompt = prepared.request.prompt
+        prompt = request.prompt
         self._text = None if prompt is None else UpstreamText(prompt.stop)
         self.connection: Connection | None = None
         self.sent = False

@@ -1,7 +1,7 @@
 """Bounds what a request may cost at an upstream: what it can read, and what it is told to write.
 
-Pure. Only under a hard cap on spending is the input bounded; without one the estimate is what is
-reserved, and nothing is sent that was not asked for.
+Pure. Under a hard cap on spending the bound of the input is held; without one the estimate is what
+is reserved, and nothing is sent that was not asked for. No more than the bound is billed of either.
 
 The argument, without a tokenizer: a vocabulary spends at most one token on a byte of UTF-8, so the
 bytes of the body bound its texts, normalized in whatever way. To them come what a chat template
@@ -10,18 +10,20 @@ much again. With the upstream's tokenizer the texts count as they are. Images, f
 bounded by nothing that we see; nor is what is not a text of a message. Those are refused, unless
 the configuration has the `context_window`, which no input exceeds.
 
-What remains: a template that writes more than that, and an upstream that reads or writes beyond its
-window or bound, or does not know the field that the client named the bound in.
+What an upstream counts beyond is disputed (`usage_claim`): a template that writes more than that is
+the operator's cost, and so is an upstream that reads or writes beyond its window or bound.
 """
 
 from __future__ import annotations
 
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from gateway.fleet.replica import PreparedRequest
 from gateway.fleet.upstream.input_estimate import (
     Encode,
     estimate_input_tokens,
@@ -29,11 +31,13 @@ from gateway.fleet.upstream.input_estimate import (
     json_of,
     parts_of,
 )
-from gateway.generate_request import MaxTokensField, PlainPrompt
+from gateway.generate_request import GenerateRequest, MaxTokensField, PlainPrompt
 from gateway.request_errors import UnsupportedField
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
 """Per choice, where neither the request nor the configuration has a limit."""
+MOST_TOKENS = 2**21
+"""The window of a model whose configuration has none: as much as any served today takes."""
 MAX_TOKENS_FIELDS = ("max_completion_tokens", "max_tokens")
 TEMPLATE_TOKENS_PER_MESSAGE = 16
 TEMPLATE_TOKENS = 256
@@ -58,7 +62,19 @@ READS_MORE = ("chat_template", "data_sources")
 class InputSize(msgspec.Struct, frozen=True):
     estimate: int
     most: int | None
-    """None: nobody asked."""
+    """None: nobody asked, and it is not known anyway."""
+
+
+class InputBound(msgspec.Struct, frozen=True):
+    """The most tokens that an input can have."""
+
+    surely: int
+    """So many it may have, whatever `find` says: it need not be asked."""
+    find: Callable[[], int]
+
+    def of(self, claimed: int) -> int:
+        """Return a bound that is enough to judge a claim."""
+        return self.surely if claimed <= self.surely else self.find()
 
 
 class UpstreamBounds(msgspec.Struct, frozen=True):
@@ -74,32 +90,74 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
     def input_size(self, body: dict[str, Any], payload: bytes, is_capped: bool) -> InputSize:
         """Raises: UnsupportedField, of what is capped and has no bound."""
         estimate = estimate_input_tokens(body, self.encode)
-        if not is_capped:
-            return InputSize(estimate, None)
-        window, unbounded = self.context_window, unbounded_field(body)
-        if unbounded is not None:
-            if window is None:
+        if is_capped and self.context_window is None:
+            unbounded = unbounded_field(body)
+            if unbounded is not None:
                 raise UnsupportedField(
                     f"Unsupported parameter: '{unbounded}' is not supported under a hard cap on"
                     " spending: nobody could say what it costs before it is read.",
                     param=unbounded,
                 )
-            return InputSize(estimate, window)
-        most = most_input_tokens(body, payload, None if self.encode is None else estimate)
-        return InputSize(estimate, most if window is None else min(most, window))
+        if not is_capped and self.encode is None:
+            return InputSize(estimate, None)
+        return InputSize(estimate, self._most_input(body, payload, estimate))
+
+    def _most_input(self, body: dict[str, Any], payload: bytes, estimate: int) -> int:
+        if unbounded_field(body) is not None:
+            return self._window
+        counted = None if self.encode is None else estimate
+        return min(most_input_tokens(body, payload, counted), self.context_window or sys.maxsize)
+
+    @property
+    def _window(self) -> int:
+        return self.context_window or MOST_TOKENS
+
+    def most_input(
+        self, prepared: PreparedRequest, to_body: Callable[[GenerateRequest], dict[str, Any]]
+    ) -> InputBound:
+        """Return the bound of the input that may be billed: what was held, or what is found when it
+        matters."""
+        held = prepared.most_input_tokens
+        if held is not None:
+            return InputBound(held, lambda: held)
+        request, payload, estimate = prepared.request, prepared.payload, prepared.input_tokens
+        if request.plain is None:
+            surely = min(len(payload), self._window)
+            return InputBound(surely, lambda: self._most_input(to_body(request), payload, estimate))
+        prompts = request.plain.prompts
+        return InputBound(
+            min(estimate, self._window * len(prompts)),
+            lambda: self._most_plain(prompts, payload, estimate),
+        )
+
+    def most_output(self, prepared: PreparedRequest) -> int:
+        """Return the tokens of output that may be billed, over all choices: as many as the upstream
+        was told, or as its model writes."""
+        request = prepared.request
+        most = self._window * request.n
+        if prepared.max_tokens_given or request.is_capped:
+            return min(prepared.max_output_tokens, most)
+        return min((self.max_output_tokens or self._window) * request.n, most)
 
     def plain_size(
         self, prompts: Sequence[PlainPrompt], payload: bytes, is_capped: bool
     ) -> InputSize:
         """Bound the size of prompts without a conversation, each of which may fill the window."""
         estimate = sum(size_of(prompt, self.encode) for prompt in prompts)
-        if not is_capped:
-            return InputSize(estimate, None)
-        most = most_bytes(payload) + TEMPLATE_TOKENS_PER_MESSAGE * len(prompts)
-        window = self.context_window
-        return InputSize(estimate, most if window is None else min(most, window * len(prompts)))
+        most = self._most_plain(prompts, payload, estimate) if is_capped else None
+        return InputSize(estimate, most)
 
-    def output(self, body: dict[str, Any], size: InputSize) -> tuple[int, bool]:
+    def _most_plain(self, prompts: Sequence[PlainPrompt], payload: bytes, estimate: int) -> int:
+        """Bound the tokens of prompts: those of ids, or of a tokenizer, are known; all else counts
+        by its bytes."""
+        if self.encode is None and any(isinstance(each, str) for each in prompts):
+            most = most_bytes(payload)
+        else:
+            most = estimate + len(payload) - len(msgspec.json.encode(prompts))
+        most += TEMPLATE_TOKENS_PER_MESSAGE * len(prompts)
+        return most if self.context_window is None else min(most, self._window * len(prompts))
+
+    def output(self, body: dict[str, Any], size: InputSize, *, is_capped: bool) -> tuple[int, bool]:
         """Return the tokens per choice, and whether the client set them. With an input at its most
         both fit the window, or half of what the estimate leaves of it is kept free: many upstreams
         refuse a bound that does not fit."""
@@ -110,7 +168,7 @@ class UpstreamBounds(msgspec.Struct, frozen=True):
         if window is None:
             return default or DEFAULT_MAX_OUTPUT_TOKENS, False
         left = window - size.estimate
-        if size.most is not None:
+        if is_capped and size.most is not None:
             left = max(window - size.most, left // 2)
         return max(1, left if default is None else min(left, default)), False
 

@@ -29,6 +29,12 @@ class ChunkRun(NamedTuple):
     size_bytes: int
     """The size in the stream."""
 
+    def first(self, number: int) -> ChunkRun:
+        """Return the first chunks of them. All have the same frame around their texts."""
+        texts = self.texts[:number]
+        frame = (self.size_bytes - sum(map(len, self.texts))) // len(self.texts)
+        return ChunkRun(texts, sum(map(len, texts)) + number * frame)
+
 
 class ChunkForm(msgspec.Struct, frozen=True):
     """A chunk around its text, the quotes included, as it came and as it is shown."""

@@ -1,69 +1,41 @@
 """Reads what an upstream says for what it costs: its usage where it gives one, an estimate until
-then.
+then; neither beyond what the request can have used.
 
 Pure: bytes in, payloads and `MeteredUsage` out. Payloads leave under our model's name and without
-usage, whose fields may tell the gateway's own price.
+usage, whose fields may tell the gateway's own price. An answer that is longer than its upstream was
+told to write ends where that bound is, for its length.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Raw
 
 from billing.events import Tier
+from gateway.fleet.upstream.answer_bound import (
+    BYTES_PER_TOKEN,
+    AnswerBound,
+    ends,
+    shorten,
+    text_bytes,
+)
+from gateway.fleet.upstream.bounds import InputBound
 from gateway.fleet.upstream.chunk_form import ChunkForm
+from gateway.fleet.upstream.usage_claim import UsageBound, bound_usage, read_claim
 from gateway.generation_events import MeteredUsage, RawBody, RawChunk, RawRun
 
-BYTES_PER_TOKEN = 5
-"""The assumed bytes per token where a chunk holds several tokens. A little more than English has,
-so that chunks of one token, the rule, are counted as chunks; it errs in the client's favour."""
-MAX_COUNT = 2**40
 DONE = b"[DONE]"
 MAX_MISSES = 8
 """Chunks in a row that were not like the one before; then none is compared any more."""
-
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None
+MAX_EMPTY_CHUNKS = 16_384
+"""The chunks of one answer that have no text: roles, ends, signs of life."""
 
 
 class BrokenAnswer(Exception):
     """Says that an answer is no chat completion, or the upstream's own error event."""
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: Count = None
-    cache_write_tokens: Count = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: Count = None
-
-
-class UpstreamUsage(msgspec.Struct):
-    prompt_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-    completion_tokens: Count = None
-    total_tokens: Count = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-    prompt_cache_hit_tokens: Count = None
-    """DeepSeek's name for cached_tokens."""
-
-    def to_metered(self) -> MeteredUsage:
-        prompt = self.prompt_tokens
-        details = self.prompt_tokens_details or _PromptDetails()
-        cache_read = min(prompt, details.cached_tokens or self.prompt_cache_hit_tokens or 0)
-        cache_write = min(prompt - cache_read, details.cache_write_tokens or 0)
-        # Where reasoning is not part of completion_tokens (xAI, Gemini), it still is of the total.
-        output = max(self.completion_tokens or 0, (self.total_tokens or 0) - prompt)
-        reasoning = (self.completion_tokens_details or _CompletionDetails()).reasoning_tokens or 0
-        return MeteredUsage(
-            uncached_input=prompt - cache_read - cache_write,
-            cache_read=cache_read,
-            cache_write=cache_write,
-            output=output,
-            reasoning_output=min(output, reasoning),
-        )
 
 
 class _Choice(msgspec.Struct):
@@ -77,7 +49,7 @@ class _Choice(msgspec.Struct):
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_choices = msgspec.json.Decoder(list[_Choice] | None).decode
-_decode_usage = msgspec.json.Decoder(UpstreamUsage, strict=False).decode  # some count in floats
+_decode_shown = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -101,6 +73,11 @@ def _written(choice: _Choice) -> list[tuple[str, bytes]]:
     return [(name, value) for name, value in values if value[:1] in b'"[{']
 
 
+def counts_of(texts: Sequence[bytes]) -> tuple[int, int]:
+    """Return how many of some chunks have text, and the bytes of that."""
+    return len(texts) - texts.count(b""), sum(map(len, texts))
+
+
 def _holds_some(values: Raw | None) -> bool:
     return values is not None and bytes(values)[:1] == b"[" and bytes(values) != b"[]"
 
@@ -115,24 +92,38 @@ class UpstreamMeter:
         model: str,
         n: int,
         input_tokens: int,
+        most_input: InputBound,
+        most_output_tokens: int,
+        repeated_tokens: int = 0,
         service_tier: Tier | None = None,
         embeds: bool = False,
+        is_plain: bool = False,
     ) -> None:
-        """`service_tier`: what the client is told that it was served as. None: what the upstream
-        says. `embeds`: it is asked for vectors."""
+        """`input_tokens`: as they are estimated. `repeated_tokens`: of the prompt, which an answer
+        repeats (`echo`). `service_tier`: what the client is told that it was served as. None: what
+        the upstream says. `embeds`: it is asked for vectors. `is_plain`: a legacy completion."""
         self._model = Raw(_encode(model))
         self._tier = None if service_tier is None else Raw(_encode(service_tier))
         self._n = n
-        self._embeds = embeds
-        self._known = MeteredUsage(uncached_input=input_tokens, estimated=True)
+        self._embeds, self._is_plain = embeds, is_plain
+        self._most_input, self._most_output = most_input, most_output_tokens
+        self._answer = AnswerBound(most_output_tokens + repeated_tokens, n)
+        estimate = min(input_tokens, most_input.of(input_tokens))
+        self._known = MeteredUsage(uncached_input=estimate, estimated=True)
         if embeds:
-            self._known = MeteredUsage(embedding_input=input_tokens, estimated=True)
+            self._known = MeteredUsage(embedding_input=estimate, estimated=True)
         self._num_new_chunks = 0
         self._new_bytes = 0
         """The bytes of text that `_known` does not count yet."""
+        self._num_chunks = self._num_bytes = self._num_empty = 0
+        """They count the whole answer: chunks with text, the bytes of that, and chunks without."""
+        self._last: dict[str, Raw] = {}
+        """The last chunk that was parsed."""
         self._finished: set[int] = set()
+        self.is_over = False
+        """The answer has passed its bound: nothing more of it is passed on but `cut`."""
         self.done = False
-        """`[DONE]` was read."""
+        """`[DONE]` was read, or the answer was cut."""
         self.form: ChunkForm | None = None
         """The form of the last parsed chunk, if the next ones are worth comparing with it."""
         self._misses = 0
@@ -152,10 +143,9 @@ class UpstreamMeter:
         if not self._num_new_chunks:
             return self._known
         by_size = self._new_bytes // BYTES_PER_TOKEN
+        written = self._known.output + max(self._num_new_chunks, by_size)
         return msgspec.structs.replace(
-            self._known,
-            output=self._known.output + max(self._num_new_chunks, by_size),
-            estimated=True,
+            self._known, output=min(self._most_output, written), estimated=True
         )
 
     def read_event(self, data: bytes) -> RawChunk | None:
@@ -165,8 +155,14 @@ class UpstreamMeter:
         if data == DONE:
             self.done = True
             return None
+        num_before, bytes_before = self._num_chunks, self._num_bytes
         chunk, choices = self._open(data)
         tells_usage = self._take_usage(chunk)
+        if self._answer.is_passed(self._num_chunks, self._num_bytes):
+            self.is_over = True
+            self._finished -= {each.index for each in choices if each.finish_reason}
+            return self._begin_of(chunk, num_before, bytes_before)
+        self._note_empty(num_before)
         if tells_usage and not choices:
             return None
         sent = self._close(chunk)
@@ -181,10 +177,26 @@ class UpstreamMeter:
         bytes that they took. None: the next event has to be parsed."""
         if self.form is None or self.done or (run := self.form.take(stream)) is None:
             return None
+        num_chunks, num_bytes = counts_of(run.texts)
+        if self._answer.is_passed(self._num_chunks + num_chunks, self._num_bytes + num_bytes):
+            within = self._answer.num_within(run.texts, self._num_chunks, self._num_bytes)
+            if not within:
+                return None
+            run = run.first(within)
+            num_chunks, num_bytes = counts_of(run.texts)
         self._misses = 0
-        self._num_new_chunks += len(run.texts) - run.texts.count(b"")
-        self._new_bytes += sum(map(len, run.texts))
+        self._num_empty += len(run.texts) - num_chunks
+        self._add(num_chunks, num_bytes, num_bytes)
         return RawRun(self.form.sent_before, run.texts, self.form.sent_after), run.size_bytes
+
+    def cut(self) -> RawChunk:
+        """Return the chunk that ends an answer that has passed its bound."""
+        self.done = True
+        self._dispute(self._num_bytes)
+        open_choices = [index for index in range(self._n) if index not in self._finished]
+        return RawChunk(
+            self._close({**self._last, "choices": ends(open_choices, is_plain=self._is_plain)})
+        )
 
     def read_body(self, data: bytes) -> RawBody:
         """A whole `chat.completion`, or what else was asked for. Raises BrokenAnswer."""
@@ -193,7 +205,51 @@ class UpstreamMeter:
             raise BrokenAnswer(f"an answer without {'data' if self._embeds else 'choices'}")
         self._take_usage(body)
         self.done = True
+        if not self._embeds:
+            self._shorten(body, choices)
         return RawBody(self._close(body))
+
+    def _shorten(self, body: dict[str, Raw], choices: list[_Choice]) -> None:
+        """Cut what is longer than it was told to be."""
+        overcounts = self._known.disputed_output > 0
+        most = self._answer.most_bytes_of_choice(is_overcounted=overcounts)
+        sizes = [sum(text_bytes(value) for _, value in _written(each)) for each in choices]
+        if all(size <= most for size in sizes):
+            return
+        shown = zip(_decode_shown(body["choices"]), sizes, strict=True)
+        cut = [shorten(choice, most) if size > most else choice for choice, size in shown]
+        body["choices"] = Raw(_encode(cut))
+        self._dispute(sum(sizes))
+
+    def _begin_of(
+        self, chunk: dict[str, Raw], num_before: int, bytes_before: int
+    ) -> RawChunk | None:
+        """Return as much of a chunk's text as is within the bound. None: nothing."""
+        left = self._answer.most_bytes - bytes_before
+        if left <= 0 or num_before + 1 < self._num_chunks or num_before >= self._answer.tokens:
+            return None
+        cut = [shorten(each, left) for each in _decode_shown(chunk["choices"])]
+        for each in cut:
+            each["finish_reason"] = None
+        return RawChunk(self._close({**chunk, "choices": Raw(_encode(cut))}))
+
+    def _add(self, num_chunks: int, size_bytes: int, num_bytes: int) -> None:
+        self._num_new_chunks += num_chunks
+        self._new_bytes += size_bytes
+        self._num_chunks += num_chunks
+        self._num_bytes += num_bytes
+
+    def _dispute(self, size_bytes: int) -> None:
+        """Dispute what was written beyond the bound, unless the upstream has claimed it."""
+        if not self._known.disputed_output:
+            more = size_bytes // BYTES_PER_TOKEN - self._most_output
+            self._known = msgspec.structs.replace(self._known, disputed_output=max(1, more))
+
+    def _note_empty(self, num_before: int) -> None:
+        """Raises BrokenAnswer."""
+        self._num_empty += num_before == self._num_chunks
+        if self._num_empty > MAX_EMPTY_CHUNKS:
+            raise BrokenAnswer(f"more than {MAX_EMPTY_CHUNKS} chunks without text")
 
     def _open(self, data: bytes) -> tuple[dict[str, Raw], list[_Choice]]:
         try:
@@ -205,32 +261,32 @@ class UpstreamMeter:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
             raise BrokenAnswer(f"not a chat completion: {fault}") from fault
         for choice in choices:
+            if not 0 <= choice.index < self._n:
+                raise BrokenAnswer(f"choice {choice.index} of {self._n}")
             self._count(choice)
+        self._last = found
         return found, choices
 
     def _count(self, choice: _Choice) -> None:
-        self._note(sum(len(value) - 2 for _, value in _written(choice)))  # quotes or brackets
+        written = _written(choice)
+        size_bytes = sum(len(value) - 2 for _, value in written)  # quotes or brackets
+        if size_bytes:
+            self._add(1, size_bytes, sum(text_bytes(value) for _, value in written))
         if choice.finish_reason:
             self._finished.add(choice.index)
-
-    def _note(self, size_bytes: int) -> None:
-        if size_bytes:
-            self._num_new_chunks += 1
-            self._new_bytes += size_bytes
 
     def _take_usage(self, found: dict[str, Raw]) -> bool:
         """Keep it where it says something; False where there is none."""
         raw = found.pop("usage", None)
         if raw is None or bytes(raw) == b"null":
             return False
-        try:
-            usage = _decode_usage(raw).to_metered()
-        except msgspec.ValidationError:
-            return True
-        if not usage.prompt_tokens:  # there is no empty prompt: some send zeros until they count
+        usage = read_claim(raw)
+        if usage is None:
             return True
         if self._embeds:
             usage = MeteredUsage(embedding_input=usage.prompt_tokens)
+        most_input = self._most_input.of(usage.prompt_tokens)
+        usage = bound_usage(usage, UsageBound(most_input, self._most_output))
         self._known = usage
         if usage.output:  # zero, where there was text, is no count
             self._num_new_chunks = self._new_bytes = 0

@@ -47,6 +47,7 @@ from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
 from gateway.fleet.upstream.attempt import Clock, UpstreamAborted, UpstreamAttempt
 from gateway.fleet.upstream.body import to_chat_body
 from gateway.fleet.upstream.bounds import UpstreamBounds, names_bound, without_bound
+from gateway.fleet.upstream.claim_breaker import ClaimBreaker
 from gateway.fleet.upstream.errors import HIDDEN, to_fleet_error
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
@@ -103,6 +104,7 @@ class UpstreamReplica:
         takes_reasoning_effort: bool = False,
         encoding: Encode | None = None,
         room: WaitingRoom | None = None,
+        claims: ClaimBreaker | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
@@ -114,6 +116,7 @@ class UpstreamReplica:
         self._bounds = UpstreamBounds(context_window, max_output_tokens, max_tokens_field, encoding)
         self._takes_reasoning_effort = takes_reasoning_effort
         self._room = room
+        self._claims = claims or ClaimBreaker(clock=clock)
         self._threads = threads
         self._clock = clock
         self._tokens_per_s: float | None = None
@@ -140,12 +143,13 @@ class UpstreamReplica:
 
     def health(self) -> ReplicaHealth:
         num_open, room = len(self._attempts), self._room
+        available = not self._claims.rests_for_s
         if room is None:
-            return ReplicaHealth(name=self.name, available=True, num_running=num_open)
+            return ReplicaHealth(name=self.name, available=available, num_running=num_open)
         num_waiting = sum(room.num_waiting.values())
         return ReplicaHealth(
             name=self.name,
-            available=True,
+            available=available,
             num_running=num_open - num_waiting,
             num_waiting=num_waiting,
             backlog=room.backlog,
@@ -162,7 +166,7 @@ class UpstreamReplica:
         size = await self._threads.run(
             priority, len(payload), self._bounds.input_size, body, payload, request.is_capped
         )
-        per_choice, given = self._bounds.output(body, size)
+        per_choice, given = self._bounds.output(body, size, is_capped=request.is_capped)
         if tells:
             per_choice = min(per_choice, request.max_output_tokens or per_choice)
             payload = self._bounds.with_bound(payload, per_choice)
@@ -234,7 +238,14 @@ class UpstreamReplica:
         """
         assert attempt_id not in self._attempts
         tier = None if prepared.request.service_tier is None else priority.tier
-        attempt = UpstreamAttempt(attempt_id, prepared, self._clock, tier)
+        attempt = UpstreamAttempt(
+            attempt_id,
+            prepared,
+            self._clock,
+            tier,
+            most_input=self._bounds.most_input(prepared, self._to_body),
+            most_output_tokens=self._bounds.most_output(prepared),
+        )
         run = self._stream if prepared.request.stream else self._whole
         room = self._room
         return run(attempt) if room is None else self._in_turn(run, room, priority, attempt)
@@ -314,6 +325,10 @@ class UpstreamReplica:
     async def _post(self, attempt: UpstreamAttempt, timeout_s: float) -> Connection:
         """The connection once the answer's head is good, to be given back with `_let_go`, whatever
         comes. Raises ReplicaUnavailable, UpstreamRefused, Aborted."""
+        if rest_s := self._claims.rests_for_s:
+            raise ReplicaUnavailable(
+                f"{self.name} rests: it claims more than it may", retry_after_s=rest_s
+            )
         self._attempts[attempt.id] = attempt
         try:
             connection = self._pool.take_idle()
@@ -392,7 +407,7 @@ class UpstreamReplica:
         finally:
             self._let_go(attempt)
         self.contact.served()
-        self._measure(attempt)
+        self._judge(attempt)
         yield ReplicaEvent(items=items, usage=attempt.meter.usage, finished=True)
 
     async def _read_body(self, connection: Connection) -> bytes:
@@ -413,11 +428,22 @@ class UpstreamReplica:
             return None
         rate = self._tokens_per_s or ASSUMED_TOKENS_PER_S
         output = max(1, round(rate * attempt.elapsed_s))
-        output = min(output, attempt.prepared.max_output_tokens)
+        output = min(output, attempt.most_output_tokens)
         return msgspec.structs.replace(attempt.meter.usage, output=output, estimated=True)
 
-    def _measure(self, attempt: UpstreamAttempt) -> None:
-        output = attempt.meter.usage.output
+    def _judge(self, attempt: UpstreamAttempt) -> None:
+        """Note what a whole answer tells of the upstream: its speed, and whether its word is
+        good."""
+        usage = attempt.meter.usage
+        if self._claims.note(is_disputed=usage.is_disputed):
+            self.contact.failed("failing", "it claims more tokens than it may")
+            log.error(
+                "upstream %s claims more than it may, %d answers in a row: it rests for %.0f s",
+                self.name,
+                self._claims.num_in_a_row,
+                self._claims.rests_for_s,
+            )
+        output = usage.output
         if output and attempt.elapsed_s > 0:
             rate = output / attempt.elapsed_s
             known = self._tokens_per_s or rate
@@ -441,7 +467,7 @@ class UpstreamReplica:
                     yield ReplicaEvent(items=attempt.to_items(items), usage=meter.usage)
                 if fault is not None:
                     raise fault
-            if not ended:
+            if not (ended or meter.is_over):
                 await self._to_the_end(connection)
             if not meter.complete:
                 raise BrokenAnswer("the stream broke off")
@@ -456,7 +482,7 @@ class UpstreamReplica:
         finally:
             self._let_go(attempt)
         self.contact.served()
-        self._measure(attempt)
+        self._judge(attempt)
         yield ReplicaEvent(usage=meter.usage, finished=True)
 
     async def _to_the_end(self, connection: Connection) -> None:
@@ -472,7 +498,7 @@ def read_all(
     meter: UpstreamMeter, parser: EventParser, data: bytes
 ) -> tuple[tuple[RawChunk | RawRun, ...], BrokenAnswer | None]:
     """Read what came, or with no `data` what ends the stream. What is good is passed on, also where
-    something broken comes right behind it."""
+    something broken comes right behind it. Nothing is read behind the bound of the answer."""
     items: list[RawChunk | RawRun] = []
     if not data:
         return tuple(items), read_events(meter, parser.close(), items)
@@ -485,7 +511,7 @@ def read_all(
         end = data.find(END) if meter.compares else -1
         size = len(data) if end < 0 else end + len(END)  # one event: the next may be like it
         fault = read_events(meter, parser.feed(data[:size]), items)
-        if fault is not None:
+        if fault is not None or meter.is_over:
             return tuple(items), fault
         data = data[size:]
     return tuple(items), None
@@ -501,6 +527,8 @@ def read_events(
             return fault
         if item is not None:
             items.append(item)
+        if meter.is_over and not meter.done:
+            items.append(meter.cut())
     return None
 
 

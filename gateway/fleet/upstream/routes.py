@@ -7,6 +7,7 @@ from pathlib import Path
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.fleet.router import Route
 from gateway.fleet.slots import SharedPlaces
+from gateway.fleet.upstream.claim_breaker import ClaimBreaker
 from gateway.fleet.upstream.input_estimate import Encode
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.fleet.waiting_room import WaitingRoom
@@ -31,6 +32,7 @@ def upstream_route(model: ModelConfig, threads: PrepareThreads, settings: Settin
             takes_reasoning_effort=each.takes_reasoning_effort,
             encoding=encode,
             room=rooms[position],
+            claims=ClaimBreaker(settings.max_disputed_in_a_row, settings.disputed_rest_s),
             threads=threads,
         )
         for position, each in enumerate(model.replicas)

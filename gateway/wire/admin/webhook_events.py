@@ -12,11 +12,13 @@ from typing import Literal
 import msgspec
 
 from billing.alerts.alerts import Alert, Reason, kind_of_measure
+from billing.alerts.disputed_usage import DisputeRecord
 from billing.credits.top_ups import TopUp, TopUpState
 from billing.currency import format_coins
 from billing.invoices.outbox import StateEntry
 from billing.money import Pico, format_usd
 from gateway.wire.shared.batch import Batch
+from gateway.wire.shared.resource import view_of
 from mcp_bridge.caller import Caller
 from mcp_bridge.trust.approvals import Approval, Decider
 
@@ -24,6 +26,7 @@ EventType = Literal[
     "budget.threshold_reached",
     "rate_limit.threshold_reached",
     "spend.unusual",
+    "usage.disputed",
     "credits.low",
     "credits.exhausted",
     "mcp.approval_requested",
@@ -54,7 +57,7 @@ PING = "webhook.ping"
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     unit: str
-    """`usd`, or `tokens` a minute."""
+    """`usd`, or `tokens` (of a rate limit: a minute)."""
 
 
 class EventScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,8 @@ class EventScope(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventPeriod(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    """day, month or total of a budget, in UTC; hour of a rate limit; day of unusual spend."""
+    """day, month or total of a budget, in UTC; hour of a rate limit; day of unusual spend and of
+    disputed usage."""
     start: datetime | None
     """Null of `total`."""
 
@@ -76,8 +80,8 @@ class ThresholdReached(msgspec.Struct, frozen=True, kw_only=True):
     organization_id: str
     scope: EventScope
     measure: str
-    """`spend`, `unusual_spend` (of an hour, whose usual most is the limit), or the limit of a
-    plan."""
+    """`spend`, `unusual_spend` (of an hour, whose usual most is the limit), `disputed_usage` (used
+    is what an upstream claimed of a request, the limit what was billed), or the limit of a plan."""
     cap_id: str | None
     """The id of the scope's cap; null for a rate limit."""
     period: EventPeriod
@@ -193,6 +197,25 @@ class AlertView(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None
     """`spent`, or `refused` by a hard cap or an empty balance; null of a rate limit."""
     occurred_at: int
+
+
+class DisputedUsageView(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "disputed_usage"
+    id: str
+    """The id of the attempt."""
+    request_id: str
+    model: str
+    upstream: str
+    """The model's name, and the position of its replica in the settings."""
+    billed_tokens: int
+    input_tokens: int
+    """Claimed by the upstream beyond what was billed, as are `output_tokens`."""
+    output_tokens: int
+    admitted_at: int
+
+
+def to_disputed_view(found: DisputeRecord) -> DisputedUsageView:
+    return view_of(DisputedUsageView, found, id=found.event_id)
 
 
 def invoice_event(entered: StateEntry) -> WebhookEvent:

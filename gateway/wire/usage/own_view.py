@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, UnsetType
 
 from billing.events import UsageEvent
 from billing.ledger.tags import tags_of
@@ -65,6 +65,14 @@ class PaidBy(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = CURRENCY
 
 
+class DisputedView(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that the model's upstream claimed beyond what the request can have used: nobody is
+    billed for them."""
+
+    input_tokens: int
+    output_tokens: int
+
+
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     """One generation, or one call of a tool (whose model is `mcp/SERVER`). `amount` is quantities x
     prices; `waste` is the house's, not the org's."""
@@ -84,6 +92,7 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
     currency: str = CURRENCY
     components: dict[str, ComponentCost]
     unpriced: tuple[str, ...]
+    disputed: DisputedView | None
     transfers: list[TransferView]
     paid_by: list[PaidBy]
     """By now; the rest is on an invoice, or waits for credit."""
@@ -143,6 +152,7 @@ def to_attempt(event: UsageEvent, known: KnownAttempts) -> AttemptView:
         amount=cost.amount,
         components={str(name): each for name, each in cost.components.items()},
         unpriced=cost.unpriced,
+        disputed=to_disputed(event),
         transfers=[to_transfer(each) for each in known.transfers if each.event_id == event.id],
         paid_by=[
             PaidBy(credit_id=each.credit_id, amount=format_usd(each.amount_pico))
@@ -150,6 +160,13 @@ def to_attempt(event: UsageEvent, known: KnownAttempts) -> AttemptView:
             if each.event_id == event.id
         ],
     )
+
+
+def to_disputed(event: UsageEvent) -> DisputedView | None:
+    found = event.disputed
+    if isinstance(found, UnsetType):
+        return None
+    return DisputedView(input_tokens=found.input_tokens, output_tokens=found.output_tokens)
 
 
 def to_transfer(moved: TransferRecord) -> TransferView:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from billing.events import CALLS, COMPONENTS, TOKENS, Band, Price, PriceSet, Quantities
 from billing.pricing.rating import RatedUsage, price_of, rate
-from gateway.fleet.upstream.meter import UpstreamUsage
+from gateway.fleet.upstream.usage_claim import read_claim
 from gateway.inference.metering import to_quantities
 from tests.billing.samples import PRICES, an_attempt, quantities
 
@@ -67,7 +67,8 @@ def test_a_vendors_overlapping_counts_become_disjoint_ones(
         "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
-    metered = msgspec.convert(told, UpstreamUsage).to_metered()
+    metered = read_claim(msgspec.json.encode(told))
+    assert metered is not None
     used = to_quantities(metered, an_attempt())
     assert (used.input_total, used.output_total) == (prompt, completion)
     assert used.cache_read == min(prompt, cached)

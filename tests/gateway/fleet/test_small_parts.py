@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from gateway.fleet.errors import ReplicaUnavailable, UpstreamRefused
 from gateway.fleet.upstream.errors import MAX_RETRY_AFTER_S, parse_retry_after, to_fleet_error
 from gateway.fleet.upstream.input_estimate import estimate_input_tokens, estimate_tokens
-from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
+from gateway.fleet.upstream.meter import BrokenAnswer
 from gateway.generation_events import MeteredUsage
+from tests.gateway.fleet.upstream.scripted_upstream import new_meter
 
 
 def test_estimates_by_length() -> None:
@@ -166,7 +167,7 @@ def test_retry_after(headers: dict[str, str], expected_s: float) -> None:
 
 
 def metered(usage: Any) -> MeteredUsage:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    meter = new_meter(input_tokens=99)
     event = {"choices": [], "usage": usage}
     meter.read_event(json.dumps(event).encode())
     return meter.usage
@@ -215,7 +216,7 @@ def delta(text: str, **extra: Any) -> bytes:
 
 
 def test_text_behind_the_last_told_usage_is_estimated() -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    meter = new_meter(input_tokens=99)
     told = {"prompt_tokens": 10, "completion_tokens": 4}
     meter.read_event(delta("one", usage=told))
     assert meter.usage == MeteredUsage(uncached_input=10, output=4)
@@ -227,7 +228,7 @@ def test_text_behind_the_last_told_usage_is_estimated() -> None:
 
 
 def test_zeros_before_the_count_are_none_and_the_last_count_stays() -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    meter = new_meter(input_tokens=99)
     zeros = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     meter.read_event(delta("one", usage=zeros))
     assert meter.usage == MeteredUsage(uncached_input=99, output=1, estimated=True)
@@ -238,7 +239,7 @@ def test_zeros_before_the_count_are_none_and_the_last_count_stays() -> None:
 
 def test_only_what_is_finished_is_complete() -> None:
     told = {"prompt_tokens": 10, "completion_tokens": 4}
-    meter = UpstreamMeter(model="m", n=2, input_tokens=99)
+    meter = new_meter(n=2, input_tokens=99)
     meter.read_event(delta("one", usage=told))
     for finish_reason, complete in (("", False), (None, False), ("stop", False)):
         choice = {"index": 0, "delta": {}, "finish_reason": finish_reason}
@@ -251,7 +252,7 @@ def test_only_what_is_finished_is_complete() -> None:
 
 @pytest.mark.parametrize("choices", [[], None])
 def test_the_chunk_that_is_about_usage_stays_here(choices: Any) -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    meter = new_meter(input_tokens=99)
     told = {"prompt_tokens": 10, "completion_tokens": 4}
     assert meter.read_event(json.dumps({"choices": choices, "usage": told}).encode()) is None
     assert meter.usage == MeteredUsage(uncached_input=10, output=4)
@@ -268,14 +269,14 @@ def test_the_chunk_that_is_about_usage_stays_here(choices: Any) -> None:
     ],
 )
 def test_usage_under_another_name_stays_here_too(extension: Any, shown: Any) -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=99)
+    meter = new_meter(input_tokens=99)
     chunk = meter.read_event(delta("one", x_groq=extension))
     assert chunk is not None
     assert json.loads(chunk.payload)["x_groq"] == shown
 
 
 def test_nothing_counts_after_done() -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    meter = new_meter()
     assert meter.read_event(b"[DONE]") is None
     assert meter.read_event(delta("late")) is None
     assert meter.usage.output == 0
@@ -287,10 +288,10 @@ def test_reasoning_and_arguments_are_written_by_the_model_too() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
         {"content": [{"type": "thinking"}]},
     ):
-        meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+        meter = new_meter()
         meter.read_event(json.dumps({"choices": [{"index": 0, "delta": written}]}).encode())
         assert meter.usage.output >= 1
-    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    meter = new_meter()
     silent = {"role": "assistant", "content": "", "refusal": None}
     meter.read_event(json.dumps({"choices": [{"index": 0, "delta": silent}]}).encode())
     assert meter.usage.output == 0
@@ -298,7 +299,7 @@ def test_reasoning_and_arguments_are_written_by_the_model_too() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_chunk_or_a_fault(data: bytes) -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    meter = new_meter()
     try:
         item = meter.read_event(data)
     except BrokenAnswer:

@@ -8,12 +8,13 @@ from typing import get_args
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from billing.alerts.alerts import CreditMeasure, MoneyMeasure, kind_of_measure
+from billing.alerts.alerts import CreditMeasure, MoneyMeasure, TokenMeasure, kind_of_measure
 from gateway.principal import PLAN_LIMITS
 from gateway.wire.admin.webhook_events import EventType
 
 MEASURES = {
     *get_args(MoneyMeasure),
+    *get_args(TokenMeasure),
     *(limit.name for limit in PLAN_LIMITS if limit.raises_alerts),
 }
 

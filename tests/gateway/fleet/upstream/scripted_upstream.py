@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.fleet.upstream.bounds import InputBound
+from gateway.fleet.upstream.meter import UpstreamMeter
 from gateway.fleet.upstream.replica import UpstreamReplica
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import MeteredUsage, RawChunk, RawRun, ReplicaEvent
@@ -62,6 +64,15 @@ class Exchange:
 
     async def end_stream(self) -> None:
         await self.write(b"0\r\n\r\n")
+
+    async def flood(self, event: Any) -> None:
+        """Send the same event until the client leaves."""
+        try:
+            while not self.left.is_set():
+                await self.send(event)
+                await asyncio.sleep(0)
+        except ConnectionError:
+            self.left.set()
 
     async def hang(self) -> None:
         """Until the client leaves."""
@@ -168,6 +179,26 @@ def completion(**extra: Any) -> dict[str, Any]:
         "usage": USAGE,
         **extra,
     }
+
+
+def new_meter(
+    kind: type[UpstreamMeter] = UpstreamMeter,
+    *,
+    model: str = "m",
+    n: int = 1,
+    input_tokens: int = 9,
+    most_input: int = 10**6,
+    most_output: int = 10**6,
+    **options: Any,
+) -> UpstreamMeter:
+    return kind(
+        model=model,
+        n=n,
+        input_tokens=input_tokens,
+        most_input=InputBound(most_input, lambda: most_input),
+        most_output_tokens=most_output,
+        **options,
+    )
 
 
 async def run(

@@ -14,6 +14,7 @@ from gateway.fleet.upstream.replica import read_all
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import RawRun
 from gateway.wire.openai.to_chat import to_openai
+from tests.gateway.fleet.upstream.scripted_upstream import new_meter
 
 ODD_TEXTS = [" tok", '"', "\\", '\\"', "}", '"}}]}', "\n", "\n\ndata: ", "é", "😀", "\x00"]
 TEXTS = st.text(max_size=6) | st.sampled_from(ODD_TEXTS)
@@ -79,11 +80,18 @@ def passed_on(meter: UpstreamMeter, pieces: list[bytes], include_usage: bool) ->
     st.lists(TEXTS, min_size=2, max_size=8),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([1000, 4, 2, 1, 0]),
     st.data(),
 )
 def test_comparing_says_what_parsing_says(
-    chunks: list[Any], texts: list[str], ascii_only: bool, include_usage: bool, drawn: st.DataObject
+    chunks: list[Any],
+    texts: list[str],
+    ascii_only: bool,
+    include_usage: bool,
+    most_output: int,
+    drawn: st.DataObject,
 ) -> None:
+    """Also of where an answer is cut."""
     chunks = drawn.draw(st.permutations([*chunks, *map(of_text, texts)]))
     stream = b"".join(framed(chunk, ascii_only=ascii_only) for chunk in chunks)
     for at in drawn.draw(st.lists(st.integers(0, len(stream)), max_size=2)):
@@ -94,7 +102,7 @@ def test_comparing_says_what_parsing_says(
     ]
     pieces = [piece for piece in pieces if piece]
     compared, parsed = (
-        passed_on(made(model="m", n=1, input_tokens=9), pieces, include_usage)
+        passed_on(new_meter(made, n=2, most_output=most_output), pieces, include_usage)
         for made in (UpstreamMeter, ParsingMeter)
     )
     assert compared == parsed
@@ -102,7 +110,7 @@ def test_comparing_says_what_parsing_says(
 
 def test_of_a_stream_of_like_chunks_two_are_parsed() -> None:
     stream = b"".join(framed(of_text(f" tok{number}"), ascii_only=False) for number in range(100))
-    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    meter = new_meter()
     items, fault = read_all(meter, EventParser(), stream + b"data: {")
     assert fault is None
     first, *runs = items
@@ -113,7 +121,7 @@ def test_of_a_stream_of_like_chunks_two_are_parsed() -> None:
 
 
 def test_who_differs_each_time_is_soon_compared_no_more() -> None:
-    meter = UpstreamMeter(model="m", n=1, input_tokens=9)
+    meter = new_meter()
     for number in range(20):
         chunk = of_text(f" tok{number}") | {"created": number}
         read_all(meter, EventParser(), framed(chunk, ascii_only=False))

@@ -205,7 +205,7 @@ async def test_runs_of_alike_chunks_are_one_text(upstream: Upstream, make_replic
     said = [chunk(content=word) for word in words]
     data = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in said)
     upstream.script = streaming(data, chunk("length"))
-    found = await deltas(make_replica(), message(stream=True))
+    found = await deltas(make_replica(), message(stream=True, max_tokens=1000))
     assert collected(found)["text"] == "".join(words)
     assert collected(found)["finish"] == ["length"]
     assert len(found) < len(words) // 2

@@ -17,15 +17,18 @@ from litestar.routes import HTTPRoute
 from billing.alerts.alerts import CeilingUse, note_ceilings
 from billing.corrections.cache_leases import Lease, grant
 from billing.currency import USD
+from billing.events import DisputedUsage
 from billing.ingestion.ingest import ingest
 from billing.invoices.accounts import BillingTerms, set_account
 from billing.invoices.closing import close, finalize, recount
 from billing.invoices.invoice import latest_invoice
 from gateway.auth.federation.issuers import MAX_ISSUERS_PER_ORG
 from gateway.auth.tables import signing_keys
+from gateway.ids import uuid7
 from gateway.routes.shared.idempotency import PREFIXES
 from gateway.wire.organization.usage import NOT_SOLD
 from tests.billing.invoices.billed import tokens
+from tests.billing.samples import an_attempt, an_event
 from tests.budget import cycles
 from tests.gateway.routes.admin.changing import ADMIN, ORG, Maker, admin_key, top_up
 from tests.gateway.routes.admin.conftest import World
@@ -96,6 +99,12 @@ async def add_alert(maker: Maker, _path: str) -> None:
     used = {"scope": "key", "scope_id": maker.name(), "minute": 0, "tokens": 50, "limit": 100}
     use = CeilingUse(org_id=maker.org_id, measure="tokens_per_minute", **used)  # type: ignore[arg-type]
     await note_ceilings(maker.world.db, [use])
+
+
+async def add_disputed(maker: Maker, _path: str) -> None:
+    disputed = DisputedUsage("big/0", 1, 0)
+    event = an_event(an_attempt(str(uuid7()), org=maker.org_id), disputed=disputed)
+    await ingest(maker.world.db, [event])
 
 
 async def add_admin_key(maker: Maker, _path: str) -> None:
@@ -247,6 +256,7 @@ async def add_approval(maker: Maker, _path: str) -> None:
 HERE = f"{ORG}/projects/{{project_id}}"
 LISTS: dict[str, Fill] = {
     f"{ADMIN}/alerts": add_alert,
+    f"{ADMIN}/disputed-usage": add_disputed,
     f"{ADMIN}/invoices/{{invoice_id}}/credits": nothing,
     f"{ADMIN}/invoices/{{invoice_id}}/lines": add_line,
     f"{ADMIN}/invoices/{{invoice_id}}/lines/{{line_id}}/hours": add_hour,
