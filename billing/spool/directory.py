@@ -460,6 +460,11 @@ def read_spool(path: Path) -> Iterator[tuple[UsageEvent, bool] | UnexaminedDamag
                     yield UnexaminedDamage(path.name, span)
 
 
+def closed_events(path: Path) -> Iterator[tuple[UsageEvent, bool]]:
+    """Yield the events of `read_spool` without its damage. Raises: OSError."""
+    return (found for found in read_spool(path) if not isinstance(found, UnexaminedDamage))
+
+
 def _entry_name(path: Path, span: Span) -> str:
     """Return the name of damage of a spool in the quarantine."""
     reason: Reason = "damaged" if span.data else "missing"
