@@ -151,8 +151,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     `key_...`)."""
 
     org_id: str
+    org_name: str = ""
+    """The name that people know it by. Empty: it was not looked up."""
     project_id: str
     """Empty where a key of administration is of the whole org."""
+    project_name: str = ""
     key_id: str
     key_hint: str
     """Prefix and last four, for people and logs; never the key."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import redis.asyncio
 from litestar import Litestar, Request, Response
+from litestar.exceptions import NotFoundException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
@@ -57,7 +58,12 @@ from gateway.fleet.router import Fleet, Route
 from gateway.fleet.upstream.routes import upstream_route
 from gateway.health.readiness import Readiness
 from gateway.home import Home
-from gateway.http_errors.table import RequestTooLarge, to_http_error, to_responses_error
+from gateway.http_errors.table import (
+    RequestTooLarge,
+    UnknownPath,
+    to_http_error,
+    to_responses_error,
+)
 from gateway.inference.cache_notes import OnCached
 from gateway.inference.generate import drain
 from gateway.inference.services import GenerationServices
@@ -79,6 +85,7 @@ from gateway.routes.oauth import errors as oauth_errors
 from gateway.routes.oauth import protected_resources
 from gateway.routes.shared.guards import authenticate
 from gateway.routes.shared.idempotency import IdempotencyLayer, claim_key
+from gateway.routes.shared.near_paths import PathFinder, path_finder
 from gateway.routes.shared.openapi import complete, openapi_config
 from gateway.routes.shared.problem import asked_as, encode_error, with_vendor_status
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
@@ -186,7 +193,10 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         return Response(b"", status_code=int(CLIENT_LEFT))  # the body never came; nobody reads this
     if isinstance(error, RequestEntityTooLarge):  # the framework's, which does not say the limit
         error = RequestTooLarge(request.route_handler.resolve_request_max_body_size())
-    path = asked_as(scope["path"], scope["headers"])
+    if isinstance(error, NotFoundException):
+        error = UnknownPath(near_path_finder(request.app)(scope["path"]))
+    near = error.near if isinstance(error, UnknownPath) else None
+    path = asked_as(near or scope["path"], scope["headers"])
     http_error = with_vendor_status(to_http_error(error), path)
     headers = http_error.headers
     if isinstance(error, (AuthError, MissingScope)):
@@ -195,6 +205,11 @@ def refuse(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]
         return oauth_errors.to_response(request, http_error, headers)
     body, media_type = encode_error(http_error, path, scope.get("state", {}).get(REQUEST_ID))
     return Response(body, status_code=http_error.status, headers=headers, media_type=media_type)
+
+
+@lru_cache(1)
+def near_path_finder(app: Litestar) -> PathFinder:
+    return path_finder(route.path for route in app.routes)
 
 
 async def open_services(

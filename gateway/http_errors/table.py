@@ -3,6 +3,7 @@
     exception                          status  type                    code
     ---------                          ------  ----                    ----
     auth: WrongNetwork                 401     invalid_request_error   ip_not_authorized
+    auth: WrongOrganization            401     invalid_request_error   wrong_organization
     auth: AuthError                    401     invalid_request_error   invalid_api_key
     auth: MissingScope                 403     invalid_request_error   insufficient_permissions
     auth: AuthUnavailable              503     server_error            service_unavailable
@@ -36,6 +37,7 @@
     tenancy: ChangeNotAnnounced        503     server_error            service_unavailable
     billing: BadInvoicing, NoInvoice, InvoicingConflict   as InvalidField, NotFound, Conflict
     sqlalchemy: a NUL in a text        400     invalid_request_error   (null)
+    UnknownPath                        404     invalid_request_error   unknown_url
     litestar: HTTPException            its own
     anything else                      500     server_error            (null)
 
@@ -110,6 +112,14 @@ class RequestTooLarge(Exception):
         self.most_bytes = most_bytes
 
 
+class UnknownPath(Exception):
+    """Nothing is at a path. `near`: one that may be meant; None: nobody knows."""
+
+    def __init__(self, near: str | None) -> None:
+        super().__init__(near)
+        self.near = near
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     """`{"error": {...}}` is what the SDK reads; `code` is a symbol or null, never the HTTP
     number."""
@@ -139,6 +149,7 @@ INVALID = "invalid_request_error"
 SERVER = "server_error"
 QUOTA = "insufficient_quota"
 UNAVAILABLE = "service_unavailable"
+UNKNOWN_URL = "unknown_url"
 IN_BACKGROUND_S = 10.0
 """What is asked to wait for one to end."""
 LACKS_SCOPE = "This credential lacks a scope that this needs."
@@ -197,8 +208,8 @@ def to_http_error(error: Exception) -> HttpError:
         case ReportQueryError():
             message = f"Invalid value for '{error.param}': {error}."
             return http_error(400, message, INVALID, param=error.param)
-        case EncodedBody() | RequestTooLarge():
-            return from_body(error)
+        case UnknownPath() | EncodedBody() | RequestTooLarge():
+            return from_head(error)
         case BadField() | FleetError():
             return from_fleet(error)
         case RequestConflict():
@@ -216,7 +227,12 @@ def to_http_error(error: Exception) -> HttpError:
             return from_anything(error)
 
 
-def from_body(error: EncodedBody | RequestTooLarge) -> HttpError:
+def from_head(error: UnknownPath | EncodedBody | RequestTooLarge) -> HttpError:
+    if isinstance(error, UnknownPath):
+        message = detail = HTTP_MESSAGES[404]
+        if error.near is not None:
+            message += f" The paths of the API begin with '/v1', once: did you mean '{error.near}'?"
+        return http_error(404, message, INVALID, code=UNKNOWN_URL, detail=detail)
     if isinstance(error, RequestTooLarge):
         most = "" if error.most_bytes is None else f": more than {error.most_bytes} bytes"
         message, code = f"The request body is too large{most}.", "request_too_large"
@@ -239,7 +255,10 @@ def from_auth(error: AuthUnavailable | MissingScope | AuthError) -> HttpError:
             )
             return msgspec.structs.replace(found, scope=error.scope)
         case _:
-            return http_error(401, error.public_message, INVALID, code=error.code)
+            # A closed text beside it, for who repeats nothing of the caller's.
+            return http_error(
+                401, error.message, INVALID, code=error.code, detail=error.public_message
+            )
 
 
 def from_fleet(error: Exception) -> HttpError:
@@ -440,7 +459,7 @@ def from_anything(error: Exception) -> HttpError:
     status = getattr(error, "status_code", 500)
     if isinstance(status, int) and 400 <= status < 500:
         message = HTTP_MESSAGES.get(status, "The request was refused.")
-        code = {404: "unknown_url"}.get(status)
+        code = {404: UNKNOWN_URL}.get(status)
         return http_error(status, message, INVALID, code=code, headers=allow_of(error))
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return http_error(500, "The server had an error while processing your request.", SERVER)

@@ -276,7 +276,9 @@ def to_principal(record: KeyRecord) -> Principal:
         lists.append(project.allowed)
     return Principal(
         org_id=row.org_id,
+        org_name=record.org_name,
         project_id=row.project_id or "",
+        project_name=record.project_name or "",
         key_id=row.id,
         key_hint=record.hint,
         scopes=frozenset(row.scopes),

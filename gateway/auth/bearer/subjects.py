@@ -57,6 +57,8 @@ async def find_principal(conn: AsyncConnection, claims: AccessClaims) -> Princip
     joined = joined.outerjoin(project_members, membership).join(acting, sa.true())
     columns: list[sa.ColumnElement[Any]] = [
         orgs.c.is_operator,
+        orgs.c.name.label("org_name"),
+        projects.c.name.label("project_name"),
         suspended_by(orgs.c.id, orgs.c.suspension_lifted_at).label("suspended_by"),
         limits_by_model(projects.c.id).label("model_limits"),
         hard_caps(orgs.c.id, projects.c.id).label("spend_caps"),
@@ -138,7 +140,9 @@ def _principal(claims: AccessClaims, values: sa.RowMapping) -> Principal:
     permitted = ModelPermissions(mode=values["models_mode"], models=values["models"] or [])
     return Principal(
         org_id=claims.org_id,
+        org_name=values["org_name"],
         project_id=claims.project_id or "",
+        project_name=values["project_name"] or "",
         key_id=claims.client_id,
         key_hint=f"token {claims.jti[-4:]}",
         scopes=claims.scopes if claims.project_id else claims.scopes - SERVICE_SCOPES,

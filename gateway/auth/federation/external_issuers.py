@@ -118,7 +118,9 @@ class ExternalIssuers:
         permitted = ModelPermissions(mode=project["models_mode"], models=project["models"] or [])
         return Principal(
             org_id=rules.org_id,
+            org_name=listed.org_name,
             project_id=rules.project_id,
+            project_name=project["name"],
             key_id=rules.id,
             key_hint=f"{rules.name}: {claims['sub']}"[:HINT_LENGTH],
             scopes=within(role, scopes, is_operator=listed.is_operator),

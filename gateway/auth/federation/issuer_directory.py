@@ -49,6 +49,7 @@ class ListedIssuer(msgspec.Struct, frozen=True, kw_only=True):
     org_plan: Plan
     model_plans: Mapping[str, Plan]
     is_operator: bool
+    org_name: str
     suspended_by: str | None
     project: Mapping[str, Any]
     """The project's row."""
@@ -128,7 +129,7 @@ async def read_listed(conn: AsyncConnection) -> list[ListedIssuer]:
     joined = joined.join(orgs, issuers.c.org_id == orgs.c.id)
     joined = joined.outerjoin(limits["project"], projects.c.plan == limits["project"].c.name)
     joined = joined.outerjoin(limits["org"], orgs.c.plan == limits["org"].c.name)
-    columns = [*COLUMNS, orgs.c.is_operator.label("is_operator")]
+    columns = [*COLUMNS, orgs.c.is_operator.label("is_operator"), orgs.c.name.label("org_name")]
     columns.append(limits_by_model(projects.c.id).label("model_limits"))
     suspension = suspended_by(orgs.c.id, orgs.c.suspension_lifted_at)
     columns.append(suspension.label("suspended_by"))
@@ -148,6 +149,7 @@ def to_listed(values: Mapping[str, Any]) -> ListedIssuer:
         org_plan=plan_of("org", values),
         model_plans=to_plans(values["model_limits"]),
         is_operator=values["is_operator"],
+        org_name=values["org_name"],
         suspended_by=values["suspended_by"],
         project={column.name: values[f"of_project_{column.name}"] for column in projects.c},
     )

@@ -1,10 +1,11 @@
 """/mcp/{org}: the MCP endpoint of an org, as a protected resource; and /mcp/{org}/{project} and
-/mcp/{org}/{project}/{namespace}, parts of it. /mcp alone is that of the credential's org.
+/mcp/{org}/{project}/{namespace}, parts of it. /mcp alone is that of the credential's org. Both are
+ids or the names that people know.
 
 A token is good here when it was issued for the endpoint of this very org, for somebody of it; at
-/mcp also one for the whole installation. Every refusal says, in its `WWW-Authenticate`, where a
-client finds out how to get a token that is. Where no servers are configured every method is
-unknown.
+/mcp, and where the org is named, also one for the whole installation. Every refusal says, in its
+`WWW-Authenticate`, where a client finds out how to get a token that is. Where no servers are
+configured every method is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from gateway.auth.errors import InvalidToken
+from gateway.auth.errors import WrongOrganization, WrongResource
 from gateway.http_errors.table import to_http_error
 from gateway.mcp.service.service import McpService
 from gateway.permissions import SCOPE_MCP_CALL
@@ -71,15 +72,26 @@ async def check_audience(
     connection: ASGIConnection[Any, Principal, Any, Any], _handler: BaseRouteHandler
 ) -> None:
     """Check what a credential is for: an API key is for all of its org, a token for what it names.
-    Raises: InvalidToken."""
+
+    An org and a project may be named as people know them. An org's name is no resource, so a token
+    is good there if it is at /mcp. What is said to a valid credential depends on its own org alone:
+    nobody learns which others there are.
+
+    Raises: WrongResource, WrongOrganization.
+    """
     principal = connection.user
-    base, (org_id, project_id, _) = public_url(connection), parts_of(connection)
-    good = {f"{base}/mcp/{principal.org_id}"} | ({base} if org_id is None else set())
-    meant = principal.kind == "key" or not good.isdisjoint(principal.audiences)
-    if not meant or org_id not in (None, principal.org_id):
-        raise InvalidToken("issued for another resource")
-    if project_id not in (None, principal.project_id):
-        raise InvalidToken("issued for another project")
+    base, (org, project, _) = public_url(connection), parts_of(connection)
+    mine = f"{ROOT}/{principal.org_id}"
+    good = {base + mine}
+    if org in (None, principal.org_name):
+        good.add(base)
+    if principal.kind != "key" and good.isdisjoint(principal.audiences):
+        raise WrongResource("issued for another resource")
+    if org not in (None, principal.org_id, principal.org_name or None):
+        raise WrongOrganization(mine)
+    if project not in (None, principal.project_id, principal.project_name or None):
+        of_project = f"{mine}/{principal.project_id}" if principal.project_id else mine
+        raise WrongOrganization(of_project)
 
 
 def parts_of(

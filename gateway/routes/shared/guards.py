@@ -17,15 +17,18 @@ from litestar.routes import HTTPRoute
 from litestar.types import Scope
 
 from gateway.auth.errors import (
-    InvalidKey,
-    InvalidToken,
+    AuthError,
     MissingCredential,
     MissingScope,
+    RepeatedHeader,
+    UnknownScheme,
     WrongNetwork,
+    WrongResource,
 )
 from gateway.auth.oauth import rfc9449_dpop
 from gateway.auth.oauth.rfc9449_dpop import InvalidProof
 from gateway.auth.resources import API_PATH
+from gateway.auth.sent_credential import SentCredential, describe
 from gateway.permissions import may
 from gateway.principal import Principal
 from gateway.routes.shared.access import (
@@ -55,14 +58,18 @@ async def authenticate(
     if scope is None:
         return
     header = read_authorization(connection.scope["headers"])
-    if header[:5].lower() == "dpop ":
-        principal = await authenticate_bound(connection, header[5:].strip())
-    else:
-        principal = await services(connection).authenticator.authenticate(read_bearer(header))
+    try:
+        if header[:5].lower() == "dpop ":
+            principal = await authenticate_bound(connection, header[5:].strip())
+        else:
+            principal = await services(connection).authenticator.authenticate(read_bearer(header))
+    except AuthError as error:
+        error.sent = describe_sent(connection.scope["headers"], header)
+        raise
     # Who is refused from here on is known: what a page may read of that is their org's to say.
     connection.scope["user"] = principal
     if principal.kind == "token" and not is_addressed(connection, route_handler, principal):
-        raise InvalidToken("for another resource")
+        raise WrongResource("for another resource")
     if principal.allowed_networks is not None:
         address = address_of(connection)
         if address is None or address not in principal.allowed_networks:
@@ -136,13 +143,13 @@ def allowed(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
 def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Read ASGI's own list: an object of all headers costs more than everything else here.
 
-    Raises: InvalidKey where there are two; who shall say which one a proxy has checked?
+    Raises: RepeatedHeader where there are two; who shall say which one a proxy has checked?
     """
     found: str | None = None
     for name, value in headers:
         if name == b"authorization":
             if found is not None:
-                raise InvalidKey("more than one Authorization")
+                raise RepeatedHeader("more than one Authorization")
             found = value.decode("latin-1")
     return read_api_key(headers) if found is None else found
 
@@ -150,11 +157,11 @@ def read_authorization(headers: Iterable[tuple[bytes, bytes]]) -> str:
 def read_api_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Read `x-api-key: K`, as Anthropic's clients write it, as `Authorization: Bearer K`.
 
-    Raises: InvalidKey.
+    Raises: RepeatedHeader.
     """
     keys = [value.decode("latin-1") for name, value in headers if name == b"x-api-key"]
     if len(keys) > 1:
-        raise InvalidKey("more than one X-Api-Key")
+        raise RepeatedHeader("more than one X-Api-Key")
     return f"Bearer {keys[0]}" if keys else ""
 
 
@@ -162,9 +169,17 @@ def read_bearer(header: str) -> str:
     """Return the token of `Authorization: Bearer <token>` (RFC 6750, section 2.1); the scheme in
     any case (RFC 9110, 11.1).
 
-    Raises: MissingCredential.
+    Raises: MissingCredential, UnknownScheme.
     """
     scheme, _, token = header.strip().partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
+    if scheme and scheme.lower() != "bearer":
+        raise UnknownScheme("not a bearer token")
+    if not token.strip():
         raise MissingCredential("no bearer token")
     return token.strip()
+
+
+def describe_sent(headers: Iterable[tuple[bytes, bytes]], header: str) -> SentCredential:
+    """Describe a refused credential: what stands behind the scheme."""
+    named = any(name == b"authorization" for name, _ in headers)
+    return describe(header.strip().partition(" ")[2].strip(), as_api_key=not named)

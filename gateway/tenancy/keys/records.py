@@ -26,6 +26,8 @@ from gateway.tenancy.tables import api_keys, orgs, plans, projects
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     row: KeyRow
     key_hash: str
+    org_name: str
+    project_name: str | None
     archived: bool
     """Its project or organization is."""
     role: Role | None
@@ -69,6 +71,8 @@ def _records() -> sa.Select[Any]:
         *public_columns(),
         api_keys.c.key_hash,
         api_keys.c.previous_hash,
+        orgs.c.name.label("org_name"),
+        projects.c.name.label("project_name"),
         archived.label("archived"),
         role_of_owner().label("role"),
         owner_is_active().label("owner_active"),
@@ -117,6 +121,8 @@ def _to_record(values: sa.RowMapping, key_hash: str) -> KeyRecord:
     return KeyRecord(
         row=key,
         key_hash=values["previous_hash"] if rotated_away else values["key_hash"],
+        org_name=values["org_name"],
+        project_name=values["project_name"],
         archived=values["archived"],
         role=values["role"],
         owner_active=values["owner_active"],

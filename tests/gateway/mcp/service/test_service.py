@@ -32,6 +32,8 @@ def somebody(**more: Any) -> Principal:
         "scopes": frozenset({"mcp:call"}),
         "kind": "token",
         "audiences": frozenset({ALICES}),
+        "org_name": "alice & co",
+        "project_name": "web",
     }
     return Principal(**(given | more))
 
@@ -39,9 +41,15 @@ def somebody(**more: Any) -> Principal:
 CREDENTIALS: dict[str, Principal | Exception] = {
     "good": somebody(),
     "key": somebody(kind="key", audiences=frozenset()),
-    "of-mallory": somebody(org_id=MALLORY, audiences=frozenset({f"{PUBLIC_URL}/mcp/{MALLORY}"})),
-    "key-of-mallory": somebody(org_id=MALLORY, kind="key", audiences=frozenset()),
+    "of-mallory": somebody(
+        org_id=MALLORY, org_name="mallory", audiences=frozenset({f"{PUBLIC_URL}/mcp/{MALLORY}"})
+    ),
+    "key-of-mallory": somebody(
+        org_id=MALLORY, org_name="mallory", kind="key", audiences=frozenset()
+    ),
     "mallorys-for-alice": somebody(org_id=MALLORY),
+    "for-all": somebody(audiences=frozenset({PUBLIC_URL})),
+    "without-names": somebody(kind="key", audiences=frozenset(), org_name="", project_name=""),
     "for-the-api": somebody(audiences=frozenset({f"{PUBLIC_URL}/v1"})),
     "for-nothing": somebody(audiences=frozenset()),
     "of-another-host": somebody(audiences=frozenset({f"https://other.example.com/mcp/{ALICE}"})),
@@ -81,9 +89,10 @@ async def ask(
 ) -> httpx.Response:
     headers = {} if credential is None else {"authorization": f"Bearer {credential}"}
     headers |= more.pop("headers", {})
+    path = more.pop("path", f"/mcp/{ALICE}")
     body = {"jsonrpc": "2.0", "id": 7, "method": "tools/list"}
     given = {"json": body} if method == "POST" and "content" not in more else {}
-    return await http.request(method, f"/mcp/{ALICE}", headers=headers, **given, **more)
+    return await http.request(method, path, headers=headers, **given, **more)
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
@@ -115,6 +124,60 @@ async def test_a_token_for_something_else_is_invalid_here(
     assert refused.status_code == 401
     said = f'Bearer error="invalid_token", scope="mcp:call", {METADATA}'
     assert refused.headers["www-authenticate"] == said
+
+
+NAMED = "/mcp/alice%20%26%20co"
+
+
+@pytest.mark.parametrize(
+    ("path", "credentials"),
+    [
+        ("/mcp", ["key", "good", "for-all"]),
+        (f"/mcp/{ALICE}", ["key", "good"]),
+        (f"/mcp/{ALICE}/proj_1", ["key", "good"]),
+        (f"/mcp/{ALICE}/web/space", ["key", "good"]),
+        (NAMED, ["key", "good", "for-all"]),
+        (f"{NAMED}/web", ["key", "good", "for-all"]),
+        (f"{NAMED}/proj_1/space", ["key", "good", "for-all"]),
+    ],
+)
+async def test_names_and_ids_lead_to_the_same_endpoint(
+    http: httpx.AsyncClient, path: str, credentials: list[str]
+) -> None:
+    for credential in ("key", "good", "for-all", "for-the-api", "of-mallory", "key-of-mallory"):
+        answer = await ask(http, credential, path=path)
+        if path == "/mcp" and credential.endswith("mallory"):
+            continue  # it is mallory's own
+        expected = 200 if credential in credentials else 401
+        assert answer.status_code == expected, (path, credential, answer.text)
+
+
+@pytest.mark.parametrize("org", ["acme", MALLORY, "org_" + "f" * 32, "alice", "web"])
+async def test_a_valid_credential_elsewhere_is_told_where_it_is_good_and_nothing_else(
+    http: httpx.AsyncClient, org: str
+) -> None:
+    for credential in ("key", "good"):
+        refused = await ask(http, credential, path=f"/mcp/{org}")
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "wrong_organization"
+        assert refused.json()["error"]["message"] == (
+            "The credential is valid, but not for the organization or project in this path."
+            f" It is for /mcp/{ALICE}."
+        )
+    refused = await ask(http, "key", path=f"/mcp/{ALICE}/{org}")
+    if org != "web":
+        assert refused.json()["error"]["message"].endswith(f"It is for /mcp/{ALICE}/proj_1.")
+    bad = (await ask(http, "unknown", path=f"/mcp/{org}")).json()["error"]
+    assert bad["code"] == "invalid_api_key" and "valid, but" not in bad["message"]
+    other = (await ask(http, "for-the-api", path=f"/mcp/{org}")).json()["error"]
+    assert other["message"] == (
+        "The access token is valid, but it was issued for another resource."
+    )
+
+
+async def test_no_name_is_the_name_of_nobody(http: httpx.AsyncClient) -> None:
+    assert (await ask(http, "without-names", path="/mcp/")).status_code == 200
+    assert (await ask(http, "without-names", path="/mcp/%20")).status_code == 401
 
 
 async def test_a_token_without_the_scope_is_told_which(http: httpx.AsyncClient) -> None:

@@ -149,6 +149,28 @@ async def test_who_is_refused_is_refused_before_the_body_is_parsed(
             assert unknown not in response.text
 
 
+async def told(client: httpx.AsyncClient, **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = await client.get("/usage", headers=named)
+    assert answer.status_code == 401
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+async def test_who_is_refused_is_told_what_was_sent(client: httpx.AsyncClient) -> None:
+    unknown = "sk-tg-" + "0" * 39 + "abcd"
+    said = await told(client, authorization=f"Bearer {unknown}")
+    assert "an API key ending in 'abcd' that is unknown, expired or revoked" in said
+    said = await told(client, x_api_key=unknown)
+    assert "an API key ending in 'abcd' (sent as X-Api-Key) that is unknown" in said
+    assert "does not have the scheme Bearer" in await told(client, authorization="Basic dTpw")
+    assert "does not have the scheme Bearer" in await told(client, authorization=unknown)
+    assert "didn't provide an API key" in await told(client)
+    twice = [("authorization", f"Bearer {unknown}")] * 2
+    answer = await client.get("/usage", headers=twice)
+    assert "More than one" in answer.json()["error"]["message"]
+
+
 async def test_the_principal_is_the_user_of_the_request(
     client: httpx.AsyncClient, first_keys: BootstrapResult
 ) -> None:
