@@ -3,6 +3,7 @@
 FleetError                  code for clients
 ├── ReplicaUnavailable      service_unavailable nothing ran; another replica may be tried
 │   ├── ReplicaUnauthorised service_unavailable an upstream refuses this gateway, not the request
+│   ├── ReplicaDied         service_unavailable it was lost before its first event
 │   └── ReplicaOverloaded   overloaded          its bounded queue is full
 │       └── NoPlace         overloaded          it did not get its turn, or not in time
 ├── UpstreamRefused         its own             an upstream's 4xx, for the client to read
@@ -35,6 +36,11 @@ class ReplicaUnavailable(FleetError):
 class ReplicaUnauthorised(ReplicaUnavailable):
     """Says that an upstream does not accept the gateway's key or account. For clients it is as one
     that is down."""
+
+
+class ReplicaDied(ReplicaUnavailable):
+    """Says that a replica had the request and was lost before its first event: it may be asked once
+    more when it is back."""
 
 
 class ReplicaOverloaded(ReplicaUnavailable):

@@ -157,6 +157,15 @@ class ObservedReplica(Protocol):
 
 
 @runtime_checkable
+class ReturningReplica(Protocol):
+    """A replica that is started again when it dies."""
+
+    async def wait_until_back(self, timeout_s: float) -> bool:
+        """Wait until it can be asked, and tell whether it can."""
+        ...
+
+
+@runtime_checkable
 class LocatingReplica(Protocol):
     """A replica that knows what it made of a conversation."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 
 import msgspec
@@ -18,11 +19,12 @@ from billing.events import Attempt
 from gateway.fleet.errors import (
     DeadlinePassed,
     NoPlace,
+    ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.fleet.replica import PreparedRequest, Replica
+from gateway.fleet.replica import PreparedRequest, Replica, ReturningReplica
 from gateway.fleet.router import affinity
 from gateway.generate_request import under_a_cap
 from gateway.generation_events import MeteredUsage
@@ -41,6 +43,8 @@ from gateway.limits.spending import to_nano
 log = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 60.0
+MAX_RETURN_S = 60.0
+"""How long a request waits for the replica that died with it."""
 NOTHING_RAN = Outcome()
 
 
@@ -166,10 +170,12 @@ async def attempt_in_order(
     replicas: Sequence[Replica],
     prepared: PreparedRequest,
 ) -> Outcome:
-    """Try replicas in order until one has begun; after its first event there is no other.
-    `prepared` and `record`: for the first of them."""
+    """Try replicas in order until one has begun; after its first event there is no other. The last
+    one is tried once more if it died before that and is back in time. `prepared` and `record`: for
+    the first of them."""
     outcome = NOTHING_RAN
-    for position, replica in enumerate(replicas):
+    order = list(replicas)
+    for position, replica in enumerate(order):
         if delivery.abandoned:
             return NOTHING_RAN
         try:
@@ -197,7 +203,28 @@ async def attempt_in_order(
             break
         services.fleet.report(replica, ok=False)
         log.warning("replica %s is unavailable: %s", replica.name, outcome.failure)
+        may_again = position + 1 == len(order) == len(replicas)
+        if may_again and await comes_back(outcome.failure, replica, call, delivery):
+            order.append(replica)
     return outcome
+
+
+async def comes_back(
+    failure: Exception | None, replica: Replica, call: GenerationCall, delivery: Delivery
+) -> bool:
+    """Wait for a replica that has died with the request, as long as its first token may take and
+    somebody waits for it, and tell whether it is back."""
+    if not (isinstance(failure, ReplicaDied) and isinstance(replica, ReturningReplica)):
+        return False
+    deadline_s = call.priority.after(time.monotonic() - call.begun_at).deadline_s
+    longest_s = MAX_RETURN_S if deadline_s is None else min(deadline_s, MAX_RETURN_S)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(longest_s) as limit:
+            with delivery.on_abandon(lambda: limit.reschedule(loop.time())):
+                return await replica.wait_until_back(longest_s)
+    except TimeoutError:
+        return False
 
 
 def within_what_is_held(

@@ -194,6 +194,35 @@ async def test_a_killed_engine_ends_its_streams_with_an_error_and_comes_back(sta
     assert stack.run("reconcile") == "The books balance.\n", "what the dead one had counted, too"
 
 
+async def test_an_engine_that_dies_before_the_first_token_is_asked_again_when_it_is_back(
+    stack: Stack,
+) -> None:
+    """Stopped, it has the requests and says nothing; killed, it is started again. Neither client
+    hears of it, and each is billed once."""
+    await asyncio.to_thread(wait_idle, stack)
+    before, wasted = await billed(stack, "usage"), await billed(stack, "waste")
+    async with client(stack) as http:
+        (engine,) = stack.pids("-m engine --")
+        os.kill(engine, signal.SIGSTOP)
+        streamed = asyncio.create_task(read_stream(http, "Hello", max_tokens=7))
+        whole = asyncio.create_task(
+            http.post("/v1/chat/completions", json=body("Hello", max_tokens=7, stream=False))
+        )
+        has_both = lambda: stack.open_leases() == 2  # noqa: E731
+        await asyncio.to_thread(stack.wait, "the engine has both", has_both)
+        os.kill(engine, signal.SIGKILL)
+        seen, answer = await streamed, await whole
+    assert (seen.status, seen.done, seen.error, seen.completion_tokens) == (200, True, None, 7)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 7
+    assert stack.pids("-m engine --") != [engine]
+    await asyncio.to_thread(wait_idle, stack)
+    used = 2 * int(answer.json()["usage"]["completion_tokens"])
+    assert await billed(stack, "usage") - before == used
+    assert await billed(stack, "waste") == wasted
+    await check_books(stack)
+
+
 def test_a_killed_parent_leaves_nothing_behind_after_the_next_start(stack: Stack) -> None:
     first = stack.client().chat.completions.create(
         model="penny", messages=[{"role": "user", "content": "Hello"}], max_tokens=5

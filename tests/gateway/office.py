@@ -7,12 +7,14 @@ import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
 
 from billing.events import UsageEvent
+from gateway.fleet.errors import ReplicaDied
 from gateway.fleet.replica import ANYBODYS, PreparedRequest, ReplicaHealth
 from gateway.generate_request import ChatPrompt, GenerateRequest, bounded_to
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
@@ -126,6 +128,32 @@ class ScriptedReplica:
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class MortalReplica(ScriptedReplica):
+    """Dies with its first requests, `deaths` of them, before the first token; is back once `back`
+    is set."""
+
+    def __init__(self, *, deaths: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.deaths = deaths
+        self.awaited, self.back = asyncio.Event(), asyncio.Event()
+
+    async def wait_until_back(self, timeout_s: float) -> bool:
+        self.awaited.set()
+        await self.back.wait()
+        return True
+
+    async def stream(
+        self, prepared: PreparedRequest, *, attempt_id: str, cache_salt: str, priority: Priority
+    ) -> AsyncGenerator[ReplicaEvent, None]:
+        self.refuses = ReplicaDied("killed") if len(self.attempts) < self.deaths else None
+        events = super().stream(
+            prepared, attempt_id=attempt_id, cache_salt=cache_salt, priority=priority
+        )
+        async with aclosing(events):
+            async for event in events:
+                yield event
 
 
 class WatchedLimiter(Limiter):

@@ -44,6 +44,7 @@ from gateway.fleet.engine.prefix_memory import PrefixMemory
 from gateway.fleet.errors import (
     FleetError,
     NoPlace,
+    ReplicaDied,
     ReplicaLost,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -128,6 +129,13 @@ class EngineReplica:
 
     async def rest(self, attempt_id: str, *, resting: bool) -> None:
         await (self._client.pause(attempt_id) if resting else self._client.resume(attempt_id))
+
+    async def wait_until_back(self, timeout_s: float) -> bool:
+        try:
+            await self._client.wait_connected(timeout_s)
+        except EngineUnavailable:
+            return False
+        return True
 
     async def acknowledge(self, attempt_id: str) -> None:
         await self._client.acknowledge(attempt_id)
@@ -230,7 +238,7 @@ class EngineReplica:
                 deadline_s=priority.deadline_s,
             )
         )
-        begun = False
+        begun, had_it = False, self._client.connected
         try:
             async with aclosing(outputs):
                 async for output in outputs:
@@ -248,7 +256,7 @@ class EngineReplica:
             raise self._to_refusal(error, job) from error
         except EngineUnavailable as error:
             if not generation.over:
-                raise self._to_loss(error, begun) from error
+                raise self._to_loss(error, begun, had_it) from error
             # The client has its whole answer; only the waste is not known to the last token.
             yield generation.last()
 
@@ -394,10 +402,12 @@ class EngineReplica:
                     param = job.form.param
                 return BadField(f"Invalid value for '{param}': {error.message}.", param=param)
 
-    def _to_loss(self, error: EngineUnavailable, begun: bool) -> FleetError:
+    def _to_loss(self, error: EngineUnavailable, begun: bool, had_it: bool) -> FleetError:
+        """`had_it`: the engine was there when it was asked."""
         if begun:
             return ReplicaLost(f"{self.name}: {error.message}")
-        return ReplicaUnavailable(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
+        kind = ReplicaDied if had_it and not self._client.connected else ReplicaUnavailable
+        return kind(f"{self.name}: {error.message}", retry_after_s=RESTART_S)
 
 
 def with_outcome(

@@ -42,6 +42,7 @@ from gateway.principal import Plan
 from tests.gateway.office import (
     INPUT_TOKENS,
     AsListed,
+    MortalReplica,
     Office,
     PlainEncoder,
     ScriptedReplica,
@@ -211,6 +212,66 @@ async def test_the_next_replica_is_tried_before_the_first_byte(open_office) -> N
     await office.settled()
     (event,) = await office.billed()
     assert event.id not in broken.attempts, "each attempt has its own id"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_replica_that_dies_before_the_first_token_is_tried_once_more(
+    open_office, stream: bool
+) -> None:
+    mortal = MortalReplica()
+    office = open_office(mortal)
+    delivery = office.begin(stream=stream, encoder=None if stream else SilentEncoder())
+    await asyncio.wait_for(mortal.awaited.wait(), 30)
+    assert len(mortal.attempts) == 1, "it is not asked before it is back"
+    mortal.back.set()
+    assert (await read(delivery)).endswith(b"[3]")
+    await office.settled()
+    (event,) = await office.billed()
+    assert [event.id] == mortal.attempts[1:] == mortal.acknowledged
+    assert (event.kind, event.finish, event.quantities.output) == ("usage", "done", 3)
+    assert office.services.limiter.settled == [INPUT_TOKENS + 3], "reserved and settled once"
+    assert office.services.spool._open == {}
+
+
+async def test_who_dies_twice_is_not_tried_again(open_office) -> None:
+    mortal = MortalReplica(deaths=9)
+    mortal.back.set()
+    office = open_office(mortal)
+    with pytest.raises(ReplicaUnavailable):
+        await read(office.begin())
+    await office.settled()
+    assert len(mortal.attempts) == 2
+    assert await office.billed() == [] and office.services.limiter.settled == [None]
+
+
+async def test_another_replica_is_asked_sooner_than_one_that_has_died(open_office) -> None:
+    mortal, spare = MortalReplica(name="mortal"), ScriptedReplica("spare")
+    office = open_office(mortal, spare)
+    assert await read(office.begin()) == b"w1 w2 w3 [3]"
+    await office.settled()
+    assert len(mortal.attempts) == len(spare.attempts) == 1
+    assert not mortal.awaited.is_set()
+
+
+async def test_nobody_waits_for_a_dead_replica_beyond_its_deadline(open_office) -> None:
+    office = open_office(MortalReplica(deaths=2))
+    with pytest.raises(ReplicaUnavailable):
+        await read(office.begin(priority=Priority(deadline_s=0.2)))
+    with pytest.raises(DeadlinePassed):
+        await read(office.begin(timeout_s=0.2))
+    await office.settled()
+    assert await office.billed() == []
+
+
+async def test_who_leaves_while_a_replica_is_dead_is_not_billed(open_office) -> None:
+    mortal = MortalReplica()
+    office = open_office(mortal)
+    delivery = office.begin()
+    await asyncio.wait_for(mortal.awaited.wait(), 30)
+    delivery.abandon()
+    await office.settled()
+    assert len(mortal.attempts) == 1
+    assert await office.billed() == [] and office.services.limiter.settled == [None]
 
 
 async def test_who_found_no_place_says_nothing_against_the_replica_and_tries_no_other(

@@ -21,7 +21,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.fleet.engine.prefix_memory import CHUNK_TOKENS
 from gateway.fleet.engine.replica import EngineReplica
-from gateway.fleet.errors import ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
+from gateway.fleet.errors import ReplicaDied, ReplicaLost, ReplicaOverloaded, ReplicaUnavailable
 from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.generate_request import GenerateRequest
 from gateway.generation_events import MeteredUsage, ReplicaEvent, TextDelta
@@ -227,11 +227,37 @@ async def test_an_engine_that_is_away(make: Make, says: Says) -> None:
     prepared = await replica.prepare(chat())
     engine.lose()
     assert not replica.health().available
-    with pytest.raises(ReplicaUnavailable):
+    with pytest.raises(ReplicaUnavailable) as raised:
         await anext(replica.stream(prepared, attempt_id="a", cache_salt=""))
+    assert not isinstance(raised.value, ReplicaDied), "it never had it: nobody waits for it"
     engine.restore()
     assert replica.health().available
     assert text(await run(replica, chat())) == "x"
+
+
+async def test_an_engine_that_dies_with_a_request_can_be_asked_again(
+    make: Make, tokenizer: Tokenizer
+) -> None:
+    held = asyncio.Event()
+
+    async def until_told(_: float) -> None:
+        await held.wait()
+
+    core = FakeCore(vocab_size=tokenizer.vocab_size, respond=lambda request, index: iter([5]))
+    engine = FakeEngine(core, delay_s=1.0, sleep=until_told)
+    replica = make(engine)
+    prepared = await replica.prepare(chat())
+    stream = replica.stream(prepared, attempt_id="a", cache_salt="")
+    asked = asyncio.ensure_future(anext(stream))
+    while not core.has_work():
+        await asyncio.sleep(0)
+    engine.lose()
+    with pytest.raises(ReplicaDied):
+        await asked
+    held.set()
+    assert not await replica.wait_until_back(0.01)
+    engine.restore()
+    assert await replica.wait_until_back(0.01)
 
 
 async def test_an_engine_lost_in_mid_stream(make: Make, tokenizer: Tokenizer) -> None:
