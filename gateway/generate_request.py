@@ -303,6 +303,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts."""
     has_tools: bool = False
     """Some are offered to the model."""
+    calls_function: bool = False
+    """A call is told in the older form of chat completions, `function_call`."""
     prompt: ChatPrompt | None = None
     """For our engine, as the next two."""
     completion: CompletionPrompt | None = None

@@ -3,6 +3,7 @@
 BadField                    (null)              a field that cannot be honoured (names `param`)
 ├── ContextTooLong          context_length_exceeded
 ├── UnsupportedField        unsupported_parameter   known, and cannot be honoured here
+├── UnknownField            (null)                  nobody here knows it
 └── UnknownModel            model_not_found
 RequestConflict             a header says something about the state that does not hold
 ├── PreconditionFailed      the resource is no longer the one that If-Match names
@@ -49,6 +50,17 @@ class ContextTooLong(BadField):
 class UnsupportedField(BadField):
     code = "unsupported_parameter"
     constant = None
+
+
+class UnknownField(BadField):
+    """A field of a body that nobody here knows. `place`: the path of the object that it stands in,
+    `messages[0]`; empty: the body. `field`: its name there."""
+
+    def __init__(
+        self, message: str, *, param: str, place: str, field: str, detail: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, detail=detail)
+        self.place, self.field = place, field
 
 
 class UnknownModel(BadField):

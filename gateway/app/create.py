@@ -19,6 +19,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any
 
+import msgspec
 import redis.asyncio
 from litestar import Litestar, Request, Response
 from litestar.exceptions import NotFoundException
@@ -454,7 +455,15 @@ def build_fleet(
             from gateway.fleet.engine.routes import engine_routes  # loads the tokenizers library
 
             routes += engine_routes(model, engines[model.name], threads, on_asked)
-    return Fleet(routes)
+    ignoring = {
+        name
+        for model in settings.models
+        if (model.unknown_fields or settings.compat.unknown_fields) == "ignore"
+        for name in (model.name, *(each.name for each in model.adapters))
+    }
+    return Fleet(
+        msgspec.structs.replace(route, ignores_unknown=route.model in ignoring) for route in routes
+    )
 
 
 def cache_salts(secret: bytes) -> Callable[[str], str]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.http_errors.table import HttpError, to_http_error
-from gateway.inference.calls import GenerationCall, RequestContext, to_call
+from gateway.inference.calls import GenerationCall, RequestContext, read_context, to_call
 from gateway.inference.services import GenerationServices
 from gateway.request_errors import UnsupportedField
 from gateway.responses.creation import create
@@ -49,7 +49,8 @@ async def ask_surface(
     services: GenerationServices, surface: ApiSurface, context: RequestContext
 ) -> GenerationCall:
     """Make a call of a line's body. Raises: BadField."""
-    generate = surface.read(context.body, context.route.kind)
+    kind = context.route.kind
+    context, generate = await read_context(context, lambda body: surface.read(body, kind))
     if generate.stream:
         raise not_here("stream", NOT_OF_A_RESPONSE["stream"])
     return to_call(services, surface, context, generate)
@@ -59,7 +60,7 @@ async def ask_response(
     services: GenerationServices, responses: Responses, context: RequestContext
 ) -> GenerationCall:
     """Make a call of a line for `/v1/responses`. Raises: BadField, NotFound."""
-    asked = read_response(context.body)
+    context, asked = await read_context(context, read_response)
     for name, why in NOT_OF_A_RESPONSE.items():
         if getattr(asked, name):
             raise not_here(name, why)

@@ -62,6 +62,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """By which what its engine reused is counted; None: an upstream counts by itself."""
     parent: str | None = None
     """The model that this one adapts; None: it stands for itself."""
+    ignores_unknown: bool = False
+    """Fields of requests that nobody here knows are left out, not refused."""
 
     @property
     def max_model_len(self) -> int | None:

@@ -6,9 +6,10 @@ Knows no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -20,10 +21,14 @@ from gateway.generation_events import MeteredUsage
 from gateway.inference.services import GenerationServices
 from gateway.lanes import Priority, priority_of
 from gateway.principal import Principal
+from gateway.request_errors import UnknownField
 from gateway.telemetry import RequestMeter
+from gateway.wire.shared.unknown_fields import known_part
 from gateway.wire.surfaces import AnswerFormat, Encoder
 
+T = TypeVar("T")
 REQUEST_PREFIX = "req_"
+REFUSES_UNKNOWN = "This model's setting `unknown_fields` refuses what is not known here."
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +50,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     tags: Tags = {}
     is_batch: bool = False
     """A batch asks, nobody waits."""
+    ignored: tuple[str, ...] = ()
+    """The paths of fields that were left out of `body`, as nobody here knows them."""
 
 
 class Account(Protocol):
@@ -83,6 +90,8 @@ class GenerationCall(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds the whole answer, as the client gave it; what is not there by then is cut off."""
     before_end: Callable[[], Awaitable[None]] | None = None
     """Once it is billed, and before its end goes out: never raises, and takes a bounded time."""
+    ignored: tuple[str, ...] = ()
+    """As of its context; the answer's header names them."""
     round: int = 0
     """The round of a tool loop: each reserves for itself."""
     begun_at: float = msgspec.field(default_factory=time.monotonic)
@@ -137,4 +146,35 @@ def to_call(
         timeout_s=context.deadline_s,
         shows_cost=context.shows_cost,
         tags=context.tags,
+        ignored=context.ignored,
     )
+
+
+async def read_context(
+    context: RequestContext, read: Callable[[bytes], T]
+) -> tuple[RequestContext, T]:
+    """Return the context without what was left out of its body, and what `read` makes of that.
+    Raises as `read_known`."""
+    found, body, ignored = await read_known(context.body, read, context.route)
+    if ignored:
+        context = msgspec.structs.replace(context, body=body, ignored=ignored)
+    return context, found
+
+
+async def read_known(
+    body: bytes, read: Callable[[bytes], T], route: Route
+) -> tuple[T, bytes, tuple[str, ...]]:
+    """Return what `read` makes of a body, the body, and what was left out of it because nobody here
+    knows it and the model's settings ignore that.
+
+    Raises: UnknownField, and what `read` raises.
+    """
+    try:
+        return read(body), body, ()
+    except UnknownField as error:
+        if not route.ignores_unknown:
+            error.message = f"{error.message}. {REFUSES_UNKNOWN}"
+            error.args = (error.message,)
+            raise
+    body, ignored = await asyncio.to_thread(known_part, body, read)
+    return read(body), body, ignored

@@ -31,6 +31,8 @@ class Delivery:
     def __init__(self, stalled_reader_s: float) -> None:
         self.stalled_reader_s = stalled_reader_s
         self.rate_state: RateState | None = None
+        self.ignored: tuple[str, ...] = ()
+        """The paths of fields of the request that were left out."""
         self.cost: RatedUsage | None = None
         """Of an answer that says so, before its last chunk."""
         self.is_billed = False

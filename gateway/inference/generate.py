@@ -87,6 +87,7 @@ def run_in_task(
     """Run what fills `delivery`, known to `drain`, for as long as the client gives it."""
     task = asyncio.create_task(work, name=f"generate {call.request_id}")
     services.open_calls[task] = delivery
+    delivery.ignored = call.ignored
     task.add_done_callback(services.open_calls.pop)
     if call.timeout_s is not None:
         late = DeadlinePassed(f"not done in {call.timeout_s:.3f} s")

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.db import DATABASE_ERRORS
 from gateway.generate_request import AnswerHeader, GenerateRequest
-from gateway.inference.calls import RequestContext, to_call
+from gateway.inference.calls import RequestContext, read_context, read_known, to_call
 from gateway.inference.services import GenerationServices
 from gateway.lanes import priority_of
 from gateway.principal import Principal
@@ -22,6 +22,7 @@ from gateway.responses.wiring import Responses
 from gateway.tenancy.errors import NotFound
 from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import answered_requests, known_servers, labels_of, refuse_servers
+from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses.answer import begun, id_of
 from gateway.wire.openai_responses.context import to_messages
 from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
@@ -49,7 +50,7 @@ async def create(
 ) -> StartableResponse:
     """Make a response that can be started. `loops`: None if no server's tools can be called.
     Raises: BadField, NotFound, MissingScope."""
-    request = read_response(context.body)
+    context, request = await read_context(context, read_response)
     servers = known_servers(loops, context.principal, request.tools)
     owner, keeps = ResponseOwner.of(context.principal), is_kept(context, request)
     before = await earlier_items(responses, owner, request)
@@ -103,13 +104,14 @@ async def count_input(
     """Count the tokens of what would be asked, with what it continues. Raises: BadField, NotFound,
     NoPlace."""
     principal.check_served()
-    request = read_response(body)
+    route = services.fleet.resolve(peek(body).model, principal)
+    request, _, _ = await read_known(body, read_response, route)
     check_may_keep(principal, request)
     refuse_servers(request.tools, "what a server offers is not counted")
     before = await earlier_items(responses, ResponseOwner.of(principal), request)
     given = own_items(request, {item.id: item for item in before})
     generate = to_generate(request, [*before, *given])
-    replicas = services.fleet.order(services.fleet.resolve(request.model, principal))
+    replicas = services.fleet.order(route)
     return await replicas[0].count(generate, priority_of(principal, services.deadlines, generate))
 
 

@@ -72,6 +72,17 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the TOML file: what it does not know it refuses."""
 
 
+UnknownFields = Literal["refuse", "ignore"]
+
+
+class CompatConfig(Strict, frozen=True, kw_only=True):
+    """`[compat]`: how far clients are let go that say what nobody here knows."""
+
+    unknown_fields: UnknownFields = "refuse"
+    """Fields of a request that are not in docs/fields.md: a 400 that names them, or as if they were
+    not there, named in the answer's header `X-Tollgate-Ignored-Fields`."""
+
+
 class WrittenModel(Strict, frozen=True, kw_only=True):
     """`[[model]]` as people write it."""
 
@@ -97,6 +108,8 @@ class WrittenModel(Strict, frozen=True, kw_only=True):
     context_window: PositiveInt | None = None
     max_output_tokens: PositiveInt | None = None
     tokenizer: Path | None = None
+    unknown_fields: UnknownFields | None = None
+    """None: as `[compat]` has it."""
 
 
 class WrittenAdapter(Strict, frozen=True, kw_only=True):
@@ -293,6 +306,7 @@ class PlainSettings(Scalars, frozen=True, kw_only=True):
 
     deadlines: LaneDeadlines = LaneDeadlines()
     """For the first token, by lane."""
+    compat: CompatConfig = CompatConfig()
     mcp: WrittenMcp = WrittenMcp()
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (CIDR) whose `X-Forwarded-For` or `Forwarded` is believed."""

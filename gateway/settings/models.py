@@ -26,6 +26,7 @@ from gateway.settings.file import (
     Name,
     SettingsError,
     Strict,
+    UnknownFields,
     Url,
     Weight,
     WrittenModel,
@@ -120,6 +121,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     """The upstream's own bound on one choice's output, if no bound is given."""
     tokenizer: Path | None = None
     """tokenizer.json or its folder, to count an upstream's input exactly."""
+    unknown_fields: UnknownFields | None = None
+    """Fields of requests that nobody here knows. None: as the installation has it."""
 
 
 def alone(model: str, revision: Any = None) -> WrittenModel:
@@ -207,6 +210,7 @@ def _to_model(model: WrittenModel, position: int, engine: EngineTable, home: Hom
         chat_template=_template(model, at),
         tool_call_parser=model.tool_call_parser,
         reasoning_parser=model.reasoning_parser,
+        unknown_fields=model.unknown_fields,
     )
 
 
@@ -288,6 +292,7 @@ def _to_upstream(model: WrittenModel, at: str) -> ModelConfig:
         context_window=model.context_window,
         max_output_tokens=model.max_output_tokens,
         tokenizer=None if model.tokenizer is None else model.tokenizer.absolute(),
+        unknown_fields=model.unknown_fields,
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.inference.calls import RequestContext, to_call
 from gateway.inference.services import GenerationServices
-from gateway.request_errors import BadField
+from gateway.request_errors import BadField, UnknownField
 from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import known_servers
 from gateway.wire.openai.from_chat import from_openai
@@ -131,6 +131,8 @@ def read_without(fields: dict[str, Any], tools: list[Any]) -> GenerateRequest:
             error.param = placed(error.param, places)
             error.message = placed(error.message, places)
             error.args = (error.message,)
+        if isinstance(error, UnknownField):
+            error.place = placed(error.place, places)
         raise
     return msgspec.structs.replace(generate, has_tools=True)
 

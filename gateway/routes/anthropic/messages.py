@@ -8,6 +8,7 @@ from typing import Any
 from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
+from gateway.inference.calls import read_known
 from gateway.lanes import priority_of
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
@@ -72,8 +73,9 @@ async def count_tokens(request: AuthenticatedRequest) -> MessageTokensCount:
     body = await plain_body(request)
     peeked = peek(body)
     request.scope["state"][MODEL] = peeked.model
-    replicas = generation.fleet.order(generation.fleet.resolve(peeked.model, principal))
-    asked = from_count_tokens(body)
+    route = generation.fleet.resolve(peeked.model, principal)
+    replicas = generation.fleet.order(route)
+    asked, _, _ = await read_known(body, from_count_tokens, route)
     counted = await replicas[0].count(asked, priority_of(principal, generation.deadlines, asked))
     return MessageTokensCount(counted)
 

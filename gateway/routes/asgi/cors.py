@@ -57,6 +57,7 @@ EXPOSED = b", ".join(
         *(b"x-request-id", b"request-id", b"openai-processing-ms", b"openai-version", b"etag"),
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"www-authenticate"),
         b"x-tollgate-cost",
+        b"x-tollgate-ignored-fields",
         b"x-tollgate-tags",
         *(
             name % parts

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from litestar.types import ASGIApp
 
+from gateway.inference.calls import read_context
 from gateway.principal import SCOPE_INFERENCE
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
 from gateway.routes.shared.generation import HEADERS, REFUSALS, parse_request, start_generation
@@ -14,7 +16,7 @@ from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.operations import ErrorEnvelope, RouteGroup
 from gateway.routes.shared.reply import Reply
 from gateway.tools.chat import names_servers, to_loop
-from gateway.tools.loop import start_loop
+from gateway.tools.loop import LoopCall, start_loop
 from gateway.wire.openai.chat import ChatCompletionRequest
 from gateway.wire.openai.chat_answer import ChatCompletion
 from gateway.wire.openai.completions import CompletionRequest
@@ -41,8 +43,16 @@ async def chat_completions(request: AuthenticatedRequest) -> ASGIApp:
     context = await parse_request(request)
     if not names_servers(context.body):
         return await start_generation(request, CHAT, context)
-    found = services(request)
-    loop = to_loop(found.generation, found.tool_loops, context)
+    found, sent = services(request), context
+
+    def read(body: bytes) -> LoopCall:
+        asked = msgspec.structs.replace(sent, body=body)
+        return to_loop(found.generation, found.tool_loops, asked)
+
+    context, loop = await read_context(sent, read)
+    if context.ignored:
+        call = msgspec.structs.replace(loop.call, ignored=context.ignored)
+        loop = msgspec.structs.replace(loop, call=call)
 
     def begin() -> Reply:
         return Reply(start_loop(found.generation, loop), stream=loop.call.request.stream)

@@ -39,6 +39,7 @@ from gateway.wire.openai_responses.request import ResponseRequest
 from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from gateway.wire.organization.usage import parse_query
 from gateway.wire.shared.refusals import unsupported
+from gateway.wire.shared.unknown_fields import to_ignored_header
 from gateway.wire.surfaces import RESPONSES
 
 RESPONSE = RESPONSES + "/{response_id:str}"
@@ -136,10 +137,11 @@ async def answer(
 ) -> ASGIApp:
     """Answer with a response as it stands or, where it is to be streamed, as it becomes: who leaves
     comes back to `GET /v1/responses/{response_id}?stream=true`."""
+    noted = to_ignored_header(created.call.ignored)
     if not created.is_streamed:
-        return ASGIResponse(body=queued, media_type=JSON, status_code=200)
+        return ASGIResponse(body=queued, media_type=JSON, status_code=200, headers=noted)
     response_id = msgspec.json.decode(queued, type=ResponseId).id
-    extra = {name.decode(): value.decode() for name, value in (headers or {}).items()}
+    extra = {name.decode(): value.decode() for name, value in (headers or {}).items()} | noted
     stream = await followed(request, response_id, -1, extra, is_owed=True)
     return stream.to_asgi_response(None, request)
 

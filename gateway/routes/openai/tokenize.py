@@ -14,6 +14,7 @@ from litestar import Response
 
 from gateway.fleet.replica import TokenizingReplica
 from gateway.generate_request import GenerateRequest
+from gateway.inference.calls import read_known
 from gateway.inference.generate import RateLimited
 from gateway.lanes import Priority, priority_of
 from gateway.limits.outcomes import Refusal, Units
@@ -53,7 +54,9 @@ NOTHING = Units()
 async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body, model = with_default(request, await plain_body(request))
     async with admitted(request, model) as (replica, priority):
-        found = await replica.tokenize(from_tokenize(body), priority)
+        route = services(request).generation.fleet.resolve(model, request.user)
+        asked, _, _ = await read_known(body, from_tokenize, route)
+        found = await replica.tokenize(asked, priority)
     return to_response(
         TokenizeAnswer(
             count=len(found.token_ids),
@@ -74,9 +77,9 @@ async def tokenize(request: AuthenticatedRequest) -> Response[bytes]:
 async def detokenize(request: AuthenticatedRequest) -> Response[bytes]:
     body, model = with_default(request, await plain_body(request))
     async with admitted(request, model) as (replica, priority):
-        return to_response(
-            DetokenizeAnswer(prompt=await replica.detokenize(from_detokenize(body), priority))
-        )
+        route = services(request).generation.fleet.resolve(model, request.user)
+        asked, _, _ = await read_known(body, from_detokenize, route)
+        return to_response(DetokenizeAnswer(prompt=await replica.detokenize(asked, priority)))
 
 
 @tokens.get(

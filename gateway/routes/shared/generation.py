@@ -9,7 +9,7 @@ from litestar.openapi.spec import OpenAPIType, Parameter, Schema
 from litestar.types import ASGIApp
 
 from billing.ledger.tags import MAX_TAGS
-from gateway.inference.calls import RequestContext, to_call
+from gateway.inference.calls import RequestContext, read_context, to_call
 from gateway.inference.generate import start
 from gateway.lanes import MAX_DEADLINE_MS, read_deadline_s
 from gateway.routes.shared.access import AuthenticatedRequest, services
@@ -96,7 +96,8 @@ async def start_generation(
     answer.
     """
     context, generation = context or await parse_request(request), services(request).generation
-    generate = surface.read(context.body, context.route.kind)
+    kind = context.route.kind
+    context, generate = await read_context(context, lambda each: surface.read(each, kind))
     call = to_call(generation, surface, context, generate)
 
     def begin() -> Reply:

@@ -20,6 +20,7 @@ from gateway.limits.headers import to_headers
 from gateway.routes.shared.media_types import EVENT_STREAM, JSON
 from gateway.routes.shared.problem import encode_error, encode_error_event, with_vendor_status
 from gateway.routes.shared.request_state import CLIENT_LEFT, OUTCOME, REQUEST_ID
+from gateway.wire.shared.unknown_fields import to_ignored_header
 from gateway.wire.usage import cost as cost_header
 
 log = logging.getLogger(__name__)
@@ -169,14 +170,14 @@ class Reply:
             return CLIENT_LEFT
         if self.stream:
             return await self.send_stream(scope, send, chunk)
-        headers = {"content-length": str(len(chunk)), **self.limits(), **self.cost()}
+        headers = {"content-length": str(len(chunk)), **self.notes(), **self.cost()}
         start = response_start(200, JSON, headers)
         await send(start)
         await send({"type": "http.response.body", "body": chunk, "more_body": False})
         return "200"
 
     async def send_stream(self, scope: Scope, send: Send, first: bytes) -> str:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.limits()}
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self.notes()}
         await send(response_start(200, UTF8_EVENT_STREAM, headers))
         status = "200"
         chunk: bytes | None = first
@@ -199,7 +200,7 @@ class Reply:
 
     async def refuse(self, scope: Scope, send: Send, failed: HttpError) -> str:
         body, media_type = encode_error(failed, scope["path"], request_id_of(scope))
-        headers = {**self.limits(), **failed.headers, "content-length": str(len(body))}
+        headers = {**self.notes(), **failed.headers, "content-length": str(len(body))}
         await send(response_start(failed.status, media_type, headers))
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return str(failed.status)
@@ -208,6 +209,8 @@ class Reply:
         cost = self.delivery.cost
         return {} if cost is None else {cost_header.HEADER: cost_header.to_header(cost.amount_pico)}
 
-    def limits(self) -> dict[str, str]:
-        state = self.delivery.rate_state
-        return {} if state is None else to_headers(state)
+    def notes(self) -> dict[str, str]:
+        """Return the headers on limits, and on what was left out of the request."""
+        state, ignored = self.delivery.rate_state, self.delivery.ignored
+        found = {} if state is None else to_headers(state)
+        return {**found, **to_ignored_header(ignored)} if ignored else found

@@ -87,6 +87,7 @@ CHAT = SurfaceFields(
         "messages[].parsed": "what a client's library read in the content",
         "messages[].provider_specific_fields": "what litellm read beside the message's own fields",
         "messages[].tool_calls[].index": "a stream's",
+        "messages[].function_call.parsed_arguments": "what a client's library read in them",
         "messages[].tool_calls[].function.parsed_arguments": "what a client's library read in them",
         "messages[].annotations": "of an earlier answer, which has none",
     },
@@ -143,8 +144,11 @@ CHAT = SurfaceFields(
         "structured_outputs.regex": "of the whole answer",
         "moderation": "no answer is moderated here",
         "prediction": "no answer is predicted here",
-        "functions": "`tools` took their place",
-        "function_call": "`tool_choice` took its place",
+        "functions": "the older form of `tools`, of which it cannot stand beside: an answer has one"
+        " call at most, in `function_call`",
+        "function_call": "the older form of `tool_choice`",
+        "messages[].function_call": "the older form of `tool_calls`; its result is a message of the"
+        " role `function`, of the last call of that name",
     },
     refused_values=NOT_YET,
 )
@@ -318,7 +322,6 @@ TOKENIZE = SurfaceFields(
         "chat_template_kwargs": "beside `messages`; as of chat completions",
         "return_token_strs": "each token as the vocabulary writes it, too",
     },
-    refused_values={path: CHAT.refused_values[path] for path in ("messages[].role",)},
 )
 DETOKENIZE = SurfaceFields(
     title="POST /v1/detokenize and POST /detokenize, of our engine's models",

@@ -23,7 +23,9 @@ INTRODUCTION = """\
 # Every field of every surface
 
 Made by `make fields` of the code that reads requests; a test keeps it current. What is not listed
-is refused by its name. null is the same as leaving a field out.
+is refused by its name, unless the installation or the model is set to ignore it (`unknown_fields`
+in [configuration](configuration.md)): then the answer's header `X-Tollgate-Ignored-Fields` names
+it. null is the same as leaving a field out.
 
 - **honoured**: it does what its specification says.
 - **refused**: 400, which names it: what it asks for is not done here.

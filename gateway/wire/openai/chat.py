@@ -21,7 +21,16 @@ from gateway.wire.constraints.format_structs import (
     StrictStruct,
     StructuredOutputs,
 )
-from gateway.wire.constraints.tool_structs import ToolCalls, ToolChoice, Tools
+from gateway.wire.constraints.tool_structs import (
+    MAX_TOOLS,
+    CalledFunction,
+    FunctionDefinition,
+    NamedFunction,
+    ToolCalls,
+    ToolChoice,
+    ToolName,
+    Tools,
+)
 from gateway.wire.shared.cache_control import CacheControl
 from gateway.wire.shared.refusals import MAX_INT64, Biases, TokenId
 from gateway.wire.usage.cost import UsageCost
@@ -105,7 +114,8 @@ class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
     refusal: Unsupported = None
     annotations: Annotated[list[None], Meta(max_length=0)] | None = None
     audio: Unsupported = None
-    function_call: Unsupported = None
+    function_call: CalledFunction | None = None
+    """The older form of one call."""
     tool_calls: ToolCalls | None = None
     reasoning_content: str | None = None
     """Not OpenAI's: what the model thought, for templates that show it."""
@@ -124,7 +134,22 @@ class ToolMessage(StrictStruct, tag_field="role", tag="tool"):
     cache_control: CacheControl | None = None
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+class FunctionMessage(StrictStruct, tag_field="role", tag="function"):
+    """The older form of a result: of the last call of that name."""
+
+    content: Content
+    name: ToolName
+    cache_control: CacheControl | None = None
+
+
+Message = (
+    SystemMessage
+    | DeveloperMessage
+    | UserMessage
+    | AssistantMessage
+    | ToolMessage
+    | FunctionMessage
+)
 
 
 TemplateKwargs = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_KWARGS)]
@@ -194,6 +219,9 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=MAX_TOOLS)] | None = None
+    """The older form of `tools`."""
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
 
     # Labels: for OpenAI's abuse checks, its cache routing, what it stores. Nothing to honour or to
     # break here.
@@ -214,8 +242,6 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     chat_template_kwargs: TemplateKwargs | None = None
 
     audio: Unsupported = None
-    function_call: Unsupported = None
-    functions: Unsupported = None
     moderation: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None

@@ -39,6 +39,8 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     reasoning_content: str | UnsetType = UNSET
     """Not OpenAI's: what a model that reasons thought."""
     tool_calls: list[AnswerCall] | UnsetType = UNSET
+    function_call: AnswerFunction | UnsetType = UNSET
+    """The one call of who offers `functions`."""
 
 
 class AnswerChoice(msgspec.Struct, kw_only=True):
@@ -63,6 +65,11 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
+def reason_of(reason: FinishReason, calls_function: bool) -> FinishReason:
+    """Return why an answer is over, as who knows `function_call` alone is told."""
+    return "function_call" if calls_function and reason == "tool_calls" else reason
+
+
 def call_id() -> str:
     """Return a new id of a call, as long as OpenAI's."""
     return f"call_{uuid7().hex[-CALL_ID_CHARS:]}"
@@ -71,7 +78,9 @@ def call_id() -> str:
 class ChoiceCollector:
     """Collects one choice, delta by delta."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, calls_function: bool = False) -> None:
+        """`calls_function`: a call is told in the older form."""
+        self._calls_function = calls_function
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._names: list[str] = []
@@ -98,7 +107,7 @@ class ChoiceCollector:
         if delta.token_ids is not None:
             self._token_ids = [*(self._token_ids or ()), *delta.token_ids]
         if delta.finish_reason is not None:
-            self._finish_reason = delta.finish_reason
+            self._finish_reason = reason_of(delta.finish_reason, self._calls_function)
 
     def choice(self, index: int) -> AnswerChoice:
         return AnswerChoice(
@@ -113,6 +122,12 @@ class ChoiceCollector:
         text = "".join(self._texts)
         if not (self._reasoning or self._names):
             return AnswerMessage(content=text)
+        if self._calls_function and self._names:
+            return AnswerMessage(
+                content=text or None,
+                reasoning_content="".join(self._reasoning) if self._reasoning else UNSET,
+                function_call=AnswerFunction(self._names[0], "".join(self._arguments[0])),
+            )
         calls = [
             AnswerCall(id=call_id(), function=AnswerFunction(name, "".join(arguments)))
             for name, arguments in zip(self._names, self._arguments, strict=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.request_errors import BadField
-from gateway.wire.constraints.tool_structs import ToolCall
+from gateway.wire.constraints.tool_structs import CalledFunction, ToolCall
 from gateway.wire.openai.chat import (
     MAX_PARTS,
     AssistantMessage,
     Content,
     DeveloperMessage,
+    FunctionMessage,
     Message,
     SystemMessage,
     ToolMessage,
@@ -26,14 +27,41 @@ def to_messages(messages: list[Message]) -> list[dict[str, Any]]:
     """Raises BadField."""
     check_contents(messages)
     check_results(messages)
-    return [to_template(message) for message in messages]
+    templated = [to_template(message) for message in messages]
+    name_function_calls(messages, templated)
+    return templated
+
+
+def name_function_calls(messages: list[Message], templated: list[dict[str, Any]]) -> None:
+    """Give ids to calls in the older form, which has none, and to their results: a template shows
+    both as those of tools. Raises BadField for a result without a call."""
+    last_ids: dict[str, str] = {}
+    for index, (message, shown) in enumerate(zip(messages, templated, strict=True)):
+        match message:
+            case AssistantMessage(function_call=CalledFunction() as called):
+                if message.tool_calls:
+                    param = f"messages[{index}].function_call"
+                    raise BadField(f"'{param}' cannot stand beside 'tool_calls'.", param=param)
+                last_ids[called.name] = call_id = f"call{index:05d}"
+                function = {"name": called.name, "arguments": called.arguments or "{}"}
+                shown["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+            case FunctionMessage():
+                if message.name not in last_ids:
+                    param = f"messages[{index}].name"
+                    raise BadField(
+                        f"Invalid value for '{param}': no message before it calls that function.",
+                        param=param,
+                    )
+                shown["tool_call_id"] = last_ids[message.name]
 
 
 def check_contents(messages: list[Message]) -> None:
     contents = [message.content for message in messages]
     if None in contents:
         for index, message in enumerate(messages):
-            calls = isinstance(message, AssistantMessage) and message.tool_calls
+            calls = isinstance(message, AssistantMessage) and (
+                message.tool_calls or message.function_call
+            )
             if message.content is None and not calls:
                 param = f"messages[{index}].content"
                 raise BadField(
@@ -100,7 +128,7 @@ def to_template(message: Message) -> dict[str, Any]:
             role = "user"
         case AssistantMessage():
             role = "assistant"
-        case ToolMessage():
+        case ToolMessage() | FunctionMessage():
             role = "tool"
     templated: dict[str, Any] = {"role": role, "content": joined(message.content)}
     if message.name is not None:
@@ -132,9 +160,11 @@ def to_call(call: ToolCall) -> dict[str, Any]:
 
 def text_size_of_calls(messages: list[Message]) -> int:
     """Count the characters beside the contents that a template may show."""
-    return sum(
-        len(call.function.name) + len(call.function.arguments)
+    called = (
+        function
         for message in messages
         if isinstance(message, AssistantMessage)
-        for call in message.tool_calls or ()
+        for function in (message.function_call, *(c.function for c in message.tool_calls or ()))
+        if function is not None
     )
+    return sum(len(each.name) + len(each.arguments) for each in called)

@@ -36,7 +36,12 @@ from gateway.wire.constraints.to_tool_use import (
     offered,
     only_with_tools,
 )
-from gateway.wire.constraints.tool_structs import AllowedToolChoice, NamedTool
+from gateway.wire.constraints.tool_structs import (
+    AllowedToolChoice,
+    FunctionDefinition,
+    NamedFunction,
+    NamedTool,
+)
 from gateway.wire.openai.chat import (
     MAX_TEMPLATE_KWARGS_BYTES,
     AssistantMessage,
@@ -152,7 +157,8 @@ def to_generate(request: ChatCompletionRequest) -> GenerateRequest:
         n=request.n or 1,
         service_tier=request.service_tier,
         cache_key=request.prompt_cache_key,
-        has_tools=bool(request.tools),
+        has_tools=bool(request.tools or request.functions),
+        calls_function=bool(request.functions),
         prompt=ChatPrompt(
             messages=messages,
             breakpoints=to_breakpoints(request.messages, request.tools or ()),
@@ -397,6 +403,8 @@ def forms_asked(request: ChatCompletionRequest) -> Iterator[OutputForm]:
 def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
     """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
     tools, choice = request.tools, request.tool_choice
+    if request.functions:
+        return function_use(request, request.functions)
     if not tools:
         refuse_without_tools(request)
         return None
@@ -417,7 +425,28 @@ def tool_use(request: ChatCompletionRequest) -> ToolUse | None:
     return offered(by_name, forced, parallel=parallel)
 
 
+def function_use(
+    request: ChatCompletionRequest, functions: list[FunctionDefinition]
+) -> ToolUse | None:
+    """Return the functions of the older form as tools, of which one is called at most; None: the
+    model is shown none. Raises BadField."""
+    for param in ("tools", "tool_choice"):
+        if getattr(request, param):
+            raise BadField(f"'{param}' cannot stand beside 'functions'; give one.", param=param)
+    by_name = named_once(functions, "functions[{}]")
+    choice = request.function_call
+    if choice == "none":
+        return None
+    forced: tuple[str, ...] = ()
+    if isinstance(choice, NamedFunction):
+        forced = (known(choice.name, by_name, "function_call.name"),)
+    return offered(by_name, forced, parallel=False)
+
+
 def refuse_without_tools(request: ChatCompletionRequest) -> None:
     """Refuse that a tool be called, where there are none."""
     if request.tool_choice not in (None, "none", "auto"):
         raise only_with_tools("tool_choice")
+    if isinstance(request.function_call, NamedFunction):
+        param = "function_call"
+        raise BadField(f"'{param}' is only allowed when 'functions' are specified.", param=param)

@@ -27,7 +27,13 @@ from gateway.generation_events import (
     TokenInfo,
 )
 from gateway.wire.openai.chat import CompletionTokensDetails, CompletionUsage, PromptTokensDetails
-from gateway.wire.openai.chat_answer import ChatCompletion, ChoiceCollector, ChoiceLogprobs, call_id
+from gateway.wire.openai.chat_answer import (
+    ChatCompletion,
+    ChoiceCollector,
+    ChoiceLogprobs,
+    call_id,
+    reason_of,
+)
 from gateway.wire.usage.cost import to_usage_cost
 
 _encode = msgspec.json.Encoder().encode
@@ -60,12 +66,23 @@ def to_openai(request: GenerateRequest, heading: AnswerHeader) -> ChatEncoder:
     if request.stream:
         if request.forward is not None:
             return RawStream(head, request.include_usage)
-        return ChatStream(head, request.include_usage, echo=echo_of(request.prompt))
+        return ChatStream(
+            head,
+            request.include_usage,
+            echo=echo_of(request.prompt),
+            calls_function=request.calls_function,
+        )
     if request.forward is not None:
         return RawBodies()
     prompt = request.prompt
     names_ids = prompt is not None and prompt.return_token_ids is not None
-    return ChatBody(head, request.n, echo=echo_of(prompt), names_token_ids=names_ids)
+    return ChatBody(
+        head,
+        request.n,
+        echo=echo_of(prompt),
+        names_token_ids=names_ids,
+        calls_function=request.calls_function,
+    )
 
 
 def echo_of(prompt: ChatPrompt | None) -> str:
@@ -118,8 +135,17 @@ class ChatStream:
     """Encodes our engine's deltas as chunks: role first, then reasoning, content and calls as they
     come, then the reason to finish, per choice."""
 
-    def __init__(self, head: ChatHead, include_usage: bool, *, echo: str = "") -> None:
-        """`echo`: said again before each choice."""
+    def __init__(
+        self,
+        head: ChatHead,
+        include_usage: bool,
+        *,
+        echo: str = "",
+        calls_function: bool = False,
+    ) -> None:
+        """`echo`: said again before each choice. `calls_function`: a call is told in the older
+        form."""
+        self._calls_function = calls_function
         self._head = head
         self._include_usage = include_usage
         self._echo = echo
@@ -154,7 +180,7 @@ class ChatStream:
                 chunks.append(self._chunk(item.index, content, item.logprobs, token_ids))
                 token_ids = None
             if item.finish_reason is not None:
-                reason = item.finish_reason
+                reason = reason_of(item.finish_reason, self._calls_function)
                 chunks.append(self._chunk(item.index, b"{}", None, token_ids, reason))
         return b"".join(chunks)
 
@@ -186,7 +212,7 @@ class ChatStream:
     def _parsed(self, item: TextDelta) -> Iterator[bytes]:
         """Yield reasoning, text and calls of a parsed delta; the logprobs are of all of it."""
         logprobs, token_ids = item.logprobs, item.token_ids or None
-        for delta in parsed_deltas(item):
+        for delta in parsed_deltas(item, calls_function=self._calls_function):
             yield self._chunk(item.index, _encode(delta), logprobs, token_ids)
             logprobs = token_ids = None
 
@@ -231,7 +257,7 @@ def nothing_written(usage: MeteredUsage | None) -> MeteredUsage | None:
     return msgspec.structs.replace(usage, output=0, reasoning_output=0)
 
 
-def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
+def parsed_deltas(item: TextDelta, *, calls_function: bool) -> Iterator[dict[str, Any]]:
     if item.reasoning:
         yield {"reasoning_content": item.reasoning}
     if item.text:
@@ -242,6 +268,9 @@ def parsed_deltas(item: TextDelta) -> Iterator[dict[str, Any]]:
         if call.name is not None:
             begun |= {"id": call_id(), "type": "function"}
             function = {"name": call.name, **function}
+        if calls_function:
+            yield {"function_call": function}
+            continue
         yield {"tool_calls": [{**begun, "function": function}]}
 
 
@@ -249,12 +278,18 @@ class ChatBody:
     """Collects our engine's deltas to one `chat.completion`."""
 
     def __init__(
-        self, head: ChatHead, n: int, *, echo: str = "", names_token_ids: bool = False
+        self,
+        head: ChatHead,
+        n: int,
+        *,
+        echo: str = "",
+        names_token_ids: bool = False,
+        calls_function: bool = False,
     ) -> None:
         """`echo`: said again before each choice. `names_token_ids`: the answer has a place for
-        token ids."""
+        token ids. `calls_function`: a call is told in the older form."""
         self._head = head
-        self._choices = [ChoiceCollector() for _ in range(n)]
+        self._choices = [ChoiceCollector(calls_function=calls_function) for _ in range(n)]
         self._prompt_ids: list[int] | None | UnsetType = UNSET
         self._prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
         if names_token_ids:

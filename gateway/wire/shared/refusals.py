@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from gateway.request_errors import BadField, UnsupportedField
+from gateway.request_errors import BadField, UnknownField, UnsupportedField
 from gateway.wire.shared.json_place import (
     MAX_PATH_CHARS,
     MAX_VALUES,
@@ -38,7 +38,6 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_INT64)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Biases = Annotated[dict[TokenId, Bias], Meta(max_length=MAX_LOGIT_BIASES)]
 NOT_YET = {
-    "messages[].role": frozenset({"function"}),
     "messages[].tool_calls[].type": frozenset({"custom"}),
     "tools[].type": frozenset({"custom"}),
     "tool_choice.type": frozenset({"custom"}),
@@ -175,9 +174,11 @@ def to_bad_value(text: str, body: bytes | None = None, not_yet: NotYet = NOT_YET
     reason, path = found["reason"], found["path"] or ""
     if unknown := _UNKNOWN.match(reason):
         param = under(path.replace("[...]", ""), unknown["field"][:MAX_PATH_CHARS])
-        return BadField(
+        return UnknownField(
             f"Unrecognized request argument supplied: {param}",
             param=param,
+            place=path,
+            field=unknown["field"],
             detail="This request argument is not recognized.",
         )
     if missing := _MISSING.match(reason):

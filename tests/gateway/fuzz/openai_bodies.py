@@ -140,6 +140,8 @@ CHAT: Fields = {
         ]
     ),
     "parallel_tool_calls": st.booleans(),
+    "functions": st.sampled_from([None] * 6 + [[], [{"name": "f"}]]),
+    "function_call": st.sampled_from([*[None] * 6, "auto", {"name": "f"}]),
     "response_format": built(lambda kind: {"type": kind}, st.sampled_from(FORM_TYPES))
     | built(lambda schema: {"type": "json_schema", "json_schema": schema}, st.just({}))
     | built(

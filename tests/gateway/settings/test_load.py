@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.app.create import build_fleet
 from gateway.db import normalise
+from gateway.fleet.engine.kept_prefixes import unheard
+from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.home import Home
 from gateway.principal import Plan
 from gateway.secret import Secret, SecretError, SecretKey
@@ -109,6 +112,27 @@ def test_an_upstream_takes_hints_at_how_much_to_think_where_that_is_said() -> No
         write(MODEL + text)
         (model,) = load({}, {}).models
         assert [each.takes_reasoning_effort for each in model.replicas] == found
+
+
+def test_a_model_says_for_itself_what_becomes_of_unknown_fields() -> None:
+    upstream = "upstream = 'http://h/v1'\n"
+    named = "".join(
+        f"[[model]]\nname = '{name}'\n{upstream}{own}"
+        for name, own in (
+            ("as all", ""),
+            ("strict", "unknown_fields = 'refuse'\n"),
+            ("lenient", "unknown_fields = 'ignore'\n"),
+        )
+    )
+    for setting, ignoring in (
+        ("", {"lenient"}),
+        ("[compat]\nunknown_fields = 'ignore'\n", {"as all", "lenient"}),
+    ):
+        write(setting + named)
+        with ThreadPoolExecutor(1) as executor:
+            threads = PrepareThreads(executor=executor)
+            fleet = build_fleet(load({}, {}), {}, threads, unheard)
+        assert {route.model for route in fleet.routes if route.ignores_unknown} == ignoring
 
 
 def test_the_file_of_the_issue() -> None:

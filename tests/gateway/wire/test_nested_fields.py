@@ -30,6 +30,8 @@ NAMED = OFFERED | {"tool_choice": {"type": "function", "function": {"name": "f"}
 ALLOWING = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
 ALLOWED = OFFERED | {"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWING}}
 FORMED = {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+CALLED_ONCE = {"messages": [{"role": "assistant", "content": None, "function_call": CALLED}]}
+FUNCTIONS = {"functions": [{"name": "f"}, {"name": "g"}]}
 AN_OBJECT = {"response_format": {"type": "json_object"}}
 COUNTED = {"stream": True, "stream_options": {"include_usage": True}}
 LEASED = {"type": "ephemeral"}
@@ -77,6 +79,15 @@ TWO_VALUES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "tools[].function.strict": (OFFERED, True, False),
     "tools[].cache_control": (OFFERED, None, LEASED),
     "tools[].cache_control.ttl": (OFFERED, "5m", "1h"),
+    "messages[].function_call": (CALLED_ONCE, {"name": "f", "arguments": "1"}, CALLED),
+    "messages[].function_call.name": (CALLED_ONCE, "f", "g"),
+    "messages[].function_call.arguments": (CALLED_ONCE, "{}", "1"),
+    "messages[].function_call.parsed_arguments": (CALLED_ONCE, {}, {"a": 1}),
+    "functions[].name": (FUNCTIONS, "a", "b"),
+    "functions[].description": (FUNCTIONS, "a", "b"),
+    "functions[].parameters": (FUNCTIONS, {}, {"type": "object"}),
+    "functions[].strict": (FUNCTIONS, True, False),
+    "function_call.name": (FUNCTIONS | {"function_call": {"name": "f"}}, "f", "g"),
     "tool_choice.function": (NAMED, {"name": "f"}, {"name": "g"}),
     "tool_choice.function.name": (NAMED, "f", "g"),
     "tool_choice.allowed_tools": (ALLOWED, ALLOWING, ALLOWING | {"mode": "required"}),

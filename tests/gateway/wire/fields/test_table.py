@@ -67,6 +67,7 @@ CHAT_HONOURED: dict[str, Any] = {
     "chat_template_kwargs": {"enable_thinking": False},
     "structured_outputs": {"regex": "x"},
     "tools": [CHAT_TOOL],
+    "functions": [{"name": "f"}],
     "guided_json": CHAT_SCHEMA,
     "guided_regex": "x",
     "guided_choice": ["x"],
@@ -78,6 +79,7 @@ CHAT_BESIDE: dict[str, tuple[dict[str, Any], Any]] = {
     "parallel_tool_calls": ({"tools": [CHAT_TOOL]}, False),
     "stream_options": ({"stream": True}, {"include_usage": True}),
     "logprob_token_ids": ({"logprobs": True}, [5]),
+    "function_call": ({"functions": [{"name": "f"}]}, "none"),
     "continue_final_message": ({"messages": [*HELLO, BEGUN]}, True),
 }
 """What has a meaning beside others alone: those, and a value."""

@@ -264,6 +264,10 @@ CALLED = {
     "tool_calls": [{"id": "c", "type": "function", "function": {"name": "a b", "arguments": "{}"}}],
 }
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+CALLING = {"name": "f", "arguments": '{"a": 1}'}
+FUNCTION_RESULT = {"role": "function", "name": "f", "content": "2"}
 REFUSED = [
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
@@ -352,7 +356,14 @@ REFUSED = [
     ({"chat_template_kwargs": {str(n): n for n in range(65)}}, "chat_template_kwargs"),
     ({"service_tier": "scale"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "a.b"}]}, "functions[0].name"),
+    ({"functions": [FUNCTION, FUNCTION]}, "functions[1].name"),
+    ({"functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call.name"),
+    ({"functions": [FUNCTION], "function_call": "required"}, "function_call"),
+    ({"functions": [FUNCTION], "tools": [TOOL]}, "tools"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"messages": [MESSAGE, FUNCTION_RESULT]}, "messages[1].name"),
+    ({"messages": [{**CALLED, "function_call": CALLING}, RESULT]}, "messages[0].function_call"),
     ({"metadata": {"a": 1}}, "metadata"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
     ({"metadata": {"a": "x" * 513}}, "metadata"),
@@ -388,6 +399,33 @@ def test_results_of_calls_come_behind_them() -> None:
     assert "'tool_calls'" in refused(encode(messages=[RESULT])).message
 
 
+def test_the_older_form_of_tools_is_read_as_tools_of_which_one_is_called() -> None:
+    found = engine(functions=[FUNCTION])
+    tools = engine(tools=[TOOL], parallel_tool_calls=False)
+    assert found.has_tools and found.calls_function and not tools.calls_function
+    assert found.prompt is not None and tools.prompt is not None
+    assert found.prompt.tools is not None and tools.prompt.tools is not None
+    assert found.prompt.tools.tools[0].shown == tools.prompt.tools.tools[0].shown
+    assert (found.prompt.tools.forced, found.prompt.tools.parallel) == ((), False)
+    named = prompt(functions=[FUNCTION], function_call={"name": "f"})
+    assert named.tools is not None and named.tools.forced == ("f",)
+    assert prompt(functions=[FUNCTION], function_call="none").tools is None
+    assert prompt(functions=[], function_call="auto") == prompt()
+
+
+def test_calls_and_results_in_the_older_form_are_shown_as_those_of_tools() -> None:
+    called = {"role": "assistant", "content": None, "function_call": CALLING}
+    *_, call, result = prompt(messages=[MESSAGE, called, FUNCTION_RESULT]).messages
+    [shown] = call["tool_calls"]
+    assert shown["function"] == CALLING
+    assert result == {
+        "role": "tool",
+        "content": "2",
+        "name": "f",
+        "tool_call_id": shown["id"],
+    }
+
+
 def test_an_effort_by_either_name() -> None:
     for fields in (
         {"reasoning": {"effort": "high"}},
@@ -419,11 +457,8 @@ def part(**fields: Any) -> dict[str, Any]:
 
 
 NOT_YET = [
-    ({"function_call": "auto"}, "function_call"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
-    (message(role="function", name="f", content="x"), "messages[1].role"),
-    (message(role="assistant", content="", function_call={}), "messages[1].function_call"),
     (message(role="assistant", content=None, audio={"id": "a"}), "messages[1].audio"),
     (part(type="image_url", image_url={"url": "x"}), "messages[1].content[0].type"),
     (part(image_url={"url": "x"}, type="image_url"), "messages[1].content[0].image_url"),

@@ -212,6 +212,31 @@ def test_calls_and_thoughts_add_up_to_the_same_in_a_stream_and_in_a_whole_answer
     assert len(found.choices[0].logprobs.content) == 2  # type: ignore[union-attr, arg-type]
 
 
+def test_a_call_in_the_older_form_is_the_answers_own_member_whole_and_streamed() -> None:
+    items = [
+        TextDelta(index=0, text="So.", calls=(CallDelta(0, "f"),)),
+        TextDelta(index=0, text="", calls=(CallDelta(0, arguments='{"a"'),)),
+        TextDelta(index=0, text="", calls=(CallDelta(0, arguments=": 1}"),)),
+        TextDelta(index=0, text="", finish_reason="tool_calls"),
+    ]
+    older: Any = {"functions": [{"name": "f"}]}
+    body, stream = encoder(**older), encoder(**older, stream=True)
+    body.encode(items)
+    [choice] = whole(body.finish(USAGE)).choices
+    called = choice.message.function_call
+    assert called is not None and choice.message.tool_calls is None
+    assert (called.name, called.arguments) == ("f", '{"a": 1}')
+    assert (choice.finish_reason, choice.message.content) == ("function_call", "So.")
+
+    chunks = list(streamed(stream.encode(items) + stream.finish(USAGE)))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    calls = [delta.function_call for delta in deltas if delta.function_call is not None]
+    assert [call.name for call in calls] == ["f", None, None]
+    assert "".join(call.arguments or "" for call in calls) == '{"a": 1}'
+    assert all(delta.tool_calls is None for delta in deltas)
+    assert chunks[-1].choices[0].finish_reason == "function_call"
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_the_sdk_adds_choices_up_in_whatever_order_they_begin(order: tuple[int, ...]) -> None:
     """Its accumulator knows no choice that comes before those of lower numbers."""
