@@ -29,6 +29,46 @@ CHANGING_PARAMS = frozenset({"inputResponses", "requestState", "_meta"})
 """Parameters that may change when the same request comes again."""
 MAX_ROUNDS = 16
 """How often one call may ask its client something."""
+MAX_QUESTIONS = 64
+"""Questions of one call, and of one server in a session's minute outside of requests."""
+CALL_S = 3600.0
+"""Bounds one call, its questions and all rounds included."""
+
+
+class QuestionCount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counts what one call asked of its client. `began_at`: seconds since the epoch."""
+
+    began_at: float
+    rounds: int = 0
+    questions: int = 0
+
+    @property
+    def ends_at(self) -> float:
+        return self.began_at + CALL_S
+
+    def after(self, questions: int, server: str) -> QuestionCount:
+        """Return the count with one round more. Raises: RpcError, if it is one too many."""
+        found = msgspec.structs.replace(
+            self, rounds=self.rounds + 1, questions=self.questions + questions
+        )
+        for name, count, most in (
+            ("rounds", found.rounds, MAX_ROUNDS),
+            ("questions", found.questions, MAX_QUESTIONS),
+        ):
+            if count > most:
+                data = {"server": server, "reason": f"too_many_{name}", "limit": most}
+                raise RpcError(INTERNAL_ERROR, "The server asked too often", data)
+        return found
+
+    def answer_by(self, now: float) -> float:
+        """Return until when the client may answer. Raises: RpcError, if the call's time is over."""
+        if now >= self.ends_at:
+            raise took_too_long()
+        return min(now + TTL_S, self.ends_at)
+
+
+def took_too_long() -> RpcError:
+    return RpcError(INTERNAL_ERROR, "It took too long", {"reason": "call_time"})
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,8 +83,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The id of a call that `worker` holds open at a server of the older era."""
     asked: tuple[str, ...] = ()
     """The keys of the requests that the client is to answer."""
-    rounds: int = 0
-    """How often the client was asked, including this time."""
+    count: QuestionCount | None = None
+    """Counts how often the client was asked, including this time."""
 
 
 def request_digest(endpoint: str, method: str, params: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ from mcp_bridge.protocol.allowed_fields import (
     from_server_result,
     picked,
 )
+from mcp_bridge.protocol.continuation import MAX_QUESTIONS
 from mcp_bridge.protocol.envelope import (
     Envelope,
     HeaderSchema,
@@ -71,8 +72,6 @@ MAX_PAGES = 100
 MAX_POLLS = 5_000
 """Bounds how often one request is polled after its server has closed the stream."""
 MIN_RETRY_MS = 20  # whatever the server says
-CALL_S = 3600.0
-"""Bounds one request, questions to its client included."""
 
 
 class NotificationEvent(msgspec.Struct, frozen=True):
@@ -257,7 +256,7 @@ class LegacyExchange:
         self._session: UpstreamSession | None = None
         self._id = upstream.next_id()
         self._asked: dict[str, tuple[rpc.RequestId, str]] = {}
-        self._count = 0
+        self._count = self._requests = 0
         self._spent = ReadCount()
         self.is_out = False
 
@@ -377,6 +376,9 @@ class LegacyExchange:
             await self._reply(found["id"], {"result": {}})
             return
         method = found["method"]
+        self._requests += 1
+        if self._requests > MAX_QUESTIONS:  # also of those that are declined
+            raise Unreachable(self._upstream.name, "too_many_questions")
         try:
             request = from_server_question(found, self._capabilities)
             if len(self._asked) >= MAX_ASKED:

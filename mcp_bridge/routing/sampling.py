@@ -106,7 +106,7 @@ class SampledExchange:
                 if answers and (self.holds or not rest):
                     await self._inner.answer(answers)
                     answers = {}
-                if rest:
+                if rest or not event.requests:  # none: the client comes again
                     self._kept = answers
                     yield QuestionEvent(rest, None if self.holds else self._carried(event.state))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +16,7 @@ from foundation.tasks import TaskSet, end_tasks
 from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.allowed_fields import from_client_params, from_server_notification
-from mcp_bridge.protocol.continuation import MAX_ROUNDS
+from mcp_bridge.protocol.continuation import CALL_S, QuestionCount, took_too_long
 from mcp_bridge.protocol.envelope import check_client_size
 from mcp_bridge.protocol.eras import (
     FORWARDED,
@@ -38,7 +39,6 @@ from mcp_bridge.protocol.rpc import (
 from mcp_bridge.protocol.translation import to_legacy_error, to_legacy_result
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
-    CALL_S,
     Answers,
     Exchange,
     NotificationEvent,
@@ -200,7 +200,7 @@ class LegacyProtocol:
             error = to_url_required(error, about.version, about.capabilities)
             said = rpc.failure(message["id"], error)
         except TimeoutError:
-            said = rpc.failure(message["id"], RpcError(INTERNAL_ERROR, "It took too long"))
+            said = rpc.failure(message["id"], took_too_long())
         except asyncio.CancelledError:
             said = rpc.failure(message["id"], RpcError(REQUEST_CANCELLED, "Cancelled"))
             await stream.finish(said)
@@ -234,10 +234,12 @@ class LegacyProtocol:
             return found
         upstream, own = await context.target(method, params)
         exchange = await context.open(upstream, method, own, alias=str(params.get("name")))
-        return await self._drive(session, exchange, stream)
+        return await self._drive(session, upstream.name, exchange, stream)
 
-    async def _drive(self, session: Session, exchange: Exchange, stream: Stream) -> dict[str, Any]:
-        rounds = 0
+    async def _drive(
+        self, session: Session, server: str, exchange: Exchange, stream: Stream
+    ) -> dict[str, Any]:
+        count = QuestionCount(began_at=time.time())
         try:
             async with aclosing(exchange.events()) as events:
                 async for event in events:
@@ -251,14 +253,22 @@ class LegacyProtocol:
                     elif isinstance(event, WaitEvent):
                         await stream.prime()
                     elif isinstance(event, QuestionEvent):
-                        rounds += 1
-                        if rounds > MAX_ROUNDS:
-                            raise RpcError(INTERNAL_ERROR, "The server asked too often")
+                        count = self._counted(count, event, server, exchange)
                         await exchange.answer(await self._ask(session, event.requests, stream))
         except (asyncio.CancelledError, TimeoutError):
             self._tasks.spawn(exchange.cancel("the client cancelled it"))
             raise
         raise AssertionError("an exchange ends with a result or raises")
+
+    def _counted(
+        self, count: QuestionCount, asked: QuestionEvent, server: str, exchange: Exchange
+    ) -> QuestionCount:
+        """Count what a server asks. Raises: RpcError, if it is too much: the call is cancelled."""
+        try:
+            return count.after(len(asked.requests), server)
+        except RpcError:
+            self._tasks.spawn(exchange.cancel("the server asked too often"))
+            raise
 
     async def _ask(self, session: Session, requests: dict[str, Message], stream: Stream) -> Answers:
         """Ask the client all of them at once."""

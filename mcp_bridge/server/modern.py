@@ -23,12 +23,13 @@ from mcp_bridge.caller import Caller
 from mcp_bridge.protocol import rpc
 from mcp_bridge.protocol.allowed_fields import from_server_notification
 from mcp_bridge.protocol.continuation import (
-    MAX_ROUNDS,
-    TTL_S,
+    CALL_S,
     Continuation,
+    QuestionCount,
     Sealer,
     invalid_state,
     request_digest,
+    took_too_long,
 )
 from mcp_bridge.protocol.envelope import Envelope, check_param_headers
 from mcp_bridge.protocol.eras import (
@@ -51,7 +52,6 @@ from mcp_bridge.protocol.rpc import (
 from mcp_bridge.protocol.translation import to_input_required, to_modern_error, to_modern_result
 from mcp_bridge.routing.endpoint import ClientContext, Endpoint
 from mcp_bridge.routing.exchanges import (
-    CALL_S,
     Answers,
     Event,
     Exchange,
@@ -87,8 +87,8 @@ class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Envelope
     method: str
     params: dict[str, Any]
-    rounds: int = 0
-    """How often its client was asked something for it."""
+    count: QuestionCount
+    """Counts how often its client was asked something for it."""
 
     @property
     def digest(self) -> bytes:
@@ -199,7 +199,12 @@ class ModernProtocol:
         check_request(method, MODERN, params)
         context = self.context(caller, endpoint, envelope)
         request = ClientRequest(
-            caller=caller, endpoint=endpoint, envelope=envelope, method=method, params=params
+            caller=caller,
+            endpoint=endpoint,
+            envelope=envelope,
+            method=method,
+            params=params,
+            count=QuestionCount(began_at=time.time()),
         )
         try:
             if method == "server/discover":
@@ -220,7 +225,7 @@ class ModernProtocol:
                 return self._asked_to_open(params, error)
             raise to_modern_error(method, params, error) from None
         except TimeoutError:
-            raise RpcError(INTERNAL_ERROR, "It took too long") from None
+            raise took_too_long() from None
 
     def _asked_to_open(self, params: dict[str, Any], error: RpcError) -> dict[str, Any]:
         """Return the result that has a client open the URLs that a server of the older era wants
@@ -273,12 +278,12 @@ class ModernProtocol:
             if kept.state is not None:
                 params["requestState"] = kept.state
             proven = str(state)
-            request = msgspec.structs.replace(request, rounds=kept.rounds)
+            request = msgspec.structs.replace(request, count=kept.count or request.count)
         alias = str(asked.get("name"))
         exchange = await context.open(
             upstream, request.method, params, alias=alias, continues=proven
         )
-        return await self._drive(request, OpenExchange(upstream.name, exchange), emit)
+        return await self._drive_in_time(request, OpenExchange(upstream.name, exchange), emit)
 
     async def _check_headers(
         self,
@@ -302,6 +307,16 @@ class ModernProtocol:
         if schema is not None:
             check_param_headers(schema, arguments, headers)
 
+    async def _drive_in_time(
+        self, request: ClientRequest, exchange: OpenExchange, emit: Emit
+    ) -> dict[str, Any]:
+        """Drive an exchange within the time of its call, rounds before this one included."""
+        try:
+            async with asyncio.timeout(max(0.0, request.count.ends_at - time.time())):
+                return await self._drive(request, exchange, emit)
+        except TimeoutError:
+            raise took_too_long() from None
+
     async def _drive(
         self, request: ClientRequest, exchange: OpenExchange, emit: Emit
     ) -> dict[str, Any]:
@@ -323,8 +338,13 @@ class ModernProtocol:
                 elif isinstance(event, QuestionEvent):
                     until = until or time.monotonic() + GATHER_S
                     requests |= event.requests
-            result = self._ask(request, exchange, QuestionEvent(requests))
-            is_held = True
+            try:
+                result = self._ask(request, exchange, QuestionEvent(requests))
+            except RpcError as error:
+                self._ending.spawn(exchange.end(error.message))
+                raise
+            finally:
+                is_held = True
             return result
         except asyncio.CancelledError:
             is_held = True  # by the task that cancels it
@@ -351,17 +371,16 @@ class ModernProtocol:
         self, request: ClientRequest, exchange: OpenExchange, asked: QuestionEvent
     ) -> dict[str, Any]:
         """Return the result that asks the client. Raises: RpcError."""
-        request = msgspec.structs.replace(request, rounds=request.rounds + 1)
-        if request.rounds > MAX_ROUNDS:
-            raise RpcError(INTERNAL_ERROR, "The server asked too often")
-        expires_at = time.time() + TTL_S
+        count = request.count.after(len(asked.requests), exchange.server)
+        request = msgspec.structs.replace(request, count=count)
+        expires_at = count.answer_by(time.time())
         if not exchange.inner.holds:
             continuation = Continuation(
                 server=exchange.server,
                 expires_at=expires_at,
                 state=asked.state,
                 asked=tuple(asked.requests),
-                rounds=request.rounds,
+                count=count,
             )
             return self._input_required(request, asked.requests, continuation)
         if not self._has_place_for(request.caller):
@@ -444,7 +463,7 @@ class ModernProtocol:
             said = "the client left" if left else "the answer could not be given"
             self._ending.spawn(held.exchange.end(said))
             raise
-        return await self._drive(held.request, held.exchange, emit)
+        return await self._drive_in_time(held.request, held.exchange, emit)
 
 
 async def next_of(events: AsyncGenerator[Event]) -> Event:

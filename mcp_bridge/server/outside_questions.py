@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 from foundation.tasks import TaskSet
 from mcp_bridge.protocol.allowed_fields import answer_for_server
+from mcp_bridge.protocol.continuation import MAX_QUESTIONS
 from mcp_bridge.protocol.questions import DeclinedQuestion, from_server_question
-from mcp_bridge.protocol.rpc import Message, RpcError
+from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.routing.endpoint import ClientContext
 from mcp_bridge.routing.exchanges import MAX_ASKED
 from mcp_bridge.routing.guard import Guard
@@ -21,7 +23,7 @@ from mcp_bridge.upstream.upstream import SessionEnded, Upstream
 
 class OutsideQuestions:
     """The questions of one server on one session's stream, at most MAX_ASKED at once; the stream is
-    not read on before."""
+    not read on before. In WINDOW_S its client, or a model of ours, is asked MAX_QUESTIONS."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class OutsideQuestions:
         self._samples = SampleCount(upstream, window_s=WINDOW_S)
         self._asked: set[asyncio.Task[None]] = set()
         self._declined: set[tuple[str, str]] = set()
+        self._window_ends_at, self._count = 0.0, 0
 
     async def take(self, message: Message) -> None:
         """Answer a request of the server, in a task."""
@@ -66,6 +69,7 @@ class OutsideQuestions:
         upstream, caller = self._upstream, self._context.caller
         can = upstream.to_server_envelope(self._context.envelope).capabilities
         asked = from_server_question(message, can)
+        self._take_place(asked["method"])
         if not is_sampling(asked) or upstream.config.sampling == "caller":
             await self._guard.note_message(caller, upstream)
             return await self._questions.ask(self._session, asked, self._stream)
@@ -73,6 +77,16 @@ class OutsideQuestions:
             return {"result": await sampled(upstream, caller, asked, self._samples)}
         except RpcError as error:
             return {"error": error.to_error()}
+
+    def _take_place(self, method: str) -> None:
+        """Count a question. Raises: DeclinedQuestion."""
+        now = time.monotonic()
+        if now >= self._window_ends_at:
+            self._window_ends_at, self._count = now + WINDOW_S, 0
+        self._count += 1
+        if self._count > MAX_QUESTIONS:
+            text, reason = "The server asked too often", "too_many_questions"
+            raise DeclinedQuestion(METHOD_NOT_FOUND, text, method, reason)
 
     async def _note_declined(self, error: DeclinedQuestion) -> None:
         """Record that the client is not asked something, once for each reason."""

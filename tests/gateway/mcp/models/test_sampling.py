@@ -211,6 +211,34 @@ def test_a_spent_budget_is_told_by_name(worker: Running, server: str) -> None:
     assert "near" not in [row.model for row in rows(worker, BOOKED, key=key_id)]
 
 
+COSTS = "SELECT uncached_input_pico + cache_read_pico + output_pico AS pico FROM usage_events"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_loop_of_samplings_ends_with_the_callers_money(worker: Running, server: str) -> None:
+    """The calls together spend no more than the cap, whatever each of them may sample."""
+    key_id, secret = new_key(worker)
+    cap_pico = 100_000_000
+    cap = {"key_id": key_id, "period": "day", "amount_usd": f"{cap_pico / 10**12:.6f}"}
+    worker.post("/v1/admin/spend-caps", **cap)
+    name, arguments = f"{server}__test_sampling", {"prompt": "Write.", "times": 3}
+    ended = None
+    for _ in range(20):
+        try:
+            called(worker, secret, "auto", name, arguments)
+        except (MCPError, ExceptionGroup) as error:
+            ended = error
+            break
+    while isinstance(ended, ExceptionGroup):
+        ended = ended.exceptions[0]
+    assert isinstance(ended, MCPError) and ended.error.code == LIMITED
+    written = [msgspec.json.decode(row.after) for row in rows(worker, SAMPLED, key=key_id)]
+    num_done = sum(each["outcome"] == "done" for each in written)
+    costs = f"{COSTS} WHERE key = :key AND model = 'near'"
+    spent = [row.pico for row in until(worker, max(num_done, 1), costs, key=key_id)]
+    assert 0 < sum(spent) <= cap_pico
+
+
 def test_what_a_chat_refuses_is_told_by_the_servers_name_of_it(worker: Running) -> None:
     key_id, secret = new_key(worker)
 
