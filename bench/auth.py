@@ -33,7 +33,7 @@ from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from bench.record import record
+from bench.tools.record import record
 from gateway.app.create import create_app
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.oauth.clients.metadata import ClientMetadata

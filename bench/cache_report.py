@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from bench.record import record
+from bench.tools.record import record
 from billing.events import Attempt
 from engine.protocol import SeenPrefix
 from gateway.cache_report.report import CacheReport

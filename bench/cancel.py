@@ -11,8 +11,8 @@ import random
 import time
 from typing import cast
 
-from bench.load import Connection, Target, percentiles_ms
-from bench.stub_upstream import PIECES
+from bench.tools.load import Connection, Target, percentiles_ms
+from bench.tools.stub_upstream import PIECES
 
 GAP_S = 0.01
 NUM_EVENTS_SEEN = 3

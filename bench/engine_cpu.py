@@ -7,8 +7,8 @@ answers of 16-256 tokens), greedy, EOS ignored; and the mixed requests as a burs
 their tokens. The machine's load before and after is recorded: on a busy one ratios hold better than
 rates.
 
-The roofline beside them is computed (`bench/cpu_roofline.py`), and nobody reaches it. A decode's
-rate is that of the answers' tokens after the first: the time of requests for one token is
+The roofline beside them is computed (`bench/engine/cpu_roofline.py`), and nobody reaches it. A
+decode's rate is that of the answers' tokens after the first: the time of requests for one token is
 subtracted. The engines take turns, and each figure is the median of its turns.
 """
 
@@ -27,9 +27,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from bench.cpu_roofline import Roofline
-from bench.record import record
-from bench.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
+from bench.engine.cpu_roofline import Roofline
+from bench.tools.record import record
+from bench.tools.workload import SMALL_15M, SMOLLM2_135M, Request, alike, build_checkpoint, mixed
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.models.decoder import Decoder

@@ -3,14 +3,14 @@ possible.
 
 `python -m bench.gateway [--seconds S] [--workers N] [--kit FOLDER] [--profile] [--dry]`: starts the
 upstreams,
-the two passthroughs of `bench.floor` (bare ASGI, and a bare Litestar route: the same server, loop
-and HTTP client, and nothing else) and, in a home of its own, `tollgate up`, everything on: keys,
-limits, spool, Postgres, Redis. The same load goes straight to the upstreams and through each, in
-the same run; one table shows them with ratios to the bare passthrough. Where there are two cores or
-more, upstreams, load generator and stores get the last one and what is measured the others. With
-`--kit` upstreams and load are those of `bench.kit`, in C: they leave that core to the stores and to
-the second of two workers, and take a tenth of the time to wake up, which counts at 20 requests a
-second.
+the two passthroughs of `bench.tools.floor` (bare ASGI, and a bare Litestar route: the same server,
+loop and HTTP client, and nothing else) and, in a home of its own, `tollgate up`, everything on:
+keys, limits, spool, Postgres, Redis. The same load goes straight to the upstreams and through each,
+in the same run; one table shows them with ratios to the bare passthrough. Where there are two cores
+or more, upstreams, load generator and stores get the last one and what is measured the others. With
+`--kit` upstreams and load are those of `bench.tools.kit`, in C: they leave that core to the stores
+and to the second of two workers, and take a tenth of the time to wake up, which counts at 20
+requests a second.
 
 `--profile` says instead where the processor time of a whole answer goes (`bench.hot_path`).
 
@@ -39,13 +39,13 @@ import psutil
 import uvloop
 
 from bench.cancel import cancel_ms
-from bench.floor import PATH
 from bench.hot_path import Sampled, by_part
 from bench.hot_path import table as table_of_parts
-from bench.kit import Kit, Load, OwnLoad
-from bench.load import Target, percentiles_ms
-from bench.ports import free_port
-from bench.record import record
+from bench.tools.floor import PATH
+from bench.tools.kit import Kit, Load, OwnLoad
+from bench.tools.load import Target, percentiles_ms
+from bench.tools.ports import free_port
+from bench.tools.record import record
 from gateway.home import Home
 from gateway.processes.embedded_databases import postgres_url, redis_url
 
@@ -309,7 +309,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         for model, gap_ms in (("stub", None), ("each", 0.0), ("paced", PACED_MS)):
             port = free_port()
             urls[model] = f"http://127.0.0.1:{port}/v1"
-            command = [sys.executable, "-m", "bench.stub_upstream", str(port)]
+            command = [sys.executable, "-m", "bench.tools.stub_upstream", str(port)]
             if gap_ms is not None:
                 command.append(str(gap_ms))
                 if self.kit is not None:
@@ -326,7 +326,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         self, name: str, urls: Mapping[str, str], *options: str, kinds: Mapping[str, Kind] = KINDS
     ) -> dict[str, Any]:
         port, log = free_port(), self.folder / f"{name}.log"
-        command = [sys.executable, "-m", "bench.floor", str(port), *options]
+        command = [sys.executable, "-m", "bench.tools.floor", str(port), *options]
         command += [f"{model}={url}" for model, url in urls.items()]
         base = f"http://127.0.0.1:{port}"
         with process(command, log, self.served) as started:
@@ -349,7 +349,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         kind, file = KINDS["whole"], self.folder / "samples.json"
         with self._gateway(urls, 1, self.served) as (_, key, _):
             home, port = Home(self.folder / "home1"), free_port()
-            command = [sys.executable, "-m", "bench.sampled", str(file)]
+            command = [sys.executable, "-m", "bench.tools.sampled", str(file)]
             command += ["--home", str(home.root), "--port", str(port)]
             command += ["--config", str(self.folder / "tollgate.toml")]
             stores = {

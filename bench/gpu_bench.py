@@ -27,7 +27,7 @@ from bench.gpu import page
 from bench.gpu.floors import H200, Roofline
 from bench.gpu.models import LLAMA_8B, TINY, shape_of
 from bench.gpu.place import Place, place
-from bench.gpu.rows import ROOFLINE, ROWS, measurement, named, shown
+from bench.gpu.rows.rows import ROOFLINE, ROWS, measurement, named, shown
 from bench.gpu.supervise import serve, supervise
 
 ROW_TIMEOUT_S = 240.0

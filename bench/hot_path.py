@@ -21,7 +21,7 @@ POLL_S = 0.02
 
 
 class Sampled:
-    """A started `bench.sampled`, which writes to `file`."""
+    """A started `bench.tools.sampled`, which writes to `file`."""
 
     def __init__(self, process: subprocess.Popen[bytes], file: Path) -> None:
         self._process, self._file = process, file

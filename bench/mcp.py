@@ -2,7 +2,7 @@
 its server.
 
 `python -m bench.mcp [--seconds S] [--sessions N] [--profile] [--dry]`: starts an MCP server that
-costs next to nothing (`bench.mcp_upstream`) and, in a home of its own, `tollgate up` with one
+costs next to nothing (`bench.tools.mcp_upstream`) and, in a home of its own, `tollgate up` with one
 worker and everything on: keys, pins that `tollgate mcp approve` made, arguments and results checked
 by their schemas, rules with a condition, the audit log in Postgres, sessions in Redis. In one run,
 for each era in front of each era behind:
@@ -51,11 +51,20 @@ from bench.gateway import (
 )
 from bench.hot_path import Sampled, by_part
 from bench.hot_path import table as table_of_parts
-from bench.load import closed_loop, open_loop
-from bench.mcp_load import ACCEPT, TIMEOUT_S, Place, Requests, call_of, check, legacy, open_session
-from bench.mcp_upstream import LEGACY, MODERN, NUM_MANY, TOOL
-from bench.ports import free_port
-from bench.record import record
+from bench.tools.load import closed_loop, open_loop
+from bench.tools.mcp_load import (
+    ACCEPT,
+    TIMEOUT_S,
+    Place,
+    Requests,
+    call_of,
+    check,
+    legacy,
+    open_session,
+)
+from bench.tools.mcp_upstream import LEGACY, MODERN, NUM_MANY, TOOL
+from bench.tools.ports import free_port
+from bench.tools.record import record
 from gateway.home import Home
 from gateway.processes.embedded_databases import postgres_url, redis_url
 from mcp_bridge.protocol.eras import SESSION_HEADER, VERSION_HEADER
@@ -119,7 +128,7 @@ class Gateway(NamedTuple):
 @contextmanager
 def upstream(folder: Path, cores: set[int]) -> Iterator[str]:
     port, log = free_port(), folder / "upstream.log"
-    command = [sys.executable, "-m", "bench.mcp_upstream", str(port)]
+    command = [sys.executable, "-m", "bench.tools.mcp_upstream", str(port)]
     with process(command, log, cores) as started:
         wait_until_ready(f"http://127.0.0.1:{port}/new", started, log)
         yield f"http://127.0.0.1:{port}"
@@ -374,7 +383,7 @@ def profile(bench: Bench, folder: Path, served: set[int]) -> dict[str, Any]:
     """Profile calls from the newer era to the newer. Its stores are those of a gateway that serves
     nobody meanwhile."""
     home, port, file = bench.gateway.home, free_port(), folder / "samples.json"
-    command = [sys.executable, "-m", "bench.sampled", str(file), "--home", str(home.root)]
+    command = [sys.executable, "-m", "bench.tools.sampled", str(file), "--home", str(home.root)]
     command += ["--port", str(port), "--config", str(folder / "tollgate.toml")]
     stores = {
         "TOLLGATE_DATABASE_URL": postgres_url(home),

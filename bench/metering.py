@@ -37,7 +37,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from bench.record import record
+from bench.tools.record import record
 from billing.events import COMPONENTS, Attempt, PriceSet, Quantities, UsageEvent
 from billing.ingestion.ingest import MAX_BATCH, ingest
 from billing.invoices.accounts import BillingTerms, set_account

@@ -2,16 +2,16 @@
 anything left behind?
 
 `python -m bench.soak [--minutes M] [--dry]` (`make soak ARGS="--minutes 2"`): starts
-`bench.stub_upstream` and, in a home of its own, `tollgate up` with penny, the stub and one worker;
-measures for some seconds how much of `soak_load`'s mix it does, and asks for 80 % of that from then
-on, beside slow readers and keys that come and go. Every 30 seconds it prints what each process
-holds. It exits with 1 if, after the warm-up, a process of ours or Redis grew by 2 % or more (and by
-more than a MiB), if an answer was wrong, or if anything is held once the load has ended: a lease, a
-call, a task, a client's socket, a file, a block of the KV cache. Of Postgres, whose shared buffers
-fill with what it is given, the private memory is shown and not judged. Redis remembers each settled
-lease for a quarter of an hour, and forgets somewhat late, so it is judged from then on, and in a
-shorter run not at all. A worker compares the books once a day, first within a quarter of an hour
-after its start, and keeps as heap what that took: it is judged from then on.
+`bench.tools.stub_upstream` and, in a home of its own, `tollgate up` with penny, the stub and one
+worker; measures for some seconds how much of `soak_load`'s mix it does, and asks for 80 % of that
+from then on, beside slow readers and keys that come and go. Every 30 seconds it prints what each
+process holds. It exits with 1 if, after the warm-up, a process of ours or Redis grew by 2 % or more
+(and by more than a MiB), if an answer was wrong, or if anything is held once the load has ended: a
+lease, a call, a task, a client's socket, a file, a block of the KV cache. Of Postgres, whose shared
+buffers fill with what it is given, the private memory is shown and not judged. Redis remembers each
+settled lease for a quarter of an hour, and forgets somewhat late, so it is judged from then on, and
+in a shorter run not at all. A worker compares the books once a day, first within a quarter of an
+hour after its start, and keeps as heap what that took: it is judged from then on.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.gateway import process, wait_until_ready
-from bench.load import percentiles_ms
-from bench.ports import free_port
-from bench.record import record
-from bench.soak_load import (
+from bench.tools.load import percentiles_ms
+from bench.tools.ports import free_port
+from bench.tools.record import record
+from bench.tools.soak_load import (
     MAX_OPEN,
     PENNY,
     SLOW_READERS,
@@ -320,7 +320,7 @@ def running(folder: Path) -> Iterator[tuple[Tree, dict[str, str]]]:
     home, config = folder / "home", folder / "tollgate.toml"
     config.write_text(CONFIG.replace("STUB_PORT", str(stub_port)))
     stub_log, up_log = folder / "stub.log", folder / "up.log"
-    stub_command = [sys.executable, "-m", "bench.stub_upstream", str(stub_port)]
+    stub_command = [sys.executable, "-m", "bench.tools.stub_upstream", str(stub_port)]
     up_command = [str(Path(sys.executable).parent / "tollgate"), "up", "--home", str(home)]
     up_command += ["--port", str(port), "--config", str(config), "--workers", "1"]
     cores = os.sched_getaffinity(0)

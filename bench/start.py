@@ -20,8 +20,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from bench.ports import free_port
-from bench.record import record
+from bench.tools.ports import free_port
+from bench.tools.record import record
 
 TIMEOUT_S = 120.0
 POLL_S = 0.02

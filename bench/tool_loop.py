@@ -2,11 +2,11 @@
 new.
 
 `python -m bench.tool_loop [--conversations N] [--dry]`: starts an MCP server that costs nothing
-(`bench.mcp_upstream`) and `tollgate up` with penny, and asks for N chat completions whose model has
-to call its tool, each with a system prompt and a history of its own. Every round is an event of its
-own on the bill, which says how much of its prompt was computed and how much was cached. The
-claim: of a round behind another at most its new tokens, those behind the prompt and the answer of
-the round before, and BLOCK_SIZE are computed. Beside it stands what would be computed
+(`bench.tools.mcp_upstream`) and `tollgate up` with penny, and asks for N chat completions whose
+model has to call its tool, each with a system prompt and a history of its own. Every round is an
+event of its own on the bill, which says how much of its prompt was computed and how much was
+cached. The claim: of a round behind another at most its new tokens, those behind the prompt and the
+answer of the round before, and BLOCK_SIZE are computed. Beside it stands what would be computed
 without a cache.
 """
 
@@ -29,8 +29,8 @@ import uvloop
 
 from bench.gateway import share_cores
 from bench.mcp import Gateway, fetch, gateway, upstream
-from bench.mcp_upstream import ARGUMENTS, REPORT, TOOL
-from bench.record import record
+from bench.tools.mcp_upstream import ARGUMENTS, REPORT, TOOL
+from bench.tools.record import record
 from engine.config import BLOCK_SIZE
 from gateway.home import Home
 

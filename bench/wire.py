@@ -29,7 +29,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
 from openai.types.responses import ResponseTextDeltaEvent
 
-from bench.record import record
+from bench.tools.record import record
 from gateway.generate_request import AnswerHeader, GenerateRequest
 from gateway.generation_events import TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic

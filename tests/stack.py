@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from billing.spool.directory import closed_events
 from gateway.cli.main import tollgate
 from gateway.db import create_engine

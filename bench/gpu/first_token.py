@@ -18,7 +18,7 @@ def main() -> None:
     folder, device = Path(sys.argv[1]), sys.argv[2]
     began = time.perf_counter()
     here = place(device, tiny=device == "cpu")
-    from bench.gpu.engine_rows import add
+    from bench.gpu.rows.engine_rows import add
     from engine.config import EngineConfig
     from engine.core.engine_core import EngineCore
     from engine.transport.startup import Startup

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.gpu.floors import H200, Roofline
 from bench.gpu.models import LLAMA_8B, shape_of
-from bench.gpu.rows import ROWS, Row, shown
+from bench.gpu.rows.rows import ROWS, Row, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -53,7 +53,7 @@ with `ARGS='--only replay'`, and says how many it had.
 
 Launch parameters are found once per device, never while serving:
 
-    python3 -m bench.tune_kernels       # writes engine/kernels/tuned/<device>.json
+    python3 -m bench.engine.tune_kernels       # writes engine/kernels/tuned/<device>.json
 """
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bench.gpu import check_linear
+from bench.gpu.checks import check_linear
 from bench.gpu.paged_steps import PagedStep, shape_of
 from bench.gpu.place import Place
 from engine.kernels.linear.dispatch import pack_linear

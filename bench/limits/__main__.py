@@ -19,7 +19,7 @@ import msgspec
 
 from bench.limits import gateways, processes
 from bench.limits.processes import Scenario
-from bench.record import record
+from bench.tools.record import record
 from gateway.home import Home
 from gateway.processes import embedded_databases as embedded
 

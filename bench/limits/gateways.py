@@ -29,8 +29,8 @@ import redis
 
 from bench.gateway import process, share_cores, wait_until_ready
 from bench.limits.windows import worst_ratio
-from bench.load import Connection, Target
-from bench.ports import free_port
+from bench.tools.load import Connection, Target
+from bench.tools.ports import free_port
 from gateway.home import Home
 from gateway.limits.limiter import MAX_AHEAD_TOKENS
 from gateway.limits.redis.scripts import script_text

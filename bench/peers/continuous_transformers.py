@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.workload import Request
+from bench.tools.workload import Request
 
 NAME = "transformers' continuous batching"
 NUM_BLOCKS = 160

@@ -23,7 +23,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from bench.workload import Request
+from bench.tools.workload import Request
 
 NAME = "llama.cpp"
 NUM_SLOTS = 64

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.workload import Request
+from bench.tools.workload import Request
 
 NAME = "OpenVINO GenAI"
 CACHE_GIB = 1

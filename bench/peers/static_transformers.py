@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from bench.workload import Request
+from bench.tools.workload import Request
 
 NAME = "transformers"
 BATCH_SIZES = (32, 64)

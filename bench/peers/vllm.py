@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from bench.workload import Request
+from bench.tools.workload import Request
 
 NAME = "vLLM"
 CACHE_GIB = 1

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from bench.record import record
 from bench.sim.cost import FOLDER, Cost, floor, load, save
 from bench.sim.orderings import FAIR, ORDERINGS
 from bench.sim.report import Report, moved, report
 from bench.sim.scenarios import SCENARIOS, Scenario, short
 from bench.sim.world import Session, World
+from bench.tools.record import record
 
 COST = FOLDER / "cost_penny-cpu.json"
 SIZE = 3000

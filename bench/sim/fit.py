@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.record import machine
 from bench.sim.cost import Cost, Parts
 from bench.sim.orderings import FAIR
 from bench.sim.world import Session, Setup, Turn, World
+from bench.tools.record import machine
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import EngineRequest, SamplingParams

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.cancel import cancel_ms
-from bench.load import Target
-from bench.ports import free_port
+from bench.tools.load import Target
+from bench.tools.ports import free_port
 
 
 async def test_a_hang_up_is_heard() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import page, peer_rows
+from bench.gpu import page
 from bench.gpu.findings import Lacking
 from bench.gpu.floors import H200
 from bench.gpu.models import LLAMA_8B, shape_of
 from bench.gpu.place import Place
-from bench.gpu.rows import ROWS, named, shown
+from bench.gpu.rows import peer_rows
+from bench.gpu.rows.rows import ROWS, named, shown
 from tests.bench.test_gpu_check import ROOT, run
 
 TRIED = (
@@ -54,7 +55,7 @@ def test_the_script_runs_in_the_interpreter(tmp_path: Path) -> None:
 def test_the_tuner_runs_in_the_interpreter(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     done = run(
-        "bench.tune_kernels",
+        "bench.engine.tune_kernels",
         "--device",
         "cpu",
         "--tiny",
@@ -167,7 +168,7 @@ def test_every_row_has_its_own_name_and_something_that_measures_it() -> None:
 
 def test_the_widest_gaps_are_those_between_steps() -> None:
     """Two steps of two kernels; in a step a gap of 1, between them one of 5; one overlaps."""
-    from bench.gpu.engine_rows import idle_between
+    from bench.gpu.rows.engine_rows import idle_between
 
     busy = [(13.0, 14.0), (0.0, 2.0), (3.0, 5.0), (3.5, 4.0), (10.0, 12.0)]
     assert idle_between(busy, 2) == (5.0, 14.0)
@@ -175,7 +176,7 @@ def test_the_widest_gaps_are_those_between_steps() -> None:
 
 
 def test_a_phase_of_the_start_up_table() -> None:
-    from bench.gpu.start_rows import seconds_of
+    from bench.gpu.rows.start_rows import seconds_of
     from engine.transport.startup import Startup
 
     startup = Startup()
@@ -201,7 +202,7 @@ class FakeTrial:
 
 
 def test_each_parameter_is_tried_with_the_best_of_those_before() -> None:
-    from bench.tune_kernels import tune
+    from bench.engine.tune_kernels import tune
 
     trial, space = FakeTrial(), {"a": (1, 2), "b": (3, 4)}
     found = tune(trial, space, time.monotonic() + 60)  # type: ignore[arg-type]
@@ -212,7 +213,7 @@ def test_each_parameter_is_tried_with_the_best_of_those_before() -> None:
 
 
 def test_what_is_not_tried_again_stays() -> None:
-    from bench.tune_kernels import Table, merge
+    from bench.engine.tune_kernels import Table, merge
 
     table: Table = {"op": {"one": {"a": 1}, "two": {"a": 2}}, "other": {"x": {"b": 1}}}
     merge(table, "op", ["one"], {"a": 3})

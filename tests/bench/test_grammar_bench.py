@@ -1,4 +1,5 @@
-"""bench.grammar measures what it says: texts fit their schemas, and masks let them through."""
+"""bench.engine.grammar measures what it says: texts fit their schemas, and masks let them
+through."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
-from bench.grammar import claims, first_mask_ms, mask_us, new_mask, schema_and_text
-from bench.grammar_libraries import PENNY, Grammars, LLGuidance, grown_vocabulary
+from bench.engine.grammar import claims, first_mask_ms, mask_us, new_mask, schema_and_text
+from bench.engine.grammar_libraries import PENNY, Grammars, LLGuidance, grown_vocabulary
 from engine.protocol import Grammar
 from engine.text.tokenizer import Tokenizer
 

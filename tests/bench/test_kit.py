@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.kit import to_summary
-from bench.load import Tally
+from bench.tools.kit import to_summary
+from bench.tools.load import Tally
 
 WHOLE = {
     "ok": 90,

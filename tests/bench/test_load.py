@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from bench.load import Target, closed_loop, open_loop, percentiles_ms
-from bench.stub_upstream import NUM_CHUNKS, StubProtocol
+from bench.tools.load import Target, closed_loop, open_loop, percentiles_ms
+from bench.tools.stub_upstream import NUM_CHUNKS, StubProtocol
 
 EVENTS = NUM_CHUNKS + 4
 """The role, the reason to finish, usage and [DONE] beside the content."""

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from bench.load import closed_loop
 from bench.mcp import SITES, claims
-from bench.mcp_load import Place, Requests, call_of
-from bench.mcp_upstream import LEGACY, MODERN, TOOL, Server
+from bench.tools.load import closed_loop
+from bench.tools.mcp_load import Place, Requests, call_of
+from bench.tools.mcp_upstream import LEGACY, MODERN, TOOL, Server
 
 
 @pytest_asyncio.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from bench import wire
 from bench.gateway import FIGURES, KINDS, SIDES, value
-from bench.record import RESULTS
+from bench.tools.record import RESULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 480.0
@@ -99,7 +99,7 @@ def test_the_engine_against_static_batching() -> None:
 
 @pytest.mark.nightly
 def test_the_cost_of_determinism() -> None:
-    said = run("bench.deterministic", "--device", "cpu", small="--quick")
+    said = run("bench.engine.deterministic", "--device", "cpu", small="--quick")
     for what in ("prefill 512", "decode 1", "decode 8", "decode 32"):
         found = re.search(rf"{what} +default (\S+) +deterministic (\S+) +fraction (\S+)", said)
         assert found is not None, said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.soak import MAX_GROWTH_BYTES, REDIS, WORKER, Sample, Span, grown, growth, left_behind
-from bench.soak_load import kinds
+from bench.tools.soak_load import kinds
 
 MIB = 2**20
 WHOLE = Span(1500)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from tests.conformance.world import (
     BROWSED,
     EMAIL,

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from gateway.audit.log import COMMAND_LINE
 from gateway.auth.login.passwords import Passwords
 from gateway.auth.oauth.clients.metadata import from_document

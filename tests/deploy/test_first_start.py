@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from engine.kernels.cpu import backend as cpu_backend
 
 ROOT = Path(__file__).resolve().parents[2]

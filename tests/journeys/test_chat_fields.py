@@ -16,7 +16,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.journeys.reports import events
-from tests.journeys.sdk_shapes import extras, said
+from tests.journeys.sdk.sdk_shapes import extras, said
 from tests.stack import Stack
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from tests.chaos.test_kills import balance
 from tests.gateway.fuzz.asking import Asker
-from tests.journeys.sdk_shapes import extras, said_by, said_in
+from tests.journeys.sdk.sdk_shapes import extras, said_by, said_in
 from tests.stack import Stack, running
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from tests.chaos.load import check_books
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, chunk, usage_chunk
 from tests.journeys.reports import costs_pico, events, usage_of_today

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 from tests.stack import Stack
 
 pytestmark = pytest.mark.slow

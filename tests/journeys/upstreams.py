@@ -12,7 +12,7 @@ import httpx
 import openai
 from openai import OpenAI
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from tests.gateway.fleet.upstream.scripted_upstream import (
     USAGE,
     Exchange,

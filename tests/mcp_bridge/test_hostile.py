@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from mcp_bridge.caller import Caller
 from mcp_bridge.errors import BridgeError, NameRefused
 from mcp_bridge.routing import exchanges, sessions

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bench import kernel_resources
-from bench.kernel_resources import (
+from bench.engine import kernel_resources
+from bench.engine.kernel_resources import (
     ALLOWED_SPILLS,
     CAPABILITIES,
     RECORD,
@@ -30,7 +30,7 @@ MODULES = aot.modules()
 def compiled(module: str) -> dict[str, dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "bench.kernel_resources", "--module", module],
+        [sys.executable, "-m", "bench.engine.kernel_resources", "--module", module],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -77,7 +77,7 @@ def test_a_record_is_of_the_code_and_not_of_its_words(
 
 
 def test_the_record_has_the_cases_that_are_served() -> None:
-    """Nothing is compiled: names alone, of `python -m bench.kernel_resources`'s last run."""
+    """Nothing is compiled: names alone, of `python -m bench.engine.kernel_resources`'s last run."""
     pytest.importorskip("triton")
     recorded = json.loads(RECORD.read_text())["kernels"]
     served = [case for module in MODULES for case in aot.cases(module)]

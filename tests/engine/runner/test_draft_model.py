@@ -27,8 +27,8 @@ from engine.runner.speculative.guesser import RETRY_TOKENS, Guesser, Worth
 from engine.scheduling.step_plan import SchedulerOutput
 from engine.sequence import Sequence
 from tests.engine import checkpoints
-from tests.engine.test_complaints import traffic
-from tests.engine.test_core import finish, ids, request, start, texts
+from tests.engine.core.test_complaints import traffic
+from tests.engine.core.test_core import finish, ids, request, start, texts
 from tests.engine.weights.test_adapters import ATTENTION, write_adapter
 
 EVERY_FOLDER = ("llama3", "near", "qwen3_tied", "poisoned")

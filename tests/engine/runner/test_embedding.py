@@ -21,7 +21,7 @@ from engine.protocol import EngineOutput, EngineRequest, SamplingParams
 from engine.weights.embedding_head import read_embedding_head
 from engine.weights.registry import load_model_config
 from tests.engine import checkpoints
-from tests.engine.test_parity import SETTINGS, greedy, prompts, run, text
+from tests.engine.core.test_parity import SETTINGS, greedy, prompts, run, text
 from tests.engine.weights.test_adapters import ATTENTION, write_adapter
 
 HIDDEN = checkpoints.SHAPE["hidden_size"]

@@ -18,8 +18,8 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from engine.protocol import EngineRequest
+from tests.engine.core.test_parity import greedy, run
 from tests.engine.runner.test_embedding import embed, vector, write_modules
-from tests.engine.test_parity import greedy, run
 
 VOCAB = 151
 CONTEXT = 64

@@ -16,7 +16,7 @@ from engine.errors import InvalidRequest
 from engine.protocol import EngineOutput, EngineRequest, TokenLogprobs
 from engine.scheduling.validation import MAX_PROMPT_LOGPROBS
 from tests.engine import checkpoints
-from tests.engine.test_parity import SETTINGS, greedy, prompts, run, start, text
+from tests.engine.core.test_parity import SETTINGS, greedy, prompts, run, start, text
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 4

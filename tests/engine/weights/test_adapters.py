@@ -24,7 +24,7 @@ from engine.fake.engine import FakeCore
 from engine.protocol import EngineRequest, SamplingParams
 from engine.weights.loader import load_model
 from tests.engine import checkpoints, quantised
-from tests.engine.test_parity import run, text
+from tests.engine.core.test_parity import run, text
 from tests.engine.weights.test_weights import PROMPT, logits, ranks
 
 NUM_TOKENS = 12

@@ -16,7 +16,7 @@ from gateway.db import ROLE_SYSTEM, create_engine, tenant
 from gateway.tenancy.errors import InvalidField, NotFound
 from gateway.tenancy.keys.restrictions import check_origins
 from gateway.tenancy.orgs import Org, archive_org, create_org, get_org, update_org
-from tests.gateway.auth.test_api_keys import counted_queries
+from tests.gateway.auth.bearer.test_api_keys import counted_queries
 
 APP = "https://app.example.com"
 NOWHERE = "postgresql+asyncpg://nobody@/none?host=/nonexistent"

@@ -14,7 +14,7 @@ from typing import Any
 
 import requests
 
-from bench.ports import free_port
+from bench.tools.ports import free_port
 from gateway.settings.file import FileStoreConfig
 
 START_TIMEOUT_S = 60.0

@@ -16,7 +16,7 @@ from openai.types.responses import Response
 
 from billing.tables import usage_events
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -16,7 +16,7 @@ from gateway.files.contents import CHUNK_BYTES
 from gateway.files.uploads import MIN_EXPIRY_S
 from gateway.wire.openai.files import ANCHOR, BATCH_EXPIRY_S, SECONDS
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 
 @pytest.fixture(scope="module", params=["worker_in_rows", "worker_with_store"])

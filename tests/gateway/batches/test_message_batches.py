@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from billing.tables import usage_events
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 BATCHES = "/v1/messages/batches"
 

@@ -15,7 +15,7 @@ from gateway.fleet.prepare_threads import PrepareThreads
 from gateway.wire.surfaces import CHAT
 from tests.budget import examples
 from tests.gateway.fleet.both_ways import asked_both_ways
-from tests.journeys.sdk_shapes import said
+from tests.journeys.sdk.sdk_shapes import said
 
 TEXT = st.text(st.sampled_from("aü 😀\n<|im_end|>{}\"'"), max_size=12)
 PARTS = st.lists(st.builds(lambda text: {"type": "text", "text": text}, TEXT), max_size=2)

@@ -17,7 +17,7 @@ from tests.budget import examples
 from tests.gateway.fleet.both_ways import asked_both_ways
 from tests.gateway.fleet.test_conversations import ANSWER, TEXT, without_none
 from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
-from tests.journeys.sdk_shapes import extras, said_by
+from tests.journeys.sdk.sdk_shapes import extras, said_by
 
 KEPT = st.sampled_from([None, None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
 NAME = st.sampled_from(["f", "g"])

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from tests.gateway.fuzz.conversations import Asked, to_raw
 from tests.gateway.wire.anthropic.test_to_anthropic import read_stream, read_whole
 from tests.gateway.wire.openai.test_to_chat import sdk
-from tests.journeys.sdk_shapes import extras, said, said_by, said_in
+from tests.journeys.sdk.sdk_shapes import extras, said, said_by, said_in
 
 TIMEOUT_S = 20.0
 """What takes longer hangs: nothing that is asked here is more than some hundred tokens."""

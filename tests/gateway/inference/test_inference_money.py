@@ -17,7 +17,7 @@ from gateway.inference.generate import RateLimited
 from gateway.lanes import Priority
 from gateway.limits.spending import MAX_NANO, UnpricedModel, spending_of
 from gateway.principal import Principal, SpendCap
-from tests.gateway.limits.capped_office import CappedOffice, open_office
+from tests.gateway.limits.money.capped_office import CappedOffice, open_office
 from tests.gateway.office import ScriptedReplica
 
 ROOM = 1000

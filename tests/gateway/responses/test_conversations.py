@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from tests.gateway.responses.test_responses import ASKED, neighbour, to_client
 from tests.gateway.routes.openapi.running import Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from gateway.responses import background, running
 from gateway.responses.tables import responses as table
 from tests.gateway.routes.openapi.running import Running
-from tests.journeys.sdk_shapes import extras, said_in
+from tests.journeys.sdk.sdk_shapes import extras, said_in
 
 ASKED: dict[str, Any] = {"model": "near", "max_output_tokens": 6, "extra_body": {"seed": 7}}
 

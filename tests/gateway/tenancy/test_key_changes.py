@@ -26,7 +26,7 @@ from gateway.tenancy.keys.changes import (
 from gateway.tenancy.keys.keys import CreatedKey, KeyRow, create_key, retrieve_key, revoke_key
 from gateway.tenancy.keys.restrictions import Restrictions
 from gateway.tenancy.tables import api_keys
-from tests.gateway.auth.test_api_keys import PEPPER, PEPPER_ID, authenticating, make_key
+from tests.gateway.auth.bearer.test_api_keys import PEPPER, PEPPER_ID, authenticating, make_key
 
 ALICE = Actor(kind="user", id="user_alice", ip="203.0.113.9", request_id="req_1")
 NEW = {"pepper": PEPPER, "pepper_id": PEPPER_ID}

@@ -12,7 +12,7 @@ from openai import OpenAI
 from tests.gateway.routes.openapi.running import Running
 from tests.gateway.tools.conftest import bounded
 from tests.gateway.tools.scripted import ASKED, REQUESTS, SEEN, TOKENIZER, Servers, mcp, script
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 
 def asked(text: str, *tools: Any, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mcp_bridge.pinning import pin_of
 from mcp_bridge.text_safety.confusables import mixed_words, name_skeleton, skeleton
 from mcp_bridge.text_safety.instruction_text import MAX_TEXT_CHARS, instructions
 from mcp_bridge.trust.scan import MAX_FINDINGS, Finding, LabelledPin, scan, scan_together, worst
-from tests.mcp_bridge.test_canonical_json import documents
+from tests.mcp_bridge.protocol.test_canonical_json import documents
 from tests.mcp_bridge.text_safety.test_hidden_text import HARMLESS, HIDING
 
 TOOL: dict[str, Any] = {

@@ -120,7 +120,7 @@ def test_the_tensors_keep_their_place_while_they_suffice() -> None:
 def test_the_whole_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same engine with the kernels off."""
     from tests.engine import checkpoints
-    from tests.engine.test_parity import run, text
+    from tests.engine.core.test_parity import run, text
     from tests.engine.weights.test_adapters import ATTENTION, ask, start, write_adapter
 
     folder = checkpoints.save("qwen3_moe", tmp_path / "base")

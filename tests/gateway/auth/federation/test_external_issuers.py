@@ -25,7 +25,7 @@ from gateway.tenancy.changes import EVERYTHING, changing
 from gateway.tenancy.errors import InvalidField, NameTaken, NotFound
 from gateway.tenancy.keys.model_permissions import update_model_permissions
 from gateway.tenancy.pages import Cursor
-from tests.gateway.auth.federating import PUBLIC_URL, World, world
+from tests.gateway.auth.federation.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import (
     AUDIENCE,
     ISSUER,

@@ -26,7 +26,7 @@ from gateway.secret import Cipher
 from gateway.tenancy.changes import changing
 from gateway.tenancy.members.users import archive_user, create_user
 from tests.gateway.a_secret import a_secret
-from tests.gateway.auth.federating import PUBLIC_URL, World, world
+from tests.gateway.auth.federation.federating import PUBLIC_URL, World, world
 from tests.gateway.auth.issuing import AUDIENCE, ISSUER, NOW, ec_key, rsa_key
 
 __all__ = ["world"]

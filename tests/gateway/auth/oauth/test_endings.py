@@ -24,7 +24,7 @@ from gateway.secret import Peppers
 from gateway.tenancy.errors import NotFound
 from gateway.tenancy.member_tables import users
 from tests.gateway.a_secret import a_secret
-from tests.gateway.auth.revoking import PROMISED_S, seconds_until_refused
+from tests.gateway.auth.bearer.revoking import PROMISED_S, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, REDIRECT, World, error_of
 
 SESSIONS = Peppers(a_secret("one"), "session")

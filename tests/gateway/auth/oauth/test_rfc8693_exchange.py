@@ -8,8 +8,8 @@ import httpx
 from redis.asyncio import Redis
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests.gateway.auth.bearer.revoking import PROMISED_S, revoke, seconds_until_refused
 from tests.gateway.auth.parts import ISSUER
-from tests.gateway.auth.revoking import PROMISED_S, revoke, seconds_until_refused
 from tests.gateway.auth.sending import basic
 from tests.gateway.auth.world import (
     ACCESS_TOKEN,

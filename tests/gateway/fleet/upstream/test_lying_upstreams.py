@@ -13,6 +13,7 @@ import pytest
 from msgspec import UNSET
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
+from tests.gateway.limits.capped_office import CappedOffice, open_office
 
 from billing.events import DisputedUsage
 from billing.pricing.rating import rate
@@ -36,7 +37,6 @@ from tests.gateway.fleet.upstream.scripted_upstream import (
     run,
     texts,
 )
-from tests.gateway.limits.capped_office import CappedOffice, open_office
 
 BOOK = """
 [[price]]

@@ -23,7 +23,7 @@ from gateway.generate_request import GenerateRequest, bounded_to, under_a_cap
 from gateway.inference.generate import RateLimited
 from gateway.request_errors import UnsupportedField
 from tests.gateway.fleet.upstream.scripted_upstream import Exchange, Upstream, chunk, completion
-from tests.gateway.limits.capped_office import CappedOffice, open_office
+from tests.gateway.limits.money.capped_office import CappedOffice, open_office
 
 BOOK = """
 [[price]]

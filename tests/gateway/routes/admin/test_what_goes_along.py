@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.routes.admin.conftest import World
-from tests.gateway.routes.admin.test_admin_tenant import key_of, make_user
+from tests.gateway.routes.admin.tenants.test_admin_tenant import key_of, make_user
 from tests.pace import within
 
 KEYS, CLIENTS = "/v1/admin/keys", "/v1/admin/oauth/clients"

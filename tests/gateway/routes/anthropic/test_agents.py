@@ -24,7 +24,7 @@ from tests.databases import Databases
 from tests.gateway.routes.openapi.fresh import fresh_worker
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
 from tests.gateway.wire.recorded_clients import recorded
-from tests.journeys.sdk_shapes import extras, said_by
+from tests.journeys.sdk.sdk_shapes import extras, said_by
 
 PENNY = Path(__file__).resolve().parents[4] / "models" / "penny"
 TOKENIZER = Tokenizer.load(PENNY)

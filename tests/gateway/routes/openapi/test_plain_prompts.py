@@ -16,7 +16,7 @@ from openai.types import Completion
 
 from engine.text.tokenizer import Tokenizer
 from tests.gateway.routes.openapi.running import ROOT, TIMEOUT_S, Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 PROMPTS = ["Hello", "Who are you?", "Hello"]
 SHAPES: dict[str, dict[str, Any]] = {

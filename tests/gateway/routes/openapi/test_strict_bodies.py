@@ -12,7 +12,7 @@ from openai import OpenAI
 from openai.types import ErrorObject
 
 from tests.gateway.routes.openapi.running import TIMEOUT_S, Running
-from tests.journeys.sdk_shapes import extras
+from tests.journeys.sdk.sdk_shapes import extras
 
 SURFACES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"),

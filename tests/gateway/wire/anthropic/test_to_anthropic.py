@@ -20,7 +20,7 @@ from gateway.generation_events import CallDelta, MeteredUsage, TextDelta
 from gateway.wire.anthropic.from_anthropic import from_anthropic
 from gateway.wire.anthropic.partial_json import to_object
 from gateway.wire.anthropic.to_anthropic import to_anthropic, to_opening
-from tests.journeys.sdk_shapes import extras, said_by
+from tests.journeys.sdk.sdk_shapes import extras, said_by
 
 USAGE = MeteredUsage(
     uncached_input=5, cache_read=16, cache_write=3, cache_write_1h=4, output=70, reasoning_output=2

@@ -27,7 +27,7 @@ from gateway.generation_events import (
 )
 from gateway.wire.openai.from_chat import from_openai
 from gateway.wire.openai.to_chat import ChatEncoder, to_openai
-from tests.journeys.sdk_shapes import extras, said
+from tests.journeys.sdk.sdk_shapes import extras, said
 
 USAGE = MeteredUsage(uncached_input=5, cache_read=16, cache_write=3, output=7, reasoning_output=2)
 INFO = TokenInfo(

@@ -28,7 +28,7 @@ from gateway.wire.openai_responses.to_responses import ResponseEncoder
 from tests.budget import examples
 from tests.gateway.wire.fields.test_table import read_responses as read
 from tests.gateway.wire.openai.test_to_chat import sdk
-from tests.journeys.sdk_shapes import extras, said_in
+from tests.journeys.sdk.sdk_shapes import extras, said_in
 
 USAGE = MeteredUsage(uncached_input=5, cache_read=16, cache_write=3, output=7, reasoning_output=2)
 INFO = TokenInfo(

@@ -15,8 +15,8 @@ from gateway.auth.oauth.form import Form
 from gateway.auth.oauth.rfc6749_errors import OAuthError
 from gateway.net.egress import EgressTimeout
 from gateway.tenancy.members.members import add_member
+from tests.gateway.auth.bearer.revoking import revoke, seconds_until_refused
 from tests.gateway.auth.issuing import FarEnd
-from tests.gateway.auth.revoking import revoke, seconds_until_refused
 from tests.gateway.auth.world import ACTOR, CODES, open_world
 
 URL = "https://app.example.com/oauth/client.json"

@@ -1,0 +1,1 @@
+"""Measures the engine by itself: kernels, the roofline of a processor, grammars."""

@@ -1,0 +1,1 @@
+"""Checks on a GPU that each kernel and the engine compute what they should."""

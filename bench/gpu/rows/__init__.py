@@ -1,0 +1,1 @@
+"""Measures the rows of the GPU page: kernels, engine, start, and peers beside them."""

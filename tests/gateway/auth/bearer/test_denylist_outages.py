@@ -1,0 +1,227 @@
+"""A revoked access token is refused within a second with Redis dead, silent or back, and without
+Postgres nobody is let in who was not known."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+import sqlalchemy as sa
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from gateway.auth.bearer import revocations
+from gateway.auth.bearer.revocations import Announcement, Revocation, announcing
+from gateway.auth.errors import AuthUnavailable, ExpiredToken
+from gateway.db import ROLE_SYSTEM, create_engine
+from gateway.home import Home
+from gateway.processes import embedded_databases as embedded
+from gateway.processes.child_processes import Child
+from gateway.tenancy.changes import EVERYTHING
+from gateway.tenancy.errors import ChangeNotAnnounced
+from tests.databases import with_cluster
+from tests.gateway.auth.bearer.revoking import PROMISED_S, a_token, revoke, seconds_until_refused
+from tests.gateway.auth.bearer.test_api_keys import counted_queries
+from tests.gateway.auth.world import World, open_world
+from tests.pace import pace
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    return redis.asyncio.from_url(
+        url, socket_timeout=2.0, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 0)
+    )
+
+
+@pytest.fixture
+async def pool(postgres_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_engine(postgres_url, role=ROLE_SYSTEM, pool_size=10)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def world(pool: AsyncEngine, redis: redis.asyncio.Redis) -> AsyncIterator[World]:
+    async with open_world(pool, redis) as made:
+        yield made
+
+
+@pytest.fixture
+def own_home() -> Iterator[Home]:
+    home = Home(Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp")))
+    home.create()
+    yield home
+    shutil.rmtree(home.root)
+
+
+@pytest.fixture
+async def own_redis(own_home: Home) -> AsyncIterator[tuple[redis.asyncio.Redis, Child]]:
+    child = await embedded.start_redis(own_home, durable=False)
+    store = connect(embedded.redis_url(own_home))
+    yield store, child
+    await store.aclose()
+    child.send_signal(signal.SIGCONT)
+    await child.stop(5)
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_revocation_is_seen_within_a_second_without_redis(
+    pool: AsyncEngine, own_redis: tuple[redis.asyncio.Redis, Child], trouble: signal.Signals
+) -> None:
+    store, server = own_redis
+    async with open_world(pool, store) as world:
+        token = await a_token(world)
+        await world.principal(token)
+        server.send_signal(trouble)
+        claims = await world.claims(token)
+        revoking = asyncio.create_task(revoke(world, "token", claims.jti))
+        async with asyncio.timeout(30):
+            async with pool.connect() as conn:
+                while await conn.scalar(sa.text("SELECT 1 FROM revocations")) is None:
+                    await conn.rollback()
+                    await asyncio.sleep(0.001)
+        assert await seconds_until_refused(world.tokens, token) < PROMISED_S
+        with pytest.raises(ChangeNotAnnounced):
+            await revoking
+
+
+async def test_without_redis_good_tokens_work_and_postgres_is_polled_twice_a_second(
+    pool: AsyncEngine, own_redis: tuple[redis.asyncio.Redis, Child]
+) -> None:
+    store, server = own_redis
+    async with open_world(pool, store) as world:
+        token = await a_token(world)
+        await world.principal(token)
+        await server.stop(5)
+        await asyncio.sleep(1)
+        with counted_queries(pool) as queries:
+            started = time.monotonic()
+            while (elapsed := time.monotonic() - started) < 2:
+                await world.principal(token)
+                await asyncio.sleep(0.005)
+        polls = [each for each in queries if "FROM revocations" in each]
+        assert len(polls) == len(queries)
+        assert 3 <= len(polls) <= 1 + elapsed / revocations.POLL_S
+
+
+async def test_what_was_missed_while_redis_was_away_is_read_when_it_is_back(
+    pool: AsyncEngine, own_home: Home, own_redis: tuple[redis.asyncio.Redis, Child]
+) -> None:
+    store, server = own_redis
+    async with open_world(pool, store) as world:
+        token = await a_token(world)
+        await world.principal(token)
+        await server.stop(5)
+        claims = await world.claims(token)
+        with pytest.raises(ChangeNotAnnounced):
+            await revoke(world, "token", claims.jti)
+        again = await embedded.start_redis(own_home, durable=False)
+        assert await seconds_until_refused(world.tokens, token) < PROMISED_S
+        await again.stop(5)
+
+
+async def test_who_revokes_without_redis_is_noticed_by_those_who_have_it(world: World) -> None:
+    """The others' feed is healthy all along: it is the sequence in Postgres that tells them."""
+    token = await a_token(world)
+    claims = await world.claims(token)
+    await world.principal(token)
+    async with asyncio.timeout(30):
+        while world.tokens.denylist._behind:
+            await asyncio.sleep(0.01)
+    nowhere = connect("redis://127.0.0.1:1")
+    with pytest.raises(ChangeNotAnnounced):
+        async with announcing(nowhere, clock=world.clock) as told, world.db.begin() as conn:
+            await told.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
+    assert await seconds_until_refused(world.tokens, token) < PROMISED_S
+    await nowhere.aclose()
+
+
+async def test_a_process_that_missed_something_is_not_current_before_it_has_read_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denylist = world.tokens.denylist
+    await denylist.current()
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    read = denylist._read
+
+    async def slow() -> list[Revocation]:
+        reading.set()
+        await go_on.wait()
+        return await read()
+
+    monkeypatch.setattr(denylist, "_read", slow)
+    denylist._receive(EVERYTHING)
+    await reading.wait()
+    await asyncio.sleep(revocations.MAX_STALENESS_S)
+    assert not denylist.is_current, "the feed is healthy, and says nothing of what was missed"
+    go_on.set()
+    await denylist.current()
+
+
+async def test_a_gateway_that_dies_between_commit_and_announcement_has_warned(
+    world: World,
+) -> None:
+    token = await a_token(world)
+    claims = await world.claims(token)
+    await world.principal(token)
+    await asyncio.sleep(0.5)
+    announcement = Announcement(world.redis, world.clock)
+    async with world.db.begin() as conn:
+        await announcement.revoke(conn, org_id=world.org_id, kind="token", subject=claims.jti)
+    assert announcement.warned
+    assert await seconds_until_refused(world.tokens, token) < PROMISED_S
+
+
+async def test_without_postgres_known_tokens_work_until_they_expire(
+    own_home: Home, redis: redis.asyncio.Redis
+) -> None:
+    with_cluster(own_home)
+    server = await embedded.start_postgres(own_home)
+    db = create_engine(embedded.postgres_url(own_home))
+    async with open_world(db, redis) as world:
+        token = await a_token(world)
+        unseen = await a_token(world)
+        await world.principal(token)
+        server.send_signal(signal.SIGKILL)
+        await server.wait()
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            await world.principal(token)
+            await asyncio.sleep(0.01)
+        with pytest.raises(AuthUnavailable):
+            await world.principal(unseen)
+        with pytest.raises(AuthUnavailable):
+            await world.tokens.verify(unseen)
+        world.clock.now += 600
+        with pytest.raises(ExpiredToken):
+            await world.principal(token)
+    await db.dispose()
+
+
+async def test_without_both_nobody_is_let_in(own_home: Home) -> None:
+    with_cluster(own_home)
+    postgres = await embedded.start_postgres(own_home)
+    valkey = await embedded.start_redis(own_home, durable=False)
+    store = connect(embedded.redis_url(own_home))
+    db = create_engine(embedded.postgres_url(own_home))
+    async with open_world(db, store) as world:
+        token = await a_token(world)
+        await world.principal(token)
+        for server in (postgres, valkey):
+            server.send_signal(signal.SIGKILL)
+            await server.wait()
+        async with asyncio.timeout(30), pace() as seconds:
+            with pytest.raises(AuthUnavailable):
+                while True:
+                    await world.principal(token)
+                    await asyncio.sleep(0.01)
+            assert seconds() < 2 * PROMISED_S
+    await store.aclose()
+    await db.dispose()
