@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from billing.events import Band, Price, PriceSet
 from gateway.fleet.upstream.answer_bound import BYTES_PER_TOKEN, LONG_TOKEN_BYTES, SLACK_BYTES
 from gateway.fleet.upstream.meter import BrokenAnswer, UpstreamMeter
 from gateway.fleet.upstream.usage_claim import (
@@ -22,6 +23,10 @@ from gateway.fleet.upstream.usage_claim import (
     to_count,
 )
 from gateway.generation_events import MeteredUsage
+from gateway.inference.metering import rated
+from gateway.limits.spending import spending_of, to_nano
+from gateway.principal import Principal, SpendCap
+from tests.billing.samples import an_attempt
 from tests.budget import examples
 from tests.gateway.fleet.upstream.scripted_upstream import new_meter
 
@@ -72,6 +77,52 @@ def test_what_is_billed_and_what_is_disputed_are_what_was_claimed(
     for name in ("uncached_input", "cache_read", "cache_write", "cache_write_1h"):
         assert 0 <= getattr(billed, name) <= getattr(claimed, name)
     assert bound_usage(billed, UsageBound(most_input, most_output)) == billed, "a bound holds twice"
+
+
+PICOS = st.integers(0, 10**7)
+PRICE = st.builds(
+    lambda pico, band, dearer: Price("p", pico, (Band(band, "b", dearer),)),
+    PICOS,
+    st.integers(1, 2000),
+    PICOS,
+)
+PRICES = st.fixed_dictionaries(
+    {"uncached_input": PRICE, "output": PRICE},
+    optional={
+        **dict.fromkeys(("cache_read", "cache_write_5m", "embedding_input"), PRICE),
+        **dict.fromkeys(("reasoning_output", "batch_queue"), PRICE),
+    },
+)
+
+
+@given(METERED, st.integers(1, 1000), st.integers(0, 1000), PRICES, st.booleans())
+def test_nothing_costs_more_than_what_is_held_for_it(
+    claimed: MeteredUsage, most_input: int, most_output: int, prices: PriceSet, is_batch: bool
+) -> None:
+    claimed = msgspec.structs.replace(
+        claimed, cache_write_1h=0, reasoning_output=min(claimed.output, claimed.reasoning_output)
+    )
+    billed = bound_usage(claimed, UsageBound(most_input, most_output))
+    caller = Principal(
+        org_id="o",
+        project_id="p",
+        key_id="k",
+        key_hint="",
+        scopes=frozenset(),
+        spend_caps=(SpendCap("key", "k", "total", 1),),
+    )
+    held = spending_of(
+        caller,
+        "big",
+        prices,
+        input_tokens=most_input,
+        max_output_tokens=most_output,
+        min_output_tokens=0,
+        admitted_at=0.0,
+    )
+    attempt = an_attempt(prices=prices, lane="batch" if is_batch else "interactive")
+    assert held is not None
+    assert to_nano(rated(billed, attempt).amount_pico) <= held.hold_nano
 
 
 def test_what_costs_most_is_cut_off_first() -> None:
