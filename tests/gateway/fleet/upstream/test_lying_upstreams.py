@@ -13,7 +13,6 @@ import pytest
 from msgspec import UNSET
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
-from tests.gateway.limits.capped_office import CappedOffice, open_office
 
 from billing.events import DisputedUsage
 from billing.pricing.rating import rate
@@ -37,6 +36,7 @@ from tests.gateway.fleet.upstream.scripted_upstream import (
     run,
     texts,
 )
+from tests.gateway.limits.money.capped_office import CappedOffice, open_office
 
 BOOK = """
 [[price]]
