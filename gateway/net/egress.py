@@ -255,6 +255,25 @@ class Egress:
             except TimeoutError:
                 raise EgressTimeout("no whole answer in time") from None
 
+    async def check(self, url: str) -> None:
+        """Refuse a URL that a fetch would refuse, as it is written and by where its name leads now.
+        A name that leads nowhere, or says so too slowly, passes: each fetch looks it up anew.
+
+        Raises: ForbiddenTarget, whose text names no address that a name led to.
+        """
+        target = self.target(url)
+        try:
+            async with self._bounded(url):
+                await self._checked_addresses(target)
+        except ForbiddenTarget:
+            raise ForbiddenTarget("its name leads to an address that is not public") from None
+        except EgressError:
+            return
+
+    async def _checked_addresses(self, target: Target) -> list[str]:
+        """Look a name up, once. Raises: EgressFailed, ForbiddenTarget."""
+        return await self._resolver.addresses(target.host, target.port)
+
     def target(self, url: str) -> Target:
         """Read the URL as far as it is plainly written. Raises: ForbiddenTarget."""
         try:
@@ -272,6 +291,11 @@ class Egress:
     ) -> FetchResponse:
         """Make one exchange on a connection of its own. `max_bytes` None: nobody wants the body."""
         target = self.target(url)
+        addresses = await self._checked_addresses(target)
+
+        async def pinned(_host: str, _port: int) -> list[str]:
+            return addresses
+
         sent = {
             "host": target.authority,
             "user-agent": USER_AGENT,
@@ -286,7 +310,7 @@ class Egress:
             max_connections=1,
             max_idle=0,
             idle_s=0.0,
-            resolve=self._resolver.addresses,
+            resolve=pinned,
             trust=self._trust,
         )
         try:

@@ -50,6 +50,8 @@ class Federation(msgspec.Struct, frozen=True, kw_only=True):
     login: ExternalLogin
     secrets: Cipher
     """Encrypts the client secrets that issuers gave us."""
+    named_urls: Egress
+    """Checks the URLs that are registered; it holds up nobody's fetches."""
     allow_loopback: bool
 
 
@@ -138,6 +140,7 @@ async def open_federation(
             public_url=public_url,
         ),
         secrets=secrets,
+        named_urls=open_egress(),
         allow_loopback=allow_loopback,
     )
 

@@ -39,7 +39,7 @@ from gateway.auth.tables import (
     issuers,
 )
 from gateway.db import delete_some, tenant
-from gateway.net.egress import Egress, EgressError
+from gateway.net.egress import Egress, EgressError, ForbiddenTarget
 from gateway.secret import Cipher, UnknownSecret, random_secret
 from gateway.tenancy.errors import NotFound, TenancyError
 from gateway.tenancy.member_tables import users
@@ -148,6 +148,11 @@ class ExternalLogin:
             raise LoginRefused("not the query of a request")
         issuer = await self._issuer(issuer_id)
         discovered = await self._discover(issuer)
+        place = discovered.authorization_endpoint
+        try:
+            self._egress.target(place or "")
+        except ForbiddenTarget as error:
+            raise LoginRefused(f"authorization_endpoint: {error}") from None
         begun = LoginState(
             issuer_id=issuer_id,
             nonce=random_secret(),
@@ -166,7 +171,7 @@ class ExternalLogin:
             "code_challenge": create_s256_code_challenge(begun.code_verifier),
             "code_challenge_method": "S256",
         }
-        url: str = add_params_to_uri(discovered.authorization_endpoint, list(parameters.items()))
+        url: str = add_params_to_uri(place, list(parameters.items()))
         return url
 
     async def finish(

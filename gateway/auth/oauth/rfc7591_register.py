@@ -19,6 +19,7 @@ from gateway.auth.oauth.authorization import Authorization
 from gateway.auth.oauth.clients.metadata import (
     GRANT_TYPES_OF_STRANGERS,
     InvalidMetadata,
+    check_urls,
     from_document,
 )
 from gateway.auth.oauth.clients.store import (
@@ -28,6 +29,7 @@ from gateway.auth.oauth.clients.store import (
     create_client,
     scopes_of_a_stranger,
 )
+from gateway.net.egress import Egress
 from gateway.tenancy.orgs import find_operator
 
 KIND = "registration"
@@ -46,11 +48,12 @@ def read_body(body: bytes) -> Any:
 
 
 async def register(
-    authorization: Authorization, document: Any, origin: LoginOrigin
+    authorization: Authorization, egress: Egress, document: Any, origin: LoginOrigin
 ) -> CreatedClient:
     """Raises: InvalidMetadata, TooManyAttempts, redis.exceptions.RedisError."""
     metadata = from_document(document, grant_types=GRANT_TYPES_OF_STRANGERS)
     await authorization.throttle.count(KIND, address=origin.address, each=EACH, all_=ALL)
+    await check_urls(metadata, egress)
     async with authorization.system_db.begin() as conn:
         return await create_client(
             conn,

@@ -27,6 +27,7 @@ from gateway.permissions import may_appoint, may_give
 from gateway.principal import SCOPE_ADMIN
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource, to_cursor
+from gateway.tenancy.named_urls import check_url
 from gateway.wire.shared.page_query import PageQuery
 from gateway.wire.shared.resource import view_of
 
@@ -103,7 +104,9 @@ async def list_(request: AdminRequest, query: PageQuery) -> tuple[list[IssuerHer
 @issuers.create("List an external issuer", IssuerBody)
 async def create(request: AdminRequest, body: IssuerBody) -> Response[bytes]:
     values = to_values(request, body)
-    cipher = request.services.federation.secrets
+    federation = request.services.federation
+    cipher = federation.secrets
+    await check_url(federation.named_urls, "issuer", body.issuer)
     async with request.announced(NEW_SUBJECT) as conn:
         made = await create_issuer(
             conn, cipher, org_id=request.org_id, actor=request.actor, **values

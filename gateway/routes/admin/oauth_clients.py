@@ -22,6 +22,7 @@ from gateway.auth.oauth.clients.metadata import (
     REFRESH_TOKEN,
     ClientMetadata,
     InvalidMetadata,
+    check_urls,
     from_document,
 )
 from gateway.auth.oauth.clients.store import (
@@ -37,6 +38,7 @@ from gateway.auth.oauth.clients.store import (
 )
 from gateway.auth.oauth.tokens.consents import forget
 from gateway.auth.oauth.tokens.grants import Grant, find_grant, select_grants
+from gateway.net.egress import Egress
 from gateway.principal import Principal
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.browser import auth_of
@@ -95,7 +97,7 @@ def respond_once(made: CreatedClient, *, status: int = 200) -> Response[bytes]:
     return clients.respond_once(once, made.client, status=status)
 
 
-def to_metadata(written: ClientWritten) -> ClientMetadata:
+async def to_metadata(written: ClientWritten, egress: Egress) -> ClientMetadata:
     """Raises: InvalidField."""
     document = {
         name: getattr(written, name)
@@ -107,9 +109,11 @@ def to_metadata(written: ClientWritten) -> ClientMetadata:
     if AUTHORIZATION_CODE not in document["grant_types"]:
         document["response_types"] = []
     try:
-        return from_document(document)
+        metadata = from_document(document)
+        await check_urls(metadata, egress)
     except InvalidMetadata as error:
         raise InvalidField(error.param, error.message) from error
+    return metadata
 
 
 def check_scopes(principal: Principal, wanted: Sequence[str] | None) -> list[str]:
@@ -161,7 +165,7 @@ retrieve = clients.retrieve("One OAuth client", get_client)
     answer=OAuthClientOnce,
 )
 async def create(request: AdminRequest, written: ClientWritten) -> Response[bytes]:
-    metadata = to_metadata(written)
+    metadata = await to_metadata(written, request.services.federation.named_urls)
     scopes = check_scopes(request.user, written.scopes)
     async with request.transaction() as conn:
         await check_account(conn, request.user, written.service_account_id)
@@ -180,7 +184,7 @@ async def create(request: AdminRequest, written: ClientWritten) -> Response[byte
 
 @clients.replace("Change an OAuth client: all of it is said again", ClientWritten, method="POST")
 async def update(request: AdminRequest, written: ClientWritten) -> Client:
-    metadata = to_metadata(written)
+    metadata = await to_metadata(written, request.services.federation.named_urls)
     scopes = check_scopes(request.user, written.scopes)
     async with request.announced(request.id) as conn:
         await check_account(conn, request.user, written.service_account_id)

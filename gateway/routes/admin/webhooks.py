@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from gateway.routes.shared.access import needs
 from gateway.routes.shared.resource import AdminRequest, AdminResource, read_rows
+from gateway.tenancy.named_urls import check_url
 from gateway.webhooks import deliveries as delivery_verbs
 from gateway.webhooks import endpoints as verbs
 from gateway.webhooks.deliveries import DeliveryRecord
@@ -93,6 +94,7 @@ retrieve = webhooks.retrieve("One endpoint", verbs.get_endpoint)
 )
 async def create(request: AdminRequest, wanted: NewWebhookEndpoint) -> Response[bytes]:
     service = request.services.webhooks
+    await check_url(request.services.federation.named_urls, "url", wanted.url)
     async with request.transaction() as conn:
         made = await verbs.create_endpoint(
             conn,
@@ -108,6 +110,8 @@ async def create(request: AdminRequest, wanted: NewWebhookEndpoint) -> Response[
 @webhooks.update("Change an endpoint", WebhookEndpointPatch)
 async def update(request: AdminRequest, values: dict[str, Any]) -> EndpointRecord:
     loopback = request.services.webhooks.allow_loopback
+    if "url" in values:
+        await check_url(request.services.federation.named_urls, "url", values["url"])
     async with request.transaction() as conn:
         return await verbs.update_endpoint(
             conn,

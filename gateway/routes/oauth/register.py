@@ -28,7 +28,7 @@ from gateway.auth.oauth.rfc7591_register import (
     to_information,
     unregister,
 )
-from gateway.routes.shared.access import PUBLIC
+from gateway.routes.shared.access import PUBLIC, services
 from gateway.routes.shared.browser import auth_of, where_of
 from gateway.routes.shared.guards import read_bearer
 from gateway.routes.shared.media_types import JSON
@@ -76,7 +76,8 @@ def refusal(
 async def register_client(request: Request[Any, Any, Any]) -> Response[bytes]:
     auth = auth_of(request)
     try:
-        made = await register(auth, read_body(await request.body()), where_of(request, auth))
+        document, egress = read_body(await request.body()), services(request).federation.named_urls
+        made = await register(auth, egress, document, where_of(request, auth))
     except InvalidMetadata as error:
         log.info("a registration was refused: %s", error)
         return refusal(error.error, 400, field=error.param)

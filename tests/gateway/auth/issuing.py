@@ -12,8 +12,8 @@ from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 from joserfc.jws import JWSRegistry
 
-from gateway.net.egress import EgressFailed, FetchResponse
-from gateway.net.egress_targets import Forbidden, parse_target
+from gateway.net.egress import EgressFailed, FetchResponse, ForbiddenTarget
+from gateway.net.egress_targets import Forbidden, Target, parse_target
 
 ISSUER = "https://issuer.example.com"
 AUDIENCE = "api://tollgate"
@@ -58,6 +58,15 @@ class FarEnd:
 
     def fails(self, url: str, error: Exception | None = None) -> None:
         self.answers[url] = error or EgressFailed("gone")
+
+    def target(self, url: str) -> Target:
+        try:
+            return parse_target(url)
+        except Forbidden as error:
+            raise ForbiddenTarget(str(error)) from None
+
+    async def check(self, url: str) -> None:
+        self.target(url)
 
     async def get(self, url: str, *, bearer: str | None = None, **_options: Any) -> FetchResponse:
         self.asked.append(url)

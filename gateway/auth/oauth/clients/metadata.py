@@ -21,6 +21,7 @@ from gateway.auth.oauth.clients.redirects import (
     is_native,
     refusal,
 )
+from gateway.net.egress import Egress, ForbiddenTarget
 
 AUTHORIZATION_CODE = "authorization_code"
 REFRESH_TOKEN = "refresh_token"
@@ -125,6 +126,25 @@ def check(metadata: ClientMetadata, grant_types: frozenset[str]) -> None:
         if uri is not None and (len(uri) > MAX_URI_LENGTH or WEB.fullmatch(uri) is None):
             raise InvalidMetadata(name, "must be an https URI")
     _check_texts(metadata)
+
+
+async def check_urls(metadata: ClientMetadata, egress: Egress) -> None:
+    """Refuse a `jwks_uri` that would not be fetched, and links that lead a person to an address
+    that is not public. Where a link's name leads is its reader's affair: nothing is fetched there.
+
+    Raises: InvalidMetadata.
+    """
+    for name in ("jwks_uri", *LINKS):
+        url = getattr(metadata, name)
+        if url is None:
+            continue
+        try:
+            if name == "jwks_uri":
+                await egress.check(url)
+            else:
+                egress.target(url)
+        except ForbiddenTarget as error:
+            raise InvalidMetadata(name, f"is not allowed: {error}") from None
 
 
 def _check_name(name: str | None) -> None:

@@ -26,6 +26,7 @@ from gateway.auth.oauth.clients.metadata import (
     SECRET_METHODS,
     ClientMetadata,
     InvalidMetadata,
+    check_urls,
     from_document,
 )
 from gateway.auth.oauth.clients.store import Client, from_metadata, scopes_of_a_stranger
@@ -165,7 +166,12 @@ class ClientDocuments:
             content = found.json_object()
         except EgressError as error:
             raise ClientDocumentError(str(error)) from None
-        return to_metadata(url, content), max_age_s(found)
+        client = to_metadata(url, content)
+        try:
+            await check_urls(client, self._egress)
+        except InvalidMetadata as error:
+            raise ClientDocumentError(str(error)) from None
+        return client, max_age_s(found)
 
 
 def check_client_id_url(url: str, *, allow_loopback: bool = False) -> str:

@@ -380,6 +380,18 @@ async def test_an_issuer_without_endpoints_or_away_is_a_refusal(desk: Desk) -> N
         await desk.start()
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["https://10.0.0.1/a", "https://127.1/a", "http://issuer.example.com/a", "javascript:alert(1)"],
+)
+async def test_no_browser_is_sent_inward(desk: Desk, place: str) -> None:
+    await desk.list_it()
+    desk.world.issuer.publish(authorization_endpoint=place)
+    desk.world.clock.now += 700
+    with pytest.raises(LoginRefused, match="authorization_endpoint: "):
+        await desk.start()
+
+
 @pytest.mark.parametrize("request_", ["a b", "x#y", "\u00e9", "a\nb", "x" * 3001, "a\\b"])
 async def test_what_comes_back_is_the_query_of_a_request(desk: Desk, request_: str) -> None:
     await desk.list_it()
