@@ -104,10 +104,12 @@ class Fleet:
         return route
 
     def only_model(self, principal: Principal) -> str | None:
-        """Return the model that is meant by who names none: the only one that it may use. None:
-        there are several, or none."""
-        usable = [each for each in self._routes if principal.may_use(each)]
-        return usable[0] if len(usable) == 1 else None
+        """Return the model that is meant by who names none: the only one that it may use, whose
+        adapters do not count beside it. None: there are several, or none."""
+        usable = [each for each in self.routes if principal.may_use(each.model)]
+        names = {each.model for each in usable}
+        apart = [each.model for each in usable if each.parent not in names]
+        return apart[0] if len(apart) == 1 else None
 
     def order(self, route: Route, affinity: bytes | None = None) -> Sequence[Replica]:
         """Return all of them, the best first: healthy ones before failing ones, then by load

@@ -1,7 +1,7 @@
 """Programs of others before a live Tollgate and its engine, each as its users run it.
 
     make clients                     all
-    make clients ARGS=lm-eval        one: lm-eval, sentence-transformers, openai-agents,
+    make clients ARGS=lm-eval        one: lm-eval, sentence-transformers, guidellm, openai-agents,
                                      langchain-openai, litellm, claude-code, codex
 
 Their own environment has what they need and nothing of ours; they meet us over HTTP alone.
@@ -28,6 +28,8 @@ TIMEOUT_S = 1200.0
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 PENNY = ROOT / "models" / "penny"
 TOLERANCE = 1e-4
+LOAD_REQUESTS, LOAD_STREAMS, LOAD_OUTPUT = 12, 3, 16
+"""What guidellm sends in all and at once, and the tokens of each answer."""
 SENTENCES = [
     "A request comes in with a credential and leaves as a stream.",
     "penny",
@@ -123,6 +125,30 @@ def sentence_transformers() -> str:
     return f"sentence-transformers: at most {apart:.1e} apart"
 
 
+def guidellm() -> str:
+    """It looks at `/health` first, counts tokens by the usage in every chunk, and needs each answer
+    to be as long as it was asked to be (`ignore_eos`)."""
+    with running(workers=1) as stack, tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        backend = f"kind=openai_http,target={stack.base_url},model=penny,api_key={key_of(stack)}"
+        theirs(
+            [
+                *("-m", "guidellm", "run", "--backend", backend, "--disable-console-outputs"),
+                *("--profile", f"kind=concurrent,streams={LOAD_STREAMS}"),
+                *("--constraint", f"kind=max_requests,count={LOAD_REQUESTS}"),
+                *("--tokenizer", f"kind=huggingface_auto,model={PENNY}"),
+                *("--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={LOAD_OUTPUT}"),
+                *("--output", f"kind=json,path={report}"),
+            ]
+        )
+        [found] = json.loads(report.read_text())["benchmarks"]
+    metrics = found["metrics"]
+    totals, output = metrics["request_totals"], metrics["output_token_count"]["successful"]
+    assert (totals["successful"], totals["errored"]) == (LOAD_REQUESTS, 0), totals
+    assert output["mean"] == LOAD_OUTPUT, output
+    return f"guidellm: {LOAD_REQUESTS} requests of {LOAD_OUTPUT} tokens, none failed"
+
+
 def script(name: str) -> str:
     """Run one of the scripts beside this module; what it says of itself at its end."""
     file = str(Path(__file__).with_name(name))
@@ -135,6 +161,7 @@ def script(name: str) -> str:
 CLIENTS: dict[str, Callable[[], str]] = {
     "lm-eval": lm_eval,
     "sentence-transformers": sentence_transformers,
+    "guidellm": guidellm,
     "openai-agents": partial(script, "with_agents.py"),
     "langchain-openai": partial(script, "with_langchain.py"),
     "litellm": partial(script, "with_litellm.py"),

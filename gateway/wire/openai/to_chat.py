@@ -169,18 +169,21 @@ class ChatStream:
                 continue
             assert isinstance(item, TextDelta)
             is_plain = not (item.reasoning or item.calls)
-            token_ids = item.token_ids or None
+            token_ids, reason = item.token_ids or None, item.finish_reason
+            if reason is not None:
+                reason = reason_of(reason, self._calls_function)
             if item.index not in self._begun:
                 chunks += self._begin(item.index, says=is_plain or bool(item.text))
             if not is_plain:
                 chunks += self._parsed(item)
                 token_ids = None
-            elif item.text or item.logprobs or (token_ids and item.finish_reason is None):
+            elif item.text or item.logprobs or (token_ids and reason is None):
                 content = b'{"content":' + _encode(item.text) + b"}" if item.text else b"{}"
-                chunks.append(self._chunk(item.index, content, item.logprobs, token_ids))
-                token_ids = None
-            if item.finish_reason is not None:
-                reason = reason_of(item.finish_reason, self._calls_function)
+                # Where each chunk says the usage, each has new tokens (vLLM's clients count them).
+                ends = None if self._usage is None else reason
+                chunks.append(self._chunk(item.index, content, item.logprobs, token_ids, ends))
+                token_ids, reason = None, None if ends is not None else reason
+            if reason is not None:
                 chunks.append(self._chunk(item.index, b"{}", None, token_ids, reason))
         return b"".join(chunks)
 

@@ -104,6 +104,30 @@ def test_what_a_caller_may_not_use_is_as_good_as_unknown(
     assert refused.value.message.replace("`m`", "`nope`") == unknown.value.message
 
 
+@pytest.mark.parametrize(
+    ("served", "usable", "only"),
+    [
+        ({"a": None}, None, "a"),
+        ({"a": None, "a-legal": "a", "a-terse": "a"}, None, "a"),
+        ({"a": None, "a-legal": "a"}, {"a-legal"}, "a-legal"),
+        ({"a": None, "a-legal": "a", "a-terse": "a"}, {"a-legal", "a-terse"}, None),
+        ({"a": None, "b": None}, None, None),
+        ({"a": None, "b": None}, {"b"}, "b"),
+        ({"a": None}, {"c"}, None),
+    ],
+)
+def test_who_names_no_model_means_the_only_one_beside_its_adapters(
+    served: dict[str, str | None], usable: set[str] | None, only: str | None
+) -> None:
+    fleet = Fleet(
+        Route(model=name, kind="engine", replicas=(), parent=parent)
+        for name, parent in served.items()
+    )
+    allowed = None if usable is None else frozenset(usable)
+    caller = msgspec.structs.replace(ANYBODY, allowed_models=allowed)
+    assert fleet.only_model(caller) == only
+
+
 def test_the_first_is_drawn_by_weight_and_the_rest_follow() -> None:
     fleet, route, _ = fleet_of(Place("a", 3), Place("b", 1), Place("c", 1))
     orders = [names(fleet, route) for _ in range(5000)]

@@ -159,6 +159,9 @@ def test_every_chunk_says_the_usage_so_far(worker: Running, ask_for: Any) -> Non
         )
         if ask_for is chat:
             assert (chunks[0]["choices"][0]["delta"]["content"], counts[0]) == ("", 0)
+        ended = chunks[-2]["choices"][0]
+        assert ended["finish_reason"] == "length"
+        assert ended["delta"]["content"] if ask_for is chat else ended["text"]
 
 
 def test_an_upstreams_chunks_say_the_usage_so_far_and_it_hears_nothing_of_that(
