@@ -29,7 +29,7 @@ TASKS = Path(__file__).parent / "lm_eval_tasks"
 PENNY = ROOT / "models" / "penny"
 TOLERANCE = 1e-4
 LOAD_REQUESTS, LOAD_STREAMS, LOAD_OUTPUT = 12, 3, 16
-"""What guidellm sends in all and at once, and the tokens of each answer."""
+"""guidellm sends so many requests, so many at once, for answers of so many tokens."""
 SENTENCES = [
     "A request comes in with a credential and leaves as a stream.",
     "penny",
