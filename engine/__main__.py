@@ -23,6 +23,8 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineStepFailed
 from engine.options import Option, engine_options
 from engine.text.hub import fetch, names_a_repository
+from engine.text.model_folder import check_model_folder, has_tokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.transport.frames import parse_address
 from engine.transport.server import EngineServer
 from engine.transport.startup import Startup
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         startup = Startup()
         with startup.phase("hub"):
             _fetch_model(arguments)
+        _check_model(arguments)
         core = _load(_config(arguments), startup)
         with _record_at(arguments.usage_record) as record:
             server = EngineServer(core, arguments.listen, record)
@@ -74,6 +77,13 @@ def _fetch_model(arguments: argparse.Namespace) -> None:
     arguments.served_name = arguments.served_name or name
     weights = arguments.load_format != "dummy"
     arguments.model = fetch(name, revision=arguments.revision, weights=weights).folder
+
+
+def _check_model(arguments: argparse.Namespace) -> None:
+    """Look over the folder before torch is imported, so that what is wrong is told at once."""
+    check_model_folder(arguments.model, weights=arguments.load_format != "dummy")
+    if has_tokenizer(arguments.model):
+        Tokenizer.load(arguments.model)
 
 
 def _load(config: EngineConfig, startup: Startup) -> EngineCore:

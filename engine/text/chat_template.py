@@ -102,10 +102,14 @@ class ChatTemplate:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{path} cannot be read: {error}") from error
         else:
+            path = folder / "tokenizer_config.json"
             templates = _named_templates(config.get("chat_template"))
         if "default" not in templates:
             return None
-        return cls(templates, special_tokens(config), now=now)
+        try:
+            return cls(templates, special_tokens(config), now=now)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}") from error
 
     def render(
         self,

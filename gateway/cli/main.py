@@ -91,9 +91,11 @@ def up(**flags: Flags) -> None:
 
     logs.configure(settings.log_level, json_lines=False)
     settings = fetch_models(settings, weights=True)
-    check_models(settings)
+    from gateway.processes.model_folders import check_models
     from gateway.processes.reachability import check_databases
     from gateway.processes.supervisor import Supervisor
+
+    check_models(settings, weights=True)
 
     async def supervise() -> None:
         await check_databases(settings)
@@ -116,11 +118,12 @@ def gateway(**flags: Flags) -> None:
         if getattr(settings, key) is None:
             raise SettingsError(f"{key}: set TOLLGATE_{key.upper()}; only `tollgate up` embeds one")
     settings = fetch_models(settings, weights=False)
-    check_models(settings)
     from gateway.app import worker
     from gateway.home import Home
     from gateway.net import listener
+    from gateway.processes.model_folders import check_models
 
+    check_models(settings, weights=False)
     Home(settings.home).create()
     try:
         bound = listener.bind(settings.host, settings.port)
@@ -413,24 +416,3 @@ def fetch_models(settings: Settings, *, weights: bool) -> Settings:
     from gateway.processes.model_downloads import with_folders
 
     return with_folders(settings, weights=weights, say=click.echo)
-
-
-def check_models(settings: Settings) -> None:
-    """Raises: SettingsError if a model's or an adapter's folder, or a key of an upstream or of the
-    file store, is missing."""
-    from gateway.settings.load import read_secret
-
-    for model in settings.models:
-        for name in ("config.json", "tokenizer.json"):
-            if model.path is not None and not (model.path / name).is_file():
-                raise SettingsError(f"model {model.name}: {model.path} has no {name}")
-        for adapter in model.adapters:
-            for name in ("adapter_config.json", "adapter_model.safetensors"):
-                if adapter.path is not None and not (adapter.path / name).is_file():
-                    raise SettingsError(f"adapter {adapter.name}: {adapter.path} has no {name}")
-        for replica in model.replicas:
-            if replica.api_key_env is not None:
-                read_secret(replica.api_key_env)
-    if (store := settings.file_store) is not None:
-        read_secret(store.access_key_env, "file_store.access_key_env")
-        read_secret(store.secret_key_env, "file_store.secret_key_env")

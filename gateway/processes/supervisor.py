@@ -46,7 +46,8 @@ from gateway.processes.embedded_databases import (
 )
 from gateway.processes.restarter import Restarter
 from gateway.processes.watchdog import Watchdog
-from gateway.settings.load import Settings, child_environment, save
+from gateway.settings.child_environment import engine_environment, worker_environment
+from gateway.settings.load import Settings, own_environment, save
 from gateway.settings.models import ModelConfig
 
 log = logging.getLogger(__name__)
@@ -229,7 +230,7 @@ class Supervisor:
             run=self.home.run,
             log=self.home.logs / f"engine-{position}.log",
             # OpenMP threads that wait by spinning would keep the workers off a small machine.
-            env=child_environment(OMP_WAIT_POLICY="PASSIVE"),
+            env=engine_environment(own_environment(), self.settings, OMP_WAIT_POLICY="PASSIVE"),
         )
 
     async def _start_worker(self, slot: int, listen_fd: int) -> Child:
@@ -248,7 +249,11 @@ class Supervisor:
                 ],
                 run=self.home.run,
                 log=self.home.logs / f"worker-{slot}.log",
-                env=child_environment(PROMETHEUS_MULTIPROC_DIR=str(self.home.metrics)),
+                env=worker_environment(
+                    own_environment(),
+                    self.settings,
+                    PROMETHEUS_MULTIPROC_DIR=str(self.home.metrics),
+                ),
                 pass_fds=(listen_fd, writer),
             )
         except OSError:

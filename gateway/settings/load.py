@@ -147,10 +147,9 @@ def read_secret(variable: str, field: str = "api_key_env") -> str:
     return value
 
 
-def child_environment(**extra: str) -> dict[str, str]:
-    """Return this process's environment for a child that reads its settings elsewhere."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLGATE_")}
-    return {**kept, **extra}
+def own_environment() -> Mapping[str, str]:
+    """Return this process's environment, of which children get a part (`child_environment`)."""
+    return os.environ
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -43,6 +45,8 @@ from tests.journeys.upstreams import (
 from tests.stack import Stack, running
 
 pytestmark = pytest.mark.slow
+
+CANARY = "canary-in-the-environment"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def stack(
     book.write_text(BOOK)
     big, wide, other, narrow = (each.base_url for each in upstreams)
     config = CONFIG.format(book=book, big=big, wide=wide, other=other, narrow=narrow)
-    with running(config=config, env={"BIG_KEY": BIG_KEY}) as started:
+    with running(config=config, env={"BIG_KEY": BIG_KEY, "SOMEBODYS_TOKEN": CANARY}) as started:
         yield started
 
 
@@ -88,6 +92,29 @@ def client(stack: Stack) -> OpenAI:
 def test_all_models_are_listed_and_penny_answers_beside_the_upstreams(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["penny", "big", "wide", "narrow"]
     assert ask(client, "penny", max_tokens=4).usage.completion_tokens > 0
+
+
+def test_no_child_has_a_secret_that_is_not_its_own(stack: Stack, client: OpenAI) -> None:
+    """A grammar is asked for, so that the engine has its own child as well."""
+    form: Any = {"type": "json_object"}
+    assert ask(client, "penny", max_tokens=4, response_format=form).usage.completion_tokens > 0
+    assert stack.process is not None
+    children = psutil.Process(stack.process.pid).children(recursive=True)
+    keys: dict[str, list[bool]] = {}
+    for child in children:
+        try:
+            line, environ = child.cmdline(), Path(f"/proc/{child.pid}/environ").read_bytes()
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            continue  # a backend of Postgres that ended
+        assert CANARY.encode() not in environ and b"TOLLGATE_" not in environ, line
+        kind = next((each for each in KINDS if any(each in part for part in line)), "?")
+        keys.setdefault(kind, []).append(BIG_KEY.encode() in environ)
+    assert {kind: any(found) for kind, found in keys.items()} == KINDS
+
+
+KINDS = {"postgres": False, "valkey": False, "engine": False, "worker": True}
+"""The children of a Tollgate by a word of their command lines, and whether they need the keys of
+upstreams."""
 
 
 def test_a_whole_answer_comes_under_our_name_with_what_is_billed(

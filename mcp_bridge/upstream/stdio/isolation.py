@@ -23,6 +23,7 @@ import msgspec
 from mcp_bridge.upstream.launch_errors import CannotIsolate
 from mcp_bridge.upstream.launch_spec import LaunchSpec, ProcessLimits
 from mcp_bridge.upstream.stdio.uids import (
+    PATH,
     NoUid,
     UidLease,
     UidLeases,
@@ -146,6 +147,7 @@ class Bubblewrap:
         try:
             subprocess.run(
                 trial,
+                env={"PATH": PATH},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -29,6 +29,7 @@ from mcp_bridge.upstream.launch_errors import StartFailed, StdioError, TooManyPr
 from mcp_bridge.upstream.launch_spec import LaunchSpec, check_on_disk, filled_environment
 from mcp_bridge.upstream.stdio.images import check_images
 from mcp_bridge.upstream.stdio.isolation import Cell, Isolation, first_closed_folder
+from mcp_bridge.upstream.stdio.uids import PATH
 
 MAX_PROCESSES = 64
 """Servers of one gateway process."""
@@ -43,7 +44,6 @@ KILL_WAIT_S = 5.0
 STDERR_WAIT_S = 2.0
 """Time to read the rest of stderr, which a process outside of the group may hold open."""
 GROUP_LOOKS, LOOK_AGAIN_S = 100, 0.005
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 Ends = tuple[socket.socket, socket.socket, socket.socket]
 

@@ -15,6 +15,8 @@ import subprocess
 import time
 from pathlib import Path
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Programs are looked for there, whatever the gateway's own environment says."""
 UID_FIRST = 1_900_000_000
 """Above the uids of people, systemd and containers, below 2^31."""
 UID_COUNT = 100_000
@@ -150,6 +152,7 @@ def end_all(uid: int) -> None:
     assert uid > 0
     subprocess.run(
         ["setpriv", *as_uid(uid), "--", "/bin/sh", "-c", KILL_ALL],
+        env={"PATH": PATH},  # that uid's processes may read it
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

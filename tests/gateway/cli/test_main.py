@@ -166,6 +166,39 @@ def test_a_key_of_an_upstream_that_is_not_there_is_told_before_the_start(folder:
     assert not (folder / "home").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "data", "line"),
+    [
+        ("tokenizer.json", b'{"model": ', "PATH/tokenizer.json is not a JSON object: Input data"),
+        ("config.json", b"{no", "PATH/config.json is not a JSON object: JSON is malformed"),
+        ("tokenizer_config.json", b"{no", "PATH/tokenizer_config.json: "),
+        (
+            "chat_template.jinja",
+            b"{% for x in %}",
+            "PATH/chat_template.jinja: chat template, line 1:",
+        ),
+        ("model.safetensors", None, "PATH has its weights as pytorch_model.bin alone; only"),
+        (None, None, "PATH does not exist: give the folder of a model in Hugging Face's form"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_told_before_the_start(
+    folder: Path, file: str | None, data: bytes | None, line: str
+) -> None:
+    path = folder / "model"
+    if file is not None:
+        path.mkdir()
+        for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"):
+            shutil.copy(ROOT / "models/penny" / name, path / name)
+        if data is None:
+            (path / file).rename(path / "pytorch_model.bin")
+        else:
+            (path / file).write_bytes(data)
+    done = invoke({"TOLLGATE_HOME": str(folder / "home")}, "up", "--model", str(path))
+    assert isinstance(done.exception, SettingsError)  # `main` prints it, and leaves with 2
+    assert str(done.exception).startswith(f"model model: {line.replace('PATH', str(path))}")
+    assert not (folder / "home").exists()
+
+
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
 def test_an_adapter_that_is_not_there_is_told_before_the_start(folder: Path, missing: str) -> None:
     path = folder / "legal"

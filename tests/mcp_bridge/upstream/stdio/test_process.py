@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from mcp_bridge.upstream.launch_errors import (
     TooManyProcesses,
 )
 from mcp_bridge.upstream.launch_spec import FileDigest, LaunchSpec, ProcessLimits
+from mcp_bridge.upstream.stdio import uids
 from mcp_bridge.upstream.stdio.isolation import NoIsolation, OwnUid, choose_isolation
 from mcp_bridge.upstream.stdio.process import Launcher, ProcessOwner, ServerProcess
 from mcp_bridge.upstream.stdio.uids import NoUid, UidLeases, runs_as
@@ -364,3 +366,19 @@ def test_what_a_dead_gateway_left_is_swept(scratch: Path) -> None:
     assert leases.sweep() == 1
     assert left.wait(timeout=10) == -signal.SIGKILL
     assert leases.sweep() == 0, "nothing of it is left"
+
+
+async def test_what_ends_a_uid_has_no_environment_of_ours(
+    uid_launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs under the uid of the server, which may read it."""
+    run, environments = subprocess.run, []
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        environments.append(options.get("env"))
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(uids.subprocess, "run", seen)
+    process = await started(uid_launcher, python_spec("import time; time.sleep(60)"))
+    await process.stop()
+    assert environments and all(each == {"PATH": uids.PATH} for each in environments)

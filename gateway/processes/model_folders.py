@@ -1,0 +1,61 @@
+"""Checks once, before anything is started, that what the settings name of models is there: folders,
+and the keys of upstreams. A start that would fail minutes later fails at once, with one line."""
+
+from __future__ import annotations
+
+from engine.errors import ConfigError
+from engine.text.chat_template import ChatTemplate
+from engine.text.model_folder import (
+    check_model_folder,
+    check_safetensors,
+    check_tokenizer,
+    read_json,
+)
+from gateway.settings.file import SettingsError
+from gateway.settings.load import Settings, read_secret
+from gateway.settings.models import AdapterConfig, ModelConfig
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def check_models(settings: Settings, *, weights: bool) -> None:
+    """Raises: SettingsError if a model's or an adapter's folder is not one that can be served, as
+    far as a look tells, or if a key of an upstream or of the file store is missing. weights: the
+    engines that load them are started here."""
+    for model in settings.models:
+        _check_files(model, weights=weights)
+        for adapter in model.adapters:
+            _check_adapter(adapter, weights=weights)
+        for replica in model.replicas:
+            if replica.api_key_env is not None:
+                read_secret(replica.api_key_env)
+    if (store := settings.file_store) is not None:
+        read_secret(store.access_key_env, "file_store.access_key_env")
+        read_secret(store.secret_key_env, "file_store.secret_key_env")
+
+
+def _check_files(model: ModelConfig, *, weights: bool) -> None:
+    is_loaded = model.starts_engine and model.engine_options.load_format != "dummy"
+    try:
+        if model.path is not None:
+            check_model_folder(model.path, weights=weights and is_loaded)
+            check_tokenizer(model.path)
+            ChatTemplate.find(model.path, file=model.chat_template)
+        if (path := model.tokenizer) is not None:
+            check_tokenizer(path if path.is_dir() else path.parent)
+    except ConfigError as error:
+        raise SettingsError(f"model {model.name}: {error.message}") from None
+
+
+def _check_adapter(adapter: AdapterConfig, *, weights: bool) -> None:
+    if adapter.path is None:
+        return
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (adapter.path / name).is_file():
+            raise SettingsError(f"adapter {adapter.name}: {adapter.path} has no {name}")
+    try:
+        read_json(adapter.path / ADAPTER_CONFIG)
+        if weights:
+            check_safetensors(adapter.path / ADAPTER_WEIGHTS)
+    except ConfigError as error:
+        raise SettingsError(f"adapter {adapter.name}: {error.message}") from None
