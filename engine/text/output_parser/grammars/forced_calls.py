@@ -6,14 +6,19 @@ Knows no family.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.text.output_parser.grammars.lark import Lark, schema_rule
+from engine.text.output_parser.grammars.quoted_lark import quoted_lark
 from engine.text.output_parser.reading.call_format import CallFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
+
+TEXT_ARGUMENT = "input"
+"""The argument of a tool that takes a text and nothing else."""
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -22,6 +27,8 @@ class Tool(msgspec.Struct, frozen=True):
     name: str
     parameters: Mapping[str, Any] | None = None
     """JSON schema of its arguments, which are an object; None: it takes none."""
+    text_lark: str | None = None
+    """A grammar of the text that is its only argument, `TEXT_ARGUMENT`; None: it has a schema."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -46,5 +53,13 @@ def forced_calls(
     for index, tool in enumerate(tools):
         before, after = lark.text(writing.before(tool.name)), lark.text(writing.after)
         rules.append(f"call_{index}: {before} arguments_{index} {after}".rstrip())
-        rules.append(f"arguments_{index}: {schema_rule(tool.schema)}")
+        rules.append(f"arguments_{index}: {arguments_rule(tool)}")
     return rules
+
+
+def arguments_rule(tool: Tool) -> str:
+    """An expression that matches a tool's arguments. Raises LarkError."""
+    if tool.text_lark is None:
+        return schema_rule(tool.schema)
+    before, after = json.dumps(f'{{"{TEXT_ARGUMENT}": "'), json.dumps('"}')
+    return f"{before} %lark {{\n{quoted_lark(tool.text_lark)}\n}} {after}"

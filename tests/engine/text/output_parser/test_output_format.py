@@ -316,3 +316,20 @@ def test_special_markers_are_shown(tokenizer: Tokenizer) -> None:
     form = OutputFormat(tokenizer, "[TOOL_CALLS]")
     assert tokenizer.token_to_id("[TOOL_CALLS]") in form.shown_ids
     assert tokenizer.token_to_id("<tool_call>") not in form.shown_ids
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_a_tool_of_free_text_is_called_with_a_text_of_its_grammar(
+    family: FamilyName, tokenizer: Tokenizer, speaker: Speaker
+) -> None:
+    lark = 'start: ("+" /[ -~\\n]{0,8}/ "\\n")+ "\\"" /[0-9]/'
+    tool = Tool("patch", text_lark=lark)
+    form = OutputFormat(tokenizer, "", family=family, reasoning="none")
+    for grammar in (form.forced([tool], max_calls=1), form.offered([tool], max_calls=1)):
+        for seed in range(3):
+            reading = read(form.parser(tools=["patch"]), speaker.say(grammar, random.Random(seed)))
+            for name, arguments in reading.calls:
+                given = json.loads(arguments)
+                assert name == "patch" and given.keys() == {"input"}
+                assert re.fullmatch(r'(\+[ -~\n]{0,8}\n)+"[0-9]', given["input"])
+            assert reading.calls or grammar != form.forced([tool], max_calls=1)
