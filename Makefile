@@ -25,7 +25,7 @@ KIT = npm install --prefix .conformance --no-audit --no-fund $(CONFORMANCE) \
 
 # Programs of others before a live server: lm-eval, sentence-transformers, openai-agents, langchain-openai, litellm; in an
 # environment of their own, and coding agents from npm.
-CODING_AGENTS := @anthropic-ai/claude-code@2.1.332
+CODING_AGENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0
 clients: $(VENV)/.dev .clients/.done
 	npm install --prefix .clients/agents --no-audit --no-fund --ignore-scripts --loglevel=error $(CODING_AGENTS)
 	CLIENTS_PYTHON=$(CURDIR)/.clients/bin/python $(BIN)/python -m tests.clients $(ARGS)

@@ -45,7 +45,9 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
     """Arguments are kept to it even where the model need not call."""
     param: str = "tools"
-    """The field that holds the schema."""
+    """The field that holds the schema, or the grammar of its text."""
+    text_form: Grammar | None = None
+    """The grammar of its text, `input`, of a tool that takes nothing else; None: any."""
 
 
 class ToolUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -24,12 +26,21 @@ from gateway.tools.loop import LoopCall, ToolLoops
 from gateway.tools.servers import answered_requests, known_servers, labels_of, refuse_servers
 from gateway.wire.openai.from_chat import peek
 from gateway.wire.openai_responses.answer import begun, id_of
+from gateway.wire.openai_responses.client_tools import CalledTool, ClientTools, HostedTool
 from gateway.wire.openai_responses.context import to_messages
-from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
+from gateway.wire.openai_responses.from_responses import (
+    client_tools,
+    hosted_tools,
+    is_sealed,
+    own_items,
+    placed_tools,
+    read_response,
+    to_generate,
+)
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.looped_responses import LoopedResponse, ResponseSteps
 from gateway.wire.openai_responses.request import ResponseRequest
-from gateway.wire.openai_responses.to_responses import ResponseEncoder
+from gateway.wire.openai_responses.to_responses import ResponseEncoder, Seal
 from gateway.wire.shared.refusals import unsupported
 from gateway.wire.surfaces import AnswerFormat
 
@@ -53,9 +64,10 @@ async def create(
     context, request = await read_context(context, read_response)
     servers = known_servers(loops, context.principal, request.tools)
     owner, keeps = ResponseOwner.of(context.principal), is_kept(context, request)
+    tools = to_tools(responses, owner, request)
     before = await earlier_items(responses, owner, request)
     given = own_items(request, {item.id: item for item in before})
-    generate = to_generate(request, [*before, *given])
+    generate = to_generate(request, [*before, *given], tools)
     if keeps or request.conversation is not None:
         check_size(given)
     if request.background:
@@ -63,7 +75,9 @@ async def create(
     items = (*before, *given)
     if servers:
         generate = msgspec.structs.replace(generate, has_tools=True)
-    encoder = partial(to_encoder, request, labels_of(items) if servers else None)
+    seal = partial(responses.seal.seal, owner, "reasoning") if is_sealed(request) else None
+    known = labels_of(items) if servers else None
+    encoder = partial(to_encoder, request, tools.called, seal, known)
     answer_format = AnswerFormat(id_prefix=ID_PREFIX, encoder=encoder)
     call = to_call(services, answer_format, context, generate)
     assert isinstance(call.encoder, ResponseEncoder)
@@ -108,9 +122,11 @@ async def count_input(
     request, _, _ = await read_known(body, read_response, route)
     check_may_keep(principal, request)
     refuse_servers(request.tools, "what a server offers is not counted")
-    before = await earlier_items(responses, ResponseOwner.of(principal), request)
+    owner = ResponseOwner.of(principal)
+    tools = to_tools(responses, owner, request)
+    before = await earlier_items(responses, owner, request)
     given = own_items(request, {item.id: item for item in before})
-    generate = to_generate(request, [*before, *given])
+    generate = to_generate(request, [*before, *given], tools)
     replicas = services.fleet.order(route)
     return await replicas[0].count(generate, priority_of(principal, services.deadlines, generate))
 
@@ -154,24 +170,39 @@ def check_size(given: tuple[Item, ...]) -> None:
         )
 
 
+def to_tools(responses: Responses, owner: ResponseOwner, request: ResponseRequest) -> ClientTools:
+    """Open what is sealed in a request, and return its own tools. Raises: BadField."""
+    request.input = responses.seal.unseal_items(owner, request.input)
+    if responses.refuses_hosted_tools:
+        for path, tool in placed_tools(request):
+            if isinstance(tool, HostedTool):
+                raise unsupported(f"{path}.type", "not supported here: nobody runs that tool")
+    return client_tools(request)
+
+
 def to_encoder(
     request: ResponseRequest,
+    called: Mapping[str, CalledTool],
+    seal: Seal | None,
     listed: frozenset[str] | None,
     generate: GenerateRequest,
     heading: AnswerHeader,
 ) -> ResponseEncoder:
-    """Make the encoder. `listed`: servers whose tools it knows already; None: none are called
-    here."""
+    """Make the encoder. `called`: tools that the client knows by another name than the model;
+    `seal`: for what was thought; `listed`: servers whose tools it knows already; None: none are
+    called here."""
     response = begun(
         request,
         id=heading.id,
         created_at=heading.created,
         service_tier=heading.service_tier,
         status="queued" if request.background else "in_progress",
+        left_out=hosted_tools(request),
     )
+    options: dict[str, Any] = {"stream": generate.stream, "called": called, "seal": seal}
     if listed is not None:
-        return LoopedResponse(response, stream=generate.stream, known=listed)
-    return ResponseEncoder(response, stream=generate.stream)
+        return LoopedResponse(response, known=listed, **options)
+    return ResponseEncoder(response, **options)
 
 
 async def keep_answer(responses: Responses, created: StartableResponse, keeps: bool) -> None:

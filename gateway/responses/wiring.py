@@ -12,6 +12,8 @@ from gateway.responses.background import Background
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
+from gateway.responses.sealed_items import PURPOSE as ITEMS
+from gateway.responses.sealed_items import ItemSeal
 from gateway.responses.store import PURPOSE, ResponseStore
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
@@ -23,6 +25,9 @@ class Responses(msgspec.Struct, frozen=True, kw_only=True):
     store: ResponseStore
     conversations: ConversationStore
     background: Background
+    seal: ItemSeal
+    refuses_hosted_tools: bool = False
+    """A tool that the vendor's servers would run is refused; else the model is not shown it."""
 
 
 def open_responses(
@@ -42,4 +47,10 @@ def open_responses(
     background = Background(services, RunningRows(**shared), EventRows(**shared))
     background.start()
     resources.stack.push_async_callback(background.close)
-    return Responses(store=store, conversations=conversations, background=background)
+    return Responses(
+        store=store,
+        conversations=conversations,
+        background=background,
+        seal=ItemSeal(Cipher(resources.secret, ITEMS)),
+        refuses_hosted_tools=settings.compat.hosted_tools == "refuse",
+    )

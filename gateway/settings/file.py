@@ -81,6 +81,9 @@ class CompatConfig(Strict, frozen=True, kw_only=True):
     unknown_fields: UnknownFields = "refuse"
     """Fields of a request that are not in docs/fields.md: a 400 that names them, or as if they were
     not there, named in the answer's header `X-Tollgate-Ignored-Fields`."""
+    hosted_tools: Literal["leave_out", "refuse"] = "leave_out"
+    """Tools in /v1/responses that a vendor's servers would run (`web_search`): not shown to the
+    model, and named in the answer's `metadata`; or a 400."""
 
 
 class WrittenModel(Strict, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from tests.clients.coding_agents import claude_code
+from tests.clients.coding_agents import claude_code, codex
 from tests.stack import ROOT, Stack, running
 
 TIMEOUT_S = 1200.0
@@ -166,6 +166,7 @@ CLIENTS: dict[str, Callable[[], str]] = {
     "langchain-openai": partial(script, "with_langchain.py"),
     "litellm": partial(script, "with_litellm.py"),
     "claude-code": claude_code,
+    "codex": codex,
 }
 
 

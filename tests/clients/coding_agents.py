@@ -1,4 +1,4 @@
-"""Coding agents before a live Tollgate, as their users run them: Claude Code, from its npm package.
+"""Coding agents before a live Tollgate, as their users run them: Claude Code and Codex, from npm.
 
 A scripted model behind Tollgate makes the turns: it reads a file, edits it and runs a command. The
 agent has done them when the file is changed and the command has left what it writes. With
@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,15 +80,20 @@ def play(turns: Sequence[Turn]) -> Script:
     return answer
 
 
-def work(name: str, run: Callable[[Session], str], turns: Callable[[Path], Sequence[Turn]]) -> str:
-    """Let an agent work through `turns`; what it says at its end."""
+def work(
+    name: str,
+    run: Callable[[Session], str],
+    turns: Callable[[Path], Sequence[Turn]],
+    model: str = MODEL,
+) -> str:
+    """Let an agent work through `turns` with a model of that name; what there is to say of it."""
     with live_upstreams(1) as (upstream,), tempfile.TemporaryDirectory() as temporary:
         folder, home = Path(temporary) / "project", Path(temporary) / "home"
         folder.mkdir()
         home.mkdir()
         (folder / "hello.py").write_text(BEFORE)
         upstream.play(play(turns(folder)))
-        config = CONFIG.format(model=MODEL, upstream=upstream.base_url)
+        config = CONFIG.format(model=model, upstream=upstream.base_url)
         with running(workers=1, config=config) as stack:
             recorder = Recorder(stack.base_url)
             with recorder.serving():
@@ -95,7 +101,8 @@ def work(name: str, run: Callable[[Session], str], turns: Callable[[Path], Seque
                 said = run(Session(folder, home, recorder.url, key))
             assert (folder / "hello.py").read_text() == AFTER, said
             assert (folder / "ran.txt").read_text() == "hello\n", said
-            assert all(status < 300 for status in recorder.statuses), recorder.statuses
+            refused = [status for status in recorder.statuses if status >= 300]
+            assert not refused, (refused, said)
             check_usage(stack, len(upstream.exchanges))
             if os.environ.get("RECORD"):
                 keep(name, recorder, temporary)
@@ -175,3 +182,60 @@ def run_claude(session: Session) -> str:
 
 def claude_code() -> str:
     return work("claude_code", run_claude, claude_turns)
+
+
+# ---- Codex
+
+PATCH = """\
+*** Begin Patch
+*** Update File: hello.py
+@@
+-print('helo')
++print('hello')
+*** End Patch
+"""
+CODEX_CONFIG = """
+model = "{model}"
+model_provider = "tollgate"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[model_providers.tollgate]
+name = "Tollgate"
+base_url = "{url}/v1"
+env_key = "TOLLGATE_API_KEY"
+wire_api = "responses"
+"""
+KNOWN_MODEL = "gpt-5.5"
+"""Codex knows of this name that its model takes patches as free text, by a grammar."""
+
+
+def codex_turns(folder: Path) -> list[Turn]:
+    return [
+        ("exec_command", {"cmd": "cat hello.py"}),
+        ("exec_command", {"cmd": f"apply_patch <<'EOF'\n{PATCH}EOF"}),
+        ("exec_command", {"cmd": "python3 hello.py > ran.txt"}),
+    ]
+
+
+def codex_turns_of_text(folder: Path) -> list[Turn]:
+    first, _, last = codex_turns(folder)
+    return [first, ("apply_patch", {"input": PATCH}), last]
+
+
+def run_codex(session: Session, model: str = MODEL) -> str:
+    folder = session.home / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text(CODEX_CONFIG.format(model=model, url=session.url))
+    command = [binary("@openai/codex-*/vendor/*/bin/codex"), "exec", "--skip-git-repo-check", TASK]
+    return run_agent(session, command, TOLLGATE_API_KEY=session.key)
+
+
+def codex() -> str:
+    plain = work("codex", run_codex, codex_turns)
+    run = partial(run_codex, model=KNOWN_MODEL)
+    return f"{plain}\n{work('codex_custom', run, codex_turns_of_text, KNOWN_MODEL)}"

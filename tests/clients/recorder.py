@@ -23,6 +23,8 @@ SHOWN_CHARS = 60
 KEPT_HEADERS = ("anthropic-beta", "anthropic-version", "content-type", "user-agent", "originator")
 HOP_BY_HOP = ("connection", "content-length", "host", "transfer-encoding")
 IDENTITIES = ("user_id", "client_metadata", "prompt_cache_key")
+WHOLE = ("definition",)
+"""Grammars, which mean something only as they are."""
 FOLDER = "/home/user"
 DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 
@@ -123,4 +125,4 @@ def shortened(value: Any, folder: str, name: str = "") -> Any:
         return value
     text = DATE.sub("2026-01-01", value.replace(folder, FOLDER))
     most = SHOWN_CHARS if name == "description" else MAX_TEXT_CHARS
-    return text if len(text) <= most else text[:SHOWN_CHARS]
+    return text if len(text) <= most or name in WHOLE else text[:SHOWN_CHARS]

@@ -3,6 +3,7 @@ models, and a background response that is followed over two workers, cut off aft
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -63,6 +64,29 @@ def test_a_call_is_parsed_into_a_model(client: OpenAI) -> None:
     asked = {**ASKED, "tools": [walk], "tool_choice": "required", "parallel_tool_calls": False}
     (call,) = client.responses.parse(**asked).output
     assert call.type == "function_call" and isinstance(call.parsed_arguments, Walk)
+
+
+LINES = 'start: line{1,3}\nline: ("+" | "-") /[a-c"]{1,4}/ "\\n"'
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "texts"),
+    [("lark", LINES, r'([+-][a-c"]{1,4}\n){1,3}'), ("regex", r'"[a-c]{2}"', '"[a-c]{2}"')],
+)
+def test_a_tool_of_free_text_is_called_with_a_text_of_its_grammar(
+    client: OpenAI, syntax: str, definition: str, texts: str
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    tool = {"type": "custom", "name": "write", "format": form}
+    tools: Any = [{"type": "namespace", "name": "files", "description": "", "tools": [tool]}]
+    asked = {**ASKED, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    (call,) = client.responses.create(**asked).output
+    assert call.type == "custom_tool_call" and extras(call) == []
+    assert (call.namespace, call.name) == ("files", "write")
+    assert re.fullmatch(texts, call.input), call.input
+    output: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}
+    again: Any = [{"role": "user", "content": "Go on."}, call.to_dict(), output]
+    assert client.responses.create(**{**ASKED, "input": again, "tools": tools}).output
 
 
 def test_a_call_is_continued_with_its_output_alone(client: OpenAI) -> None:

@@ -15,7 +15,8 @@ import msgspec
 from engine.errors import InvalidRequest
 from engine.text.chat_template import ChatTemplate
 from engine.text.output_parser.grammars.ebnf import EbnfError
-from engine.text.output_parser.grammars.forced_calls import Tool
+from engine.text.output_parser.grammars.forced_calls import TEXT_ARGUMENT, Tool
+from engine.text.output_parser.grammars.quoted_lark import LarkError, quoted_lark
 from engine.text.output_parser.output_format import OutputFormat
 from engine.text.output_parser.reading.reader import MAX_CALLS
 from engine.text.output_parser.reasoning import ReasoningState
@@ -31,6 +32,7 @@ from gateway.generate_request import (
     ToolUse,
     ToTokenize,
 )
+from gateway.generate_request import Tool as OfferedTool
 from gateway.request_errors import BadField, UnsupportedField
 from gateway.wire.constraints.to_grammar import check_size
 
@@ -212,7 +214,7 @@ class ModelFormat:
         param = bound[0].param if len(bound) == 1 else "tools"
         most = MAX_CALLS if use.parallel else 1
         if use.forced:
-            tools = [Tool(each.name, each.parameters) for each in bound]
+            tools = [to_callable(each) for each in bound]
             grammar = self._output.forced(tools, max_calls=most, reasoning_state=state)
             return OutputForm(grammar, param)
         if form is not None and not self._output.marks_calls:
@@ -221,10 +223,27 @@ class ModelFormat:
                 "with 'tools': it has no marker that tells a call from an answer.",
                 param=form.param,
             )
-        tools = [Tool(each.name, each.parameters if each.strict else ANY_OBJECT) for each in bound]
+        tools = [
+            to_callable(each) if each.strict else Tool(each.name, ANY_OBJECT) for each in bound
+        ]
         answer = None if form is None else form.grammar
         grammar = self._output.offered(tools, answer, max_calls=most, reasoning_state=state)
         return OutputForm(grammar, param if form is None else form.param)
+
+
+def to_callable(tool: OfferedTool) -> Tool:
+    """Return what a call of a tool is kept to. Raises BadField."""
+    form = tool.text_form
+    if form is None:
+        return Tool(tool.name, tool.parameters)
+    if form.kind == "regex":
+        text = {"type": "string", "pattern": f"^(?:{form.text})$"}
+        return Tool(tool.name, {**(tool.parameters or {}), "properties": {TEXT_ARGUMENT: text}})
+    try:
+        quoted_lark(form.text)
+    except LarkError as error:
+        raise BadField(f"Invalid value for '{tool.param}': {error}.", param=tool.param) from error
+    return Tool(tool.name, tool.parameters, text_lark=form.text)
 
 
 def callable_names(use: ToolUse) -> tuple[str, ...]:

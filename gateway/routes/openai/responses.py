@@ -15,9 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.http_errors.table import HttpError, to_responses_error
 from gateway.inference.calls import RequestContext
+from gateway.inference.generate import start
 from gateway.principal import SCOPE_INFERENCE
 from gateway.request_errors import BadField
 from gateway.responses.background import StartableResponse
+from gateway.responses.compaction import compact
 from gateway.responses.creation import count_input, create
 from gateway.responses.kept import ResponseOwner, to_json
 from gateway.routes.shared.access import AuthenticatedRequest, HotRoute, needs, services
@@ -33,6 +35,7 @@ from gateway.routes.shared.request_state import MODEL
 from gateway.tenancy.idempotency_keys import Answer
 from gateway.wire.openai.from_chat import peek_or_name
 from gateway.wire.openai_responses import answer as responses_answer
+from gateway.wire.openai_responses.compaction import CompactedResponse, CompactRequest
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.queries import ItemsQuery, RetrieveQuery
 from gateway.wire.openai_responses.request import ResponseRequest
@@ -95,6 +98,25 @@ async def create_response(request: AuthenticatedRequest) -> ASGIApp:
             to_http_error=to_responses_error,
             fail=partial(fail, created.encoder),
         )
+
+    return await reply_once(request, context, begin)
+
+
+@responses.post(
+    RESPONSES + "/compact",
+    "Make a conversation shorter: a summary that stands in its place, sealed",
+    body=CompactRequest,
+    answer=CompactedResponse,
+    headers=HEADERS,
+    said=SAID,
+)
+async def compact_conversation(request: AuthenticatedRequest) -> ASGIApp:
+    found = services(request)
+    context = await parse_request(request)
+    call = await compact(found.generation, found.responses, context)
+
+    def begin() -> Reply:
+        return Reply(start(found.generation, call), stream=False)
 
     return await reply_once(request, context, begin)
 
@@ -263,4 +285,12 @@ async def input_tokens(request: AuthenticatedRequest) -> Response[bytes]:
     return Response(to_json(InputTokens(input_tokens=counted)), media_type=JSON)
 
 
-routes = [create_response, retrieve, forget, input_items, cancel, input_tokens]
+routes = [
+    compact_conversation,
+    create_response,
+    retrieve,
+    forget,
+    input_items,
+    cancel,
+    input_tokens,
+]

@@ -75,9 +75,16 @@ def named_once(
 
     Raises BadField.
     """
+    placed = ((place.format(index), function) for index, function in enumerate(functions))
+    return named_at(placed, schema)
+
+
+def named_at(
+    functions: Iterable[tuple[str, Function]], schema: str = "parameters"
+) -> dict[str, Tool]:
+    """As `named_once`, of tools that come with their paths."""
     found: dict[str, Tool] = {}
-    for index, function in enumerate(functions):
-        field = place.format(index)
+    for field, function in functions:
         check_name(function.name, f"{field}.name")
         if function.name in found:
             raise named_twice(f"{field}.name")

@@ -24,6 +24,7 @@ from gateway.wire.openai.files import ANCHOR, SECONDS, FilesQuery, FileUpload
 from gateway.wire.openai.forward import BILLED_OTHERWISE
 from gateway.wire.openai.tokenizing import DetokenizeRequest, TokenizeRequest, TokenizerQuery
 from gateway.wire.openai_responses import request as responses
+from gateway.wire.openai_responses.compaction import CompactRequest
 from gateway.wire.openai_responses.conversations import (
     ConversationUpdate,
     NewConversation,
@@ -54,10 +55,10 @@ class SurfaceFields(msgspec.Struct, frozen=True, kw_only=True):
     """By honoured field, the values that a vendor knows and that are refused by name."""
 
 
-def counted(of_messages: Mapping[str, T]) -> dict[str, T]:
-    """Return the notes, those of counted fields included."""
-    names = CountTokensRequest.__struct_fields__
-    return {path: said for path, said in of_messages.items() if re.split(r"\W", path)[0] in names}
+def of_fields(told: Mapping[str, T], kind: type[msgspec.Struct]) -> dict[str, T]:
+    """Return what is told of those fields that a body of this kind has, too."""
+    names = kind.__struct_fields__
+    return {path: said for path, said in told.items() if re.split(r"\W", path)[0] in names}
 
 
 VLLMS = {
@@ -228,6 +229,13 @@ RESPONSES = SurfaceFields(
         "text.format.name": "a name for the schema",
         "text.format.description": "a name for the schema, in more words",
         "text.format.strict": "the answer is kept to the schema in any case",
+        "text.verbosity": "a hint, of which no model here is told; the answer repeats it",
+        "client_metadata": "what Codex says of itself",
+        "reasoning.context": "which thoughts the model reads again is its chat template's affair",
+        "input[].created_by": "of a summary of a conversation",
+        "input[].action.env": "the model is shown the command and the folder",
+        "input[].action.timeout_ms": "the model is shown the command and the folder",
+        "input[].action.user": "the model is shown the command and the folder",
     },
     notes={
         "input": "a text is a message of the user; with what it continues it has an output for each"
@@ -236,7 +244,19 @@ RESPONSES = SurfaceFields(
         "input[].name": "of a call; its output is shown to the model under that name, too",
         "input[].type": "absent: a message, or a reference where there is nothing but an `id`",
         "instructions": "the first message of the system; not carried over to what continues it",
-        "tools": "of a model whose chat template knows tools",
+        "tools": "of a model whose chat template knows tools; those that the vendor's servers would"
+        " run (`web_search`, `web_search_preview`, `image_generation`, `tool_search`) the model is"
+        " not shown, and the answer's `metadata` names them in `tollgate.left_out_tools`, or with"
+        ' `[compat] hosted_tools = "refuse"` they are refused',
+        "tools[].tools": "of a namespace: the model knows them as `namespace__name`; their calls"
+        " have `name` and `namespace`",
+        "tools[].format": "of a custom tool: the model is shown a function with one text, `input`",
+        "tools[].format.definition": "of a model of ours the text follows it, by a grammar; Lark"
+        " without `%ignore`, look-around and templates; an upstream's model is shown it alone",
+        "input[].tools": "of `additional_tools`: as `tools`, for this request",
+        "input[].encrypted_content": "of what was thought, and of a summary: as an answer of this"
+        " project had it",
+        "input[].action": "of a command that the client ran: shown as a call of `local_shell`",
         "tools[].strict": "true: its calls are valid by `parameters`, by a grammar; a call that is"
         " forced is so in any case",
         "tool_choice": "a function that is named, or allowed and required, is called, by a grammar",
@@ -247,14 +267,16 @@ RESPONSES = SurfaceFields(
         "text.format.schema": "the answer is of it, by a grammar; what cannot be compiled is"
         " refused",
         "reasoning.effort": "as of chat completions",
-        "reasoning.summary": "`auto`: as there is one; what was thought stands in the item itself",
+        "reasoning.summary": "nobody writes one here; what was thought stands in the item itself",
         "tools[].server_label": "of a server that is registered here; docs/mcp-tools.md says"
         " what is done with its tools",
         "tools[].require_approval": "always, unless it is said; of the filter all that `never` does"
         " not name",
         "tools[].server_description": "for whoever reads it; no model is shown it",
         "max_tool_calls": "of tools of MCP servers; others are refused, and the model told so",
-        "include": "all but the first are of items that no answer here has",
+        "include": "`reasoning.encrypted_content`: what was thought, sealed for this project, so"
+        " that a client that keeps nothing else can send it back; all others but the logprobs are"
+        " of items that no answer here has",
         "top_logprobs": "beside `include` of the logprobs",
         "stream_options.include_obfuscation": "true is refused: events are not padded",
         "previous_response_id": "one that was answered and is kept, of the same project, and so is"
@@ -278,6 +300,22 @@ RESPONSES = SurfaceFields(
         "repetition_penalty": "not OpenAI's: as of chat completions",
     },
     refused_values=responses.NOT_YET,
+)
+COMPACT = SurfaceFields(
+    title="POST /v1/responses/compact",
+    body=CompactRequest,
+    ignored={
+        **of_fields(RESPONSES.ignored, CompactRequest),
+        **dict.fromkeys(("tools", "parallel_tool_calls"), "a summary calls no tool"),
+        "text": "a summary has no form",
+    },
+    notes={
+        **of_fields(RESPONSES.notes, CompactRequest),
+        "input": "the model sums up this, with what it continues: the answer has the messages of"
+        " the user and a `compaction` with the summary, sealed for this project, which later"
+        " requests begin with",
+    },
+    refused_values=of_fields(RESPONSES.refused_values, CompactRequest),
 )
 COMPLETIONS = SurfaceFields(
     title="POST /v1/completions, of our engine's models",
@@ -334,9 +372,9 @@ TOKENIZER_INFO = SurfaceFields(
 COUNT_TOKENS = SurfaceFields(
     title="POST /v1/messages/count_tokens",
     body=CountTokensRequest,
-    ignored=counted(MESSAGES.ignored),
-    notes=counted(MESSAGES.notes),
-    refused_values=counted(MESSAGES.refused_values),
+    ignored=of_fields(MESSAGES.ignored, CountTokensRequest),
+    notes=of_fields(MESSAGES.notes, CountTokensRequest),
+    refused_values=of_fields(MESSAGES.refused_values, CountTokensRequest),
 )
 ITEM_IGNORED = {
     "content[].annotations": "of an earlier answer",
@@ -474,7 +512,7 @@ BATCH_SURFACES = (
     *(MESSAGE_BATCHES, MESSAGE_BATCH_LIST),
 )
 SURFACES = (
-    *(CHAT, COMPLETIONS, RESPONSES, *KEPT_SURFACES, EMBEDDINGS, TOKENIZE, DETOKENIZE),
+    *(CHAT, COMPLETIONS, RESPONSES, COMPACT, *KEPT_SURFACES, EMBEDDINGS, TOKENIZE, DETOKENIZE),
     TOKENIZER_INFO,
     *(MESSAGES, COUNT_TOKENS, MODELS, *BATCH_SURFACES),
 )
@@ -495,6 +533,7 @@ GENERATION = (
     "POST /v1/embeddings",
     "POST /v1/messages",
     "POST /v1/responses",
+    "POST /v1/responses/compact",
 )
 BATCH_ROUTES = ("POST /v1/batches", "POST /v1/messages/batches")
 REQUEST_HEADERS = (

@@ -5,6 +5,7 @@ Knows no stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,15 +16,23 @@ from billing.pricing.rating import RatedUsage
 from gateway.generate_request import ReasoningEffort
 from gateway.generation_events import MeteredUsage
 from gateway.wire.constraints.format_structs import JsonObjectFormat, TextFormat
+from gateway.wire.openai_responses.client_tools import (
+    ClientTool,
+    CustomTool,
+    HostedTool,
+    NamespaceTool,
+    ResponseFunctionTool,
+)
 from gateway.wire.openai_responses.items import Item
 from gateway.wire.openai_responses.mcp_tools import McpApprovalFilter, McpTool, McpToolFilter
 from gateway.wire.openai_responses.request import (
     ConversationId,
     ReasoningConfig,
-    ResponseFunctionTool,
+    ReasoningSummary,
     ResponseRequest,
     SchemaFormat,
     ToolChoice,
+    Verbosity,
 )
 from gateway.wire.usage.cost import UsageCost, to_usage_cost
 
@@ -92,12 +101,12 @@ class AnsweredMcpTool(msgspec.Struct, frozen=True, kw_only=True, tag_field="type
 
 class AnsweredText(msgspec.Struct, frozen=True):
     format: TextFormat | JsonObjectFormat | SchemaFormat
-    verbosity: Literal["medium"] = "medium"
+    verbosity: Verbosity = "medium"
 
 
 class AnsweredReasoning(msgspec.Struct, frozen=True):
     effort: ReasoningEffort | None
-    summary: Literal["auto"] | None
+    summary: ReasoningSummary | None
 
 
 class ConversationRef(msgspec.Struct, frozen=True):
@@ -130,7 +139,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: AnsweredText
     tool_choice: ToolChoice
-    tools: tuple[AnsweredTool | AnsweredMcpTool, ...]
+    tools: tuple[AnsweredTool | CustomTool | NamespaceTool | AnsweredMcpTool, ...]
+    """Without those that were left out; `metadata` names these."""
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -138,10 +148,21 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
 
 
+LEFT_OUT = "tollgate.left_out_tools"
+"""The label in `metadata` that names the types of tools that no model was shown."""
+
+
 def begun(
-    request: ResponseRequest, *, id: str, created_at: int, service_tier: Tier, status: Status
+    request: ResponseRequest,
+    *,
+    id: str,
+    created_at: int,
+    service_tier: Tier,
+    status: Status,
+    left_out: Sequence[str] = (),
 ) -> ResponseObject:
-    """Return an answer that only repeats its request, before it says anything."""
+    """Return an answer that only repeats its request, before it says anything. `left_out`: types of
+    tools that the model is not shown."""
     text, reasoning = request.text, request.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
@@ -154,7 +175,7 @@ def begun(
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
-        metadata=request.metadata or {},
+        metadata=(request.metadata or {}) | ({LEFT_OUT: ", ".join(left_out)} if left_out else {}),
         model=request.model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
@@ -163,17 +184,25 @@ def begun(
         safety_identifier=request.safety_identifier,
         service_tier=service_tier,
         temperature=1.0 if request.temperature is None else request.temperature,
-        text=AnsweredText((text and text.format) or TextFormat()),
+        text=AnsweredText(
+            (text and text.format) or TextFormat(), (text and text.verbosity) or "medium"
+        ),
         tool_choice=request.tool_choice or "auto",
-        tools=tuple(to_answered(tool) for tool in request.tools or ()),
+        tools=tuple(
+            to_answered(tool) for tool in request.tools or () if not isinstance(tool, HostedTool)
+        ),
         top_logprobs=request.top_logprobs or 0,
         top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,
     )
 
 
-def to_answered(tool: ResponseFunctionTool | McpTool) -> AnsweredTool | AnsweredMcpTool:
+def to_answered(
+    tool: ClientTool | NamespaceTool | McpTool,
+) -> AnsweredTool | CustomTool | NamespaceTool | AnsweredMcpTool:
     match tool:
+        case CustomTool() | NamespaceTool():
+            return tool
         case ResponseFunctionTool():
             return AnsweredTool(
                 name=tool.name,

@@ -16,12 +16,22 @@ from gateway.wire.openai_responses.items import (
     MAX_ITEM_PARTS,
     PREFIXES,
     CallOutput,
+    ClientCall,
+    ClientOutput,
+    CustomCall,
+    CustomOutput,
     FunctionCall,
+    InAdditionalTools,
     InCall,
     InCallOutput,
+    InCompaction,
+    InCustomCall,
+    InCustomOutput,
     InItem,
     InMessage,
     InReasoning,
+    InShellCall,
+    InShellOutput,
     Item,
     ItemReference,
     McpApprovalRequest,
@@ -29,6 +39,8 @@ from gateway.wire.openai_responses.items import (
     Message,
     OutputText,
     ReasoningItem,
+    ShellCall,
+    ShellOutput,
     Text,
 )
 from gateway.wire.openai_responses.mcp_history import (
@@ -41,6 +53,7 @@ from gateway.wire.openai_responses.mcp_history import (
     waiting,
     waits,
 )
+from gateway.wire.shared.refusals import unsupported
 
 NewId = Callable[[str], str]
 """A function that makes a new id with the given prefix."""
@@ -54,15 +67,18 @@ def to_items(
     stored: Mapping[str, Item],
     *,
     param: str = "input",
+    without: type[InItem] | None = None,
 ) -> tuple[Item, ...]:
     """Return items as they are kept. `stored`: what references name, by id; `param`: the field that
-    holds them. Raises BadField."""
+    holds them; `without`: what among them is no item of a conversation. Raises BadField."""
     if isinstance(given, str):
         return (user_text(given, new_id),)
     given = given or []
     check_parts(given, param)
     return tuple(
-        to_item(item, f"{param}[{index}]", new_id, stored) for index, item in enumerate(given)
+        to_item(item, f"{param}[{index}]", new_id, stored)
+        for index, item in enumerate(given)
+        if without is None or not isinstance(item, without)
     )
 
 
@@ -92,16 +108,34 @@ def to_item(item: InItem, place: str, new_id: NewId, stored: Mapping[str, Item])
                 call_id=item.call_id,
                 name=item.name,
                 arguments=item.arguments,
+                namespace=item.namespace or UNSET,
             )
-        case InCallOutput():
+        case InCallOutput() | InCustomOutput():
+            kind = CallOutput if isinstance(item, InCallOutput) else CustomOutput
             output = item.output
-            return CallOutput(
-                id=item.id or new_id(PREFIXES[CallOutput]),
+            return kind(
+                id=item.id or new_id(PREFIXES[kind]),
                 status=item.status or "completed",
                 call_id=item.call_id,
                 output=output if isinstance(output, str) else tuple(Text(p.text) for p in output),
             )
+        case InCustomCall():
+            return CustomCall(
+                id=item.id or new_id(PREFIXES[CustomCall]),
+                status=item.status or UNSET,
+                call_id=item.call_id,
+                name=item.name,
+                input=item.input,
+                namespace=item.namespace or UNSET,
+            )
+        case InShellCall() | InShellOutput():
+            return to_shell_item(item, place, new_id)
+        case InCompaction() | InAdditionalTools():
+            raise unsupported(f"{place}.type", "not supported here: it is of a response's `input`")
         case InReasoning():
+            if item.encrypted_content is not None:
+                why = "not supported here: what is sealed is for a response"
+                raise unsupported(f"{place}.encrypted_content", why)
             return ReasoningItem(
                 id=item.id or new_id(PREFIXES[ReasoningItem]),
                 status=item.status or "completed",
@@ -111,6 +145,21 @@ def to_item(item: InItem, place: str, new_id: NewId, stored: Mapping[str, Item])
         case ItemReference():
             return referred(item, place, stored)
     return to_mcp_item(item, new_id)
+
+
+def to_shell_item(
+    item: InShellCall | InShellOutput, place: str, new_id: NewId
+) -> ShellCall | ShellOutput:
+    status = item.status or "completed"
+    if isinstance(item, InShellCall):
+        id_ = item.id or new_id(PREFIXES[ShellCall])
+        return ShellCall(id=id_, status=status, call_id=item.call_id, action=item.action)
+    call_id = item.call_id or item.id
+    if call_id is None:
+        param = f"{place}.call_id"
+        raise BadField(f"Missing required parameter: '{param}'.", param=param)
+    id_ = item.id or new_id(PREFIXES[ShellOutput])
+    return ShellOutput(id=id_, status=status, output=item.output, call_id=call_id)
 
 
 def to_message(item: InMessage, new_id: NewId) -> Message:
@@ -170,7 +219,7 @@ class MessageBuilder:
     def add(self, item: Item) -> None:
         """Raises BadField."""
         match item:
-            case CallOutput():
+            case CallOutput() | CustomOutput() | ShellOutput():
                 self.end_turn()
                 self.messages.append(answered(item, self._called))
                 self._open.pop(item.call_id, None)
@@ -185,7 +234,7 @@ class MessageBuilder:
                 self._turn_for(item).setdefault("tool_calls", []).append(call)
                 self._round = round_
                 self._results.append(waiting(item, self._answers))
-            case Message() | ReasoningItem() | FunctionCall():
+            case Message() | ReasoningItem() | FunctionCall() | CustomCall() | ShellCall():
                 self._say(item)
 
     def _is_call(self, item: McpCall | McpApprovalRequest) -> bool:
@@ -194,17 +243,17 @@ class MessageBuilder:
             return item.id not in self._in_place
         return item.approval_request_id is None or waits(item)
 
-    def _say(self, item: Message | ReasoningItem | FunctionCall) -> None:
+    def _say(self, item: Message | ReasoningItem | ClientCall) -> None:
         turn = self._turn_for(item)
         match item:
             case ReasoningItem():
                 turn["reasoning_content"] = thought(item)
             case Message():
                 turn["content"] = joined(item)
-            case FunctionCall():
-                self._called[item.call_id] = item.name
+            case FunctionCall() | CustomCall() | ShellCall():
+                self._called[item.call_id] = item.alias
                 self._open[item.call_id] = None
-                call = call_of(item.call_id, item.name, item.arguments)
+                call = call_of(item.call_id, item.alias, item.arguments)
                 turn.setdefault("tool_calls", []).append(call)
 
     def _turn_for(self, item: Item) -> dict[str, Any]:
@@ -258,7 +307,7 @@ def call_of(id_: str, name: str, arguments: str) -> dict[str, Any]:
     }
 
 
-def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
+def answered(item: ClientOutput, called: Mapping[str, str]) -> dict[str, Any]:
     if item.call_id not in called:
         raise BadField(
             f"No tool call found for function call output with call_id {item.call_id}.",
@@ -272,5 +321,5 @@ def answered(item: CallOutput, called: Mapping[str, str]) -> dict[str, Any]:
 
 def text_size_of_calls(items: Iterable[Item]) -> int:
     """Count the characters beside the contents that a template may show."""
-    called = (FunctionCall, *CALLS)
-    return sum(len(item.name) + len(item.arguments) for item in items if isinstance(item, called))
+    called = (FunctionCall, CustomCall, ShellCall, *CALLS)
+    return sum(len(item.alias) + len(item.arguments) for item in items if isinstance(item, called))

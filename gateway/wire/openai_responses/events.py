@@ -61,6 +61,16 @@ class ArgumentsDone(ItemPartEvent, frozen=True, kw_only=True):
     arguments: str
 
 
+class CustomInputDelta(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    delta: str
+
+
+class CustomInputDone(ItemPartEvent, frozen=True, kw_only=True):
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    input: str
+
+
 class EventTop(msgspec.Struct, frozen=True):
     token: str
     logprob: float

@@ -5,12 +5,12 @@ Knows no HTTP, no replica and no store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm, ToolUse
+from gateway.generate_request import ChatPrompt, GenerateRequest, OutputForm, Tool, ToolUse
 from gateway.ids import uuid7_hex
 from gateway.request_errors import BadField
 from gateway.wire.constraints.format_structs import JsonObjectFormat
@@ -18,18 +18,21 @@ from gateway.wire.constraints.to_grammar import check_size, of_json_object, of_s
 from gateway.wire.constraints.to_tool_use import (
     allowed,
     known,
-    named_once,
     offered,
     only_with_tools,
 )
 from gateway.wire.openai.from_chat import default, nucleus, stop_strings
+from gateway.wire.openai_responses.client_tools import ClientTools, HostedTool, to_client_tools
 from gateway.wire.openai_responses.context import text_size_of_calls, to_items, to_messages
-from gateway.wire.openai_responses.items import MAX_ITEMS, Item, with_type
-from gateway.wire.openai_responses.mcp_tools import McpChoice, without_mcp
+from gateway.wire.openai_responses.items import MAX_ITEMS, InAdditionalTools, Item, with_type
+from gateway.wire.openai_responses.mcp_tools import McpChoice, only_mcp
 from gateway.wire.openai_responses.request import (
     LOGPROBS,
     NOT_YET,
+    SEALED,
+    CustomChoice,
     FunctionChoice,
+    RequestTool,
     ResponseAllowedTools,
     ResponseRequest,
     SchemaFormat,
@@ -91,17 +94,50 @@ def shows_logprobs(request: ResponseRequest) -> bool:
     return LOGPROBS in (request.include or ())
 
 
+def is_sealed(request: ResponseRequest) -> bool:
+    """Return whether what is thought is to be carried by the client, sealed."""
+    return SEALED in (request.include or ())
+
+
 def new_id(prefix: str) -> str:
     return prefix + uuid7_hex()
 
 
+def placed_tools(request: ResponseRequest) -> Iterator[tuple[str, RequestTool]]:
+    """Return all tools of a request, each with its path."""
+    yield from ((f"tools[{index}]", tool) for index, tool in enumerate(request.tools or ()))
+    for index, item in enumerate(request.input if isinstance(request.input, list) else ()):
+        if isinstance(item, InAdditionalTools):
+            for number, tool in enumerate(item.tools):
+                yield f"input[{index}].tools[{number}]", tool
+
+
+def hosted_tools(request: ResponseRequest) -> tuple[str, ...]:
+    """Return the types of the tools that the vendor's servers would run, each once."""
+    types = (
+        type(tool).__struct_config__.tag
+        for _, tool in placed_tools(request)
+        if isinstance(tool, HostedTool)
+    )
+    return tuple(dict.fromkeys(map(str, types)))
+
+
+def client_tools(request: ResponseRequest) -> ClientTools:
+    """Return the tools that the client runs. Raises BadField."""
+    return to_client_tools(placed_tools(request))
+
+
 def own_items(request: ResponseRequest, stored: Mapping[str, Item]) -> tuple[Item, ...]:
     """Return the items that a request adds to what it continues. Raises BadField."""
-    return to_items(request.input, new_id, stored)
+    return to_items(request.input, new_id, stored, without=InAdditionalTools)
 
 
-def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequest:
-    """Convert a request. `items`: what it continues, and its own. Raises BadField."""
+def to_generate(
+    request: ResponseRequest, items: Sequence[Item], tools: ClientTools | None = None
+) -> GenerateRequest:
+    """Convert a request. `items`: what it continues, and its own; `tools`: its `client_tools`,
+    where they are known. Raises BadField."""
+    tools = client_tools(request) if tools is None else tools
     if not items:
         raise BadField("Missing required parameter: 'input'.", param="input")
     if len(items) > MAX_ITEMS:
@@ -117,7 +153,7 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
         stream=bool(request.stream),
         include_usage=True,
         service_tier=request.service_tier,
-        has_tools=bool(request.tools),
+        has_tools=bool(tools.functions),
         cache_key=request.prompt_cache_key,
         prompt=ChatPrompt(
             messages=messages,
@@ -135,7 +171,7 @@ def to_generate(request: ResponseRequest, items: Sequence[Item]) -> GenerateRequ
             logprobs=(request.top_logprobs or 0) if shows_logprobs(request) else None,
             form=output_form(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
-            tools=tool_use(request),
+            tools=tool_use(request, tools.functions),
         ),
     )
 
@@ -153,30 +189,30 @@ def output_form(request: ResponseRequest) -> OutputForm | None:
     return None
 
 
-def tool_use(request: ResponseRequest) -> ToolUse | None:
-    """Return the tools that the model is shown; None: it is shown none. Raises BadField."""
+def tool_use(request: ResponseRequest, by_name: Mapping[str, Tool]) -> ToolUse | None:
+    """Return how the model may use the request's own tools; None: it is shown none. Raises
+    BadField."""
     choice = request.tool_choice
-    functions = without_mcp(request.tools)
     if isinstance(choice, McpChoice):
         choice.check(request.tools)
-    if not functions and request.tools:
+    if not by_name and only_mcp(request.tools):
         return None
-    if not functions:
+    if not by_name:
         if choice not in (None, "none", "auto"):
             raise only_with_tools("tool_choice")
         return None
-    by_name = named_once(functions, "tools[{}]")
     if choice == "none":
         return None
     forced: tuple[str, ...] = ()
     match choice:
         case "required":
             forced = tuple(by_name)
-        case FunctionChoice():
+        case FunctionChoice() | CustomChoice():
             forced = (known(choice.name, by_name, "tool_choice.name"),)
         case ResponseAllowedTools():
             names = (each.name for each in choice.tools)
             by_name = allowed(names, by_name, "tool_choice.tools[{}].name")
             forced = tuple(by_name) if choice.mode == "required" else ()
-    parallel = request.parallel_tool_calls is not False and not isinstance(choice, FunctionChoice)
+    is_one = isinstance(choice, FunctionChoice | CustomChoice)
+    parallel = request.parallel_tool_calls is not False and not is_one
     return offered(by_name, forced, parallel=parallel)

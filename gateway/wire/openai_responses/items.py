@@ -6,15 +6,24 @@ What a client sends may leave out what we know (`In...`); what we keep and answe
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from engine.text.output_parser.grammars.forced_calls import TEXT_ARGUMENT
 from gateway.generation_events import TokenInfo
 from gateway.wire.constraints.format_structs import StrictStruct
 from gateway.wire.constraints.tool_structs import ToolName
 from gateway.wire.openai.chat import Unsupported
+from gateway.wire.openai_responses.client_tools import (
+    MAX_FUNCTIONS,
+    ClientTool,
+    HostedTool,
+    NamespaceTool,
+    alias_of,
+)
 from gateway.wire.openai_responses.mcp_tools import Label
 
 MAX_ID_CHARS = 128
@@ -63,7 +72,8 @@ class InCall(StrictStruct, tag_field="type", tag="function_call"):
     arguments: str
     id: ItemId | None = None
     status: ItemStatus | None = None
-    namespace: Unsupported = None
+    namespace: ToolName | None = None
+    """The group that the request has its tool in."""
     caller: Unsupported = None
     in_background: Unsupported = msgspec.field(default=None, name="async")
     parsed_arguments: Any = None
@@ -75,8 +85,71 @@ class InCallOutput(StrictStruct, tag_field="type", tag="function_call_output"):
     id: ItemId | None = None
     status: ItemStatus | None = None
     name: str | None = None
-    namespace: Unsupported = None
+    namespace: ToolName | None = None
     caller: Unsupported = None
+
+
+class InCustomCall(StrictStruct, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes a text."""
+
+    call_id: ItemId
+    name: ToolName
+    input: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    namespace: ToolName | None = None
+    caller: Unsupported = None
+    in_background: Unsupported = msgspec.field(default=None, name="async")
+
+
+class InCustomOutput(StrictStruct, tag_field="type", tag="custom_tool_call_output"):
+    call_id: ItemId
+    output: str | Annotated[list[InText], Meta(max_length=MAX_ITEM_PARTS)]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    caller: Unsupported = None
+
+
+class ShellAction(StrictStruct, tag_field="type", tag="exec"):
+    command: Annotated[list[str], Meta(max_length=MAX_ITEM_PARTS)]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class InShellCall(StrictStruct, tag_field="type", tag="local_shell_call"):
+    """A command that the client ran for a model."""
+
+    action: ShellAction
+    call_id: ItemId
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class InShellOutput(StrictStruct, tag_field="type", tag="local_shell_call_output"):
+    output: str
+    id: ItemId | None = None
+    """The call's, where `call_id` is absent."""
+    call_id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class InCompaction(StrictStruct, tag_field="type", tag="compaction"):
+    """A summary that stands in place of a conversation: `/v1/responses/compact` made it."""
+
+    encrypted_content: str
+    id: ItemId | None = None
+    created_by: str | None = None
+
+
+class InAdditionalTools(StrictStruct, tag_field="type", tag="additional_tools"):
+    """Tools of this request, beside its `tools`."""
+
+    tools: Annotated[list[ClientTool | NamespaceTool | HostedTool], Meta(max_length=MAX_FUNCTIONS)]
+    id: ItemId | None = None
+    role: Role | None = None
 
 
 class SummaryText(StrictStruct, tag_field="type", tag="summary_text"):
@@ -91,7 +164,8 @@ class InReasoning(StrictStruct, tag_field="type", tag="reasoning"):
     summary: list[SummaryText]
     id: ItemId | None = None
     content: list[ReasoningText] | None = None
-    encrypted_content: Unsupported = None
+    encrypted_content: str | None = None
+    """The text that it has, sealed by an earlier answer."""
     status: ItemStatus | None = None
 
 
@@ -173,6 +247,12 @@ InItem = (
     InMessage
     | InCall
     | InCallOutput
+    | InCustomCall
+    | InCustomOutput
+    | InShellCall
+    | InShellOutput
+    | InCompaction
+    | InAdditionalTools
     | InReasoning
     | ItemReference
     | InMcpListTools
@@ -220,6 +300,12 @@ class FunctionCall(
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
+
+    @property
+    def alias(self) -> str:
+        """Return the name under which the model knows its tool."""
+        return alias_of(self.name, self.namespace)
 
 
 class CallOutput(
@@ -231,6 +317,64 @@ class CallOutput(
     output: str | tuple[Text, ...]
 
 
+class CustomCall(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call"
+):
+    """A call of a tool that takes a text."""
+
+    id: str
+    status: ItemStatus | UnsetType = UNSET
+    """As a client sent it: OpenAI's answers have none."""
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+    @property
+    def alias(self) -> str:
+        return alias_of(self.name, self.namespace)
+
+    @property
+    def arguments(self) -> str:
+        """Return the arguments of the function that the model knows it as."""
+        return json.dumps({TEXT_ARGUMENT: self.input}, ensure_ascii=False)
+
+
+class CustomOutput(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="custom_tool_call_output"
+):
+    id: str
+    status: ItemStatus
+    call_id: str
+    output: str | tuple[Text, ...]
+
+
+class ShellCall(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="local_shell_call"
+):
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellAction
+
+    alias = "local_shell"
+
+    @property
+    def arguments(self) -> str:
+        folder = self.action.working_directory
+        where = {} if folder is None else {"working_directory": folder}
+        return json.dumps({"command": self.action.command, **where}, ensure_ascii=False)
+
+
+class ShellOutput(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="local_shell_call_output"
+):
+    id: str
+    status: ItemStatus
+    output: str
+    call_id: str
+
+
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
     """The model's reasoning, whole; nobody writes a summary of it here."""
 
@@ -238,6 +382,8 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     status: ItemStatus
     summary: tuple[SummaryText, ...] = ()
     content: tuple[ReasoningText, ...] = ()
+    encrypted_content: str | UnsetType = UNSET
+    """The same sealed, where it was asked for: a client that keeps no reasoning sends it back."""
 
 
 class McpListTools(
@@ -291,13 +437,28 @@ class McpApprovalResponse(
     reason: str | None = None
 
 
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary of what came before, sealed."""
+
+    id: str
+    encrypted_content: str
+
+
 McpItem = McpListTools | McpCall | McpApprovalRequest | McpApprovalResponse
-Item = Message | FunctionCall | CallOutput | ReasoningItem | McpItem
+ClientCall = FunctionCall | CustomCall | ShellCall
+"""The calls that the client answers."""
+ClientOutput = CallOutput | CustomOutput | ShellOutput
+Item = Message | ClientCall | ClientOutput | ReasoningItem | McpItem
 PREFIXES: dict[type, str] = {
     Message: "msg_",
     FunctionCall: "fc_",
     CallOutput: "fco_",
+    CustomCall: "ctc_",
+    CustomOutput: "ctco_",
+    ShellCall: "lsh_",
+    ShellOutput: "lsho_",
     ReasoningItem: "rs_",
+    CompactionItem: "cmp_",
     McpListTools: "mcpl_",
     McpCall: "mcp_",
     McpApprovalRequest: "mcpr_",

@@ -31,6 +31,7 @@ from gateway.wire.openai.chat import (
     StopStrings,
     Unsupported,
 )
+from gateway.wire.openai_responses.client_tools import ClientTool, HostedTool, NamespaceTool
 from gateway.wire.openai_responses.items import MAX_ITEMS, InItem, ItemId
 from gateway.wire.openai_responses.mcp_tools import McpChoice, McpTool
 
@@ -42,27 +43,23 @@ Included = Literal[
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
 ]
-"""All but the first are of items that no answer here has."""
+"""All but the first and the last are of items that no answer here has."""
 LOGPROBS: Included = "message.output_text.logprobs"
+SEALED: Included = "reasoning.encrypted_content"
 MAX_INCLUDES = 32
 
 NOT_YET = {
     "input[].type": frozenset(
         {
-            "additional_tools",
             "apply_patch_call",
             "apply_patch_call_output",
             "code_interpreter_call",
-            "compaction",
             "computer_call",
             "computer_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
             "file_search_call",
             "image_generation_call",
-            "local_shell_call",
-            "local_shell_call_output",
             "shell_call",
             "shell_call_output",
             "tool_search_call",
@@ -72,17 +69,13 @@ NOT_YET = {
     ),
     "input[].content[].type": frozenset({"input_image", "input_file", "input_audio", "refusal"}),
     "input[].output[].type": frozenset({"input_image", "input_file"}),
-    "include[]": frozenset({"reasoning.encrypted_content"}),
-    "reasoning.summary": frozenset({"concise", "detailed"}),
     "service_tier": frozenset({"scale", "ultrafast"}),
-    "text.verbosity": frozenset({"low", "high"}),
     "tool_choice.type": frozenset(
         {
             "apply_patch",
             "code_interpreter",
             "computer",
             "computer_use_preview",
-            "custom",
             "file_search",
             "image_generation",
             "programmatic_tool_calling",
@@ -96,16 +89,10 @@ NOT_YET = {
             "code_interpreter",
             "computer",
             "computer_use_preview",
-            "custom",
             "file_search",
-            "image_generation",
             "local_shell",
-            "namespace",
             "programmatic_tool_calling",
             "shell",
-            "tool_search",
-            "web_search",
-            "web_search_preview",
         }
     ),
     "truncation": frozenset({"auto"}),
@@ -113,24 +100,16 @@ NOT_YET = {
 """Values that OpenAI knows and that cannot be honoured here: refused as such."""
 
 
-class ResponseFunctionTool(StrictStruct, tag_field="type", tag="function"):
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema. null: it takes none."""
-    strict: bool | None = None
-    """Arguments are kept to the schema. Where a call is forced they are in any case."""
-    allowed_callers: Unsupported = None
-    defer_loading: Unsupported = None
-    output_schema: Unsupported = None
-
-
 class ResponseNamedFunction(StrictStruct):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: ToolName
 
 
 class FunctionChoice(StrictStruct, tag_field="type", tag="function"):
+    name: ToolName
+
+
+class CustomChoice(StrictStruct, tag_field="type", tag="custom"):
     name: ToolName
 
 
@@ -139,7 +118,13 @@ class ResponseAllowedTools(StrictStruct, tag_field="type", tag="allowed_tools"):
     tools: Annotated[list[ResponseNamedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | ResponseAllowedTools | McpChoice
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | FunctionChoice
+    | CustomChoice
+    | ResponseAllowedTools
+    | McpChoice
+)
 
 
 class SchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
@@ -150,17 +135,23 @@ class SchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
     """Kept to whether or not it is said."""
 
 
+Verbosity = Literal["low", "medium", "high"]
+ReasoningSummary = Literal["auto", "concise", "detailed"]
+
+
 class TextConfig(StrictStruct):
     format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
+    """A hint, of which no model here is told."""
 
 
 class ReasoningConfig(StrictStruct):
     effort: ReasoningEffort | None = None
-    summary: Literal["auto"] | None = None
+    summary: ReasoningSummary | None = None
     """As the model has one, and ours have none: what was thought is shown itself."""
     generate_summary: Unsupported = None
-    context: Unsupported = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    """The thoughts that a model reads again are its chat template's affair."""
     mode: Unsupported = None
 
 
@@ -172,13 +163,17 @@ class ConversationId(StrictStruct):
     id: ItemId
 
 
+RequestTool = ClientTool | NamespaceTool | HostedTool | McpTool
+RequestTools = Annotated[list[RequestTool], Meta(max_length=MAX_TOOLS)]
+
+
 class ResponseRequest(StrictStruct):
     """The body of `POST /v1/responses`."""
 
     model: ModelName = ""
     input: str | Annotated[list[InItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
-    tools: Annotated[list[ResponseFunctionTool | McpTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: RequestTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -203,6 +198,9 @@ class ResponseRequest(StrictStruct):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    client_metadata: dict[str, Any] | None = None
+    """Codex's, about itself."""
 
     # vLLM's
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None

@@ -10,10 +10,12 @@ events none is made.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from billing.pricing.rating import RatedUsage
 from foundation import sse
@@ -34,9 +36,11 @@ from gateway.wire.openai_responses.answer import (
     ResponseObject,
     to_usage,
 )
+from gateway.wire.openai_responses.client_tools import CalledTool
 from gateway.wire.openai_responses.from_responses import new_id
 from gateway.wire.openai_responses.items import (
     PREFIXES,
+    CustomCall,
     FunctionCall,
     Item,
     ItemStatus,
@@ -48,20 +52,35 @@ from gateway.wire.openai_responses.items import (
 
 _encode = msgspec.json.Encoder().encode
 
+NO_TOOLS: Mapping[str, CalledTool] = {}
 INCOMPLETE: dict[FinishReason | None, IncompleteDetails] = {
     "length": IncompleteDetails("max_output_tokens"),
     "content_filter": IncompleteDetails("content_filter"),
 }
 
 
+Seal = Callable[[str], str]
+"""Makes of a text one that only this installation can read."""
+
+
+class _TextArgument(msgspec.Struct):
+    input: str
+
+
+_text_decoder = msgspec.json.Decoder(_TextArgument)
+
+
 class ItemWriter:
     """Builds one item while it is written."""
 
-    def __init__(self, kind: type[Item], *, name: str = "") -> None:
+    def __init__(
+        self, kind: type[Item], *, called: CalledTool | None = None, seal: Seal | None = None
+    ) -> None:
+        """`called`: of a call, its tool; `seal`: seals what was thought, if it is to be sealed."""
         self.kind = kind
         self.id = new_id(PREFIXES[kind])
-        self.call_id = call_id() if kind is FunctionCall else ""
-        self.name = name
+        self.call_id = "" if called is None else call_id()
+        self._called, self._seal = called, seal
         self.pieces: list[str] = []
         self.logprobs: list[TokenInfo] = []
 
@@ -72,30 +91,51 @@ class ItemWriter:
     def item(self, status: ItemStatus) -> Item:
         """Return the item as it is by now; one in progress has nothing yet."""
         begun = status != "in_progress"
-        if self.kind is FunctionCall:
-            return FunctionCall(
-                id=self.id,
-                status=status,
-                call_id=self.call_id,
-                name=self.name,
-                arguments=self.text if begun else "",
-            )
+        if self._called is not None:
+            return self._call(self._called, status)
         if self.kind is ReasoningItem:
             parts = (ReasoningText(text=self.text),) if begun else ()
-            return ReasoningItem(id=self.id, status=status, content=parts)
+            sealed = self._seal(self.text) if begun and self._seal is not None else UNSET
+            return ReasoningItem(id=self.id, status=status, content=parts, encrypted_content=sealed)
         said = (self.said(),) if begun else ()
         return Message(id=self.id, status=status, role="assistant", content=said)
+
+    def _call(self, called: CalledTool, status: ItemStatus) -> Item:
+        about: dict[str, Any] = {"id": self.id, "call_id": self.call_id}
+        about |= {"name": called.name, "namespace": called.namespace}
+        begun = status != "in_progress"
+        if self.kind is CustomCall:
+            return CustomCall(**about, input=self.input if begun else "")
+        return FunctionCall(**about, status=status, arguments=self.text if begun else "")
+
+    @property
+    def input(self) -> str:
+        """Return the text that a custom tool is called with: the argument, or what stands there in
+        its place."""
+        try:
+            return _text_decoder.decode(self.text).input
+        except msgspec.DecodeError:
+            return self.text
 
     def said(self) -> OutputText:
         return OutputText(self.text, logprobs=tuple(self.logprobs))
 
 
 class ResponseEncoder:
-    """Encodes one answer. `response`: as it begins; from `finish` on as it ended."""
+    """Encodes one answer. `response`: as it begins; from `finish` on as it ended. `called`: tools
+    that the client knows by another name than the model; `seal`: for what was thought."""
 
-    def __init__(self, response: ResponseObject, *, stream: bool) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        *,
+        stream: bool,
+        called: Mapping[str, CalledTool] = NO_TOOLS,
+        seal: Seal | None = None,
+    ) -> None:
         self.response = response
         self._stream = stream
+        self._called, self._seal = called, seal
         self._sequence_number = 0
         self._is_open = self._has_begun = False
         self._out: list[bytes] = []
@@ -189,12 +229,14 @@ class ResponseEncoder:
             assert call.index == self._num_calls  # a call is over before the next one begins
             self._num_calls += 1
             self._close("completed")
-            self._begin_item(ItemWriter(FunctionCall, name=call.name))
+            called = self._called.get(call.name) or CalledTool(call.name)
+            kind = CustomCall if called.takes_text else FunctionCall
+            self._begin_item(ItemWriter(kind, called=called))
         at = self._open
-        assert at is not None and at.kind is FunctionCall
+        assert at is not None and at.kind in (FunctionCall, CustomCall)
         if call.arguments:
             at.pieces.append(call.arguments)
-            if self._stream:
+            if self._stream and at.kind is FunctionCall:
                 name = "response.function_call_arguments.delta"
                 about = self._about(at)
                 self._send(events.ArgumentsDelta(type=name, **about, delta=call.arguments))
@@ -204,7 +246,7 @@ class ResponseEncoder:
     def _writing(self, kind: type[Item]) -> ItemWriter:
         if self._open is None or self._open.kind is not kind:
             self._close("completed")
-            self._begin_item(ItemWriter(kind))
+            self._begin_item(ItemWriter(kind, seal=self._seal))
         assert self._open is not None
         return self._open
 
@@ -234,6 +276,9 @@ class ResponseEncoder:
         if at.kind is FunctionCall:
             name = "response.function_call_arguments.done"
             self._send(events.ArgumentsDone(type=name, **self._about(at), arguments=text))
+        elif at.kind is CustomCall:  # told whole: until then it is a piece of JSON
+            self._send(events.CustomInputDelta(**self._about(at), delta=at.input))
+            self._send(events.CustomInputDone(**self._about(at), input=at.input))
         elif at.kind is ReasoningItem:
             self._send(events.ReasoningDone(**self._about(at), text=text))
             self._send_part("response.content_part.done", at, ReasoningText(text=text))

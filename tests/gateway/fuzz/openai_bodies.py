@@ -212,6 +212,11 @@ UNKNOWN_ITEMS: tuple[Any, ...] = (
     {"id": "msg_nobody"},
     {"type": "hologram"},
     {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+    {"type": "compaction", "encrypted_content": "x.eA=="},
+    {"type": "reasoning", "summary": [], "encrypted_content": ""},
+    {"type": "custom_tool_call", "call_id": "call_1", "name": "f", "input": "\x00"},
+    {"type": "local_shell_call_output", "output": "x"},
+    {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "h"}]},
 )
 MESSAGE_ITEM = {"role": "user", "content": "hi"}
 ITEM = st.one_of(
@@ -254,15 +259,23 @@ ITEM = st.one_of(
 ITEMS = st.lists(ITEM, max_size=3) | st.lists(st.just(MESSAGE_ITEM), max_size=21)
 RESPONSE_TOOL = built(lambda function: {"type": "function", **function}, FUNCTION)
 NAMED_FUNCTION = {"type": "function", "name": "f"}
+FREE_TEXT = {"type": "custom", "name": "f"}
+AGENT_TOOLS: list[list[Any]] = [
+    [FREE_TEXT],
+    [{**FREE_TEXT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}],
+    [{"type": "namespace", "name": "ns", "description": "", "tools": [NAMED_FUNCTION, FREE_TEXT]}],
+    [NAMED_FUNCTION, {"type": "web_search", "anything": 1}],
+]
 RESPONSE: Fields = {
     **SAMPLING,
     "instructions": TEXT,
     "max_output_tokens": st.sampled_from([1, 5, 40, 10**9, 0]),
     "max_tool_calls": st.sampled_from([1, 0]),
-    "tools": tools_of(RESPONSE_TOOL, lambda tool: str(tool["name"])),
+    "tools": tools_of(RESPONSE_TOOL, lambda tool: str(tool["name"])) | st.sampled_from(AGENT_TOOLS),
     "tool_choice": st.sampled_from(
         [
             *("auto", "none", "required", NAMED_FUNCTION, {"type": "web_search_preview"}),
+            {"type": "custom", "name": "f"},
             {"type": "allowed_tools", "mode": "auto", "tools": [NAMED_FUNCTION]},
         ]
     ),
@@ -275,7 +288,9 @@ RESPONSE: Fields = {
     ),
     "reasoning": st.sampled_from([{}, {"effort": "none"}, {"effort": "low", "summary": "auto"}]),
     "top_logprobs": st.sampled_from([0, 3, 21]),
-    "include": st.sampled_from([[], ["message.output_text.logprobs"], ["nothing"]]),
+    "include": st.sampled_from(
+        [[], ["message.output_text.logprobs"], ["reasoning.encrypted_content"], ["nothing"]]
+    ),
     "stream_options": st.sampled_from([{}, {"include_obfuscation": False}]),
     "truncation": st.sampled_from(["disabled", "auto"]),
     "service_tier": TIER,

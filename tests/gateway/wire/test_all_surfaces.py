@@ -16,6 +16,7 @@ from openai.types import conversations as conversation_types
 from openai.types.responses import (
     input_item_list_params,
     input_token_count_params,
+    response_compact_params,
     response_retrieve_params,
 )
 
@@ -47,6 +48,7 @@ THEIRS: list[tuple[SurfaceFields, Any, set[str]]] = [
     (kept.ITEM, conversation_types.ItemRetrieveParams, {"conversation_id"}),
     (kept.MODELS, anthropic_types.ModelListParams, {"betas", "workspace_id", "lifecycle"}),
     (COUNT_TOKENS, message_count_tokens_params.MessageCountTokensParams, {"workspace_id"}),
+    (kept.COMPACT, response_compact_params.ResponseCompactParams, set()),
     (RESPONSES, input_token_count_params.InputTokenCountParams, {"personality"}),
 ]
 """And what of it stands in a path, in a query or in a header, or is refused as unknown:

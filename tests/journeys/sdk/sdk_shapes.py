@@ -65,8 +65,8 @@ def said_in(response: BaseModel) -> dict[str, Any]:
     """The same of a response; but for what of its prompt was found in the cache."""
     found = response.model_dump(exclude={"id", "created_at", "completed_at"}, warnings=False)
     for item in found["output"]:
-        assert item.pop("id").startswith(("msg_", "fc_", "rs_"))
-        if item["type"] == "function_call":
+        assert item.pop("id").startswith(("msg_", "fc_", "ctc_", "rs_"))
+        if item["type"] in ("function_call", "custom_tool_call"):
             assert item.pop("call_id").startswith("call_")
             item.pop("parsed_arguments", None)
         for part in item.get("content") or ():

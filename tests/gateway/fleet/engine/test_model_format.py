@@ -24,6 +24,7 @@ from gateway.generation_events import ReplicaEvent, TextDelta
 from gateway.request_errors import BadField, UnsupportedField
 from gateway.settings.models import ModelConfig
 from gateway.wire.openai.from_chat import from_openai
+from gateway.wire.openai_responses.from_responses import own_items, read_response, to_generate
 
 Make = Callable[..., EngineReplica]
 
@@ -168,6 +169,21 @@ async def test_a_template_that_knows_no_tools_is_given_none(
     with pytest.raises(UnsupportedField) as caught:
         await make("{{ messages }}").prepare(chat(**fields))
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_a_grammar_of_free_text_that_cannot_be_kept_to_is_named(
+    make: Make, choice: str
+) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"\n%ignore " "'}
+    tool = {"type": "custom", "name": "write", "format": form}
+    body = {"model": "m", "input": "x", "tools": [tool], "tool_choice": choice}
+    request = read_response(json.dumps(body).encode())
+    generate = to_generate(request, own_items(request, {}))
+    with pytest.raises(BadField) as caught:
+        await make("{{ tools }}").prepare(generate)
+    assert caught.value.param == "tools[0].format.definition"
+    assert "line 2: '%ignore" in str(caught.value)
 
 
 async def test_what_is_thought_is_no_answer_and_counted_apart(make: Make) -> None:

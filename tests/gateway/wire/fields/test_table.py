@@ -167,6 +167,7 @@ RESPONSES_ELSEWHERE: dict[str, Any] = {
     "user": "u",
     "safety_identifier": "u",
     "stream_options": {"include_obfuscation": False},
+    "client_metadata": {"a": {"b": 1}},
 }
 """What the model knows nothing of."""
 

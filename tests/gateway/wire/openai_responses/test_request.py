@@ -53,7 +53,7 @@ def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         (
@@ -61,8 +61,6 @@ def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
             "input[0].content[0].type",
         ),
         ({"truncation": "auto"}, "truncation"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         (
             {"stream": True, "stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
