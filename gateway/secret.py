@@ -161,6 +161,11 @@ class Cipher:
         data = nonce + self._keys[self._current].encrypt(nonce, plain, context)
         return Ciphertext(secret_id=self._current, data=data)
 
+    @property
+    def current_id(self) -> str:
+        """The version that new things are sealed under."""
+        return self._current
+
     def knows(self, secret_id: str) -> bool:
         return secret_id in self._keys
 

@@ -41,6 +41,7 @@ from foundation.tasks import TaskSet
 from gateway import routes
 from gateway.app.connection import LAST_REQUEST_S
 from gateway.app.engine_clients import await_engines, connect_engines
+from gateway.app.sealed_rows import periodic_sealing
 from gateway.auth.assembly.auth import open_auth
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches.endpoints import LineEndpoint, ask_response, ask_surface, in_anthropic_shape
@@ -227,6 +228,7 @@ async def open_services(
     start_bookkeeping(settings, resources)
     near = settings.egress_to_loopback
     auth = await open_auth(resources, issuer=settings.issuer, allow_loopback=near)
+    resources.tasks.spawn(periodic_sealing(system_db, secret).run(), name="seal")
     webhooks = open_webhooks(stack, secret, system_db, telemetry, allow_loopback=near)
     engines = connect_engines(settings, settlement, leases)
     fleet = await open_fleet(settings, resources, engines, leases)

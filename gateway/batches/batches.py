@@ -11,11 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.audit.log import Actor, record
+from gateway.batches.sealing import METADATA
 from gateway.batches.states import MESSAGES, may_cancel, shape_of
 from gateway.batches.tables import batches
 from gateway.files.files import BATCH, drop_file, get_file
 from gateway.ids import uuid7_hex
+from gateway.secret import Cipher
 from gateway.tenancy.errors import InvalidField, NotFound, ReadOnly
+from gateway.tenancy.projects import keeps_nothing
 from gateway.wire.shared.batch import ENDED, Batch, Shape
 
 PREFIX, MESSAGES_PREFIX = "batch_", "msgbatch_"
@@ -34,6 +37,7 @@ COLUMNS = [batches.c[name] for name in Batch.__struct_fields__]
 
 async def create_batch(
     conn: AsyncConnection,
+    cipher: Cipher,
     *,
     org_id: str,
     project_id: str,
@@ -47,22 +51,25 @@ async def create_batch(
     tags: Mapping[str, str] | None = None,
     actor: Actor,
 ) -> Batch:
-    """Create a batch, to be validated and run. `num_total`: its lines, if they were counted as they
-    came, as those of messages are, whose file is their caller's. Raises: InvalidField, NotFound
-    (the file)."""
+    """Create a batch, to be validated and run, and return it as it is stored. `cipher`: for the
+    purpose of batches. `num_total`: its lines, if they were counted as they came, as those of
+    messages are, whose file is their caller's. Raises: InvalidField, NotFound (the file)."""
     is_ours = shape_of(endpoint) == "openai"
     if is_ours:
         await _check_input(conn, org_id, project_id, input_file_id)
     await _hold_room(conn, org_id, INPUT_FILE if is_ours else REQUESTS)
+    row = {
+        "id": f"{PREFIX if is_ours else MESSAGES_PREFIX}{uuid7_hex()}",
+        "org_id": org_id,
+        "project_id": project_id,
+        "metadata": dict(metadata) if metadata else metadata,
+    }
     added = sa.insert(batches).values(
-        id=f"{PREFIX if is_ours else MESSAGES_PREFIX}{uuid7_hex()}",
-        org_id=org_id,
-        project_id=project_id,
+        **{**row, **METADATA.seal(cipher, row)},
         key_id=key_id,
         endpoint=endpoint,
         input_file_id=input_file_id,
         completion_window=completion_window,
-        metadata=None if metadata is None else dict(metadata),
         output_expires_after_s=output_expires_after_s,
         num_total=num_total,
         tags=dict(tags) if tags else None,
@@ -220,6 +227,18 @@ async def undispatched(conn: AsyncConnection, limit: int) -> list[Batch]:
 async def mark_dispatched(conn: AsyncConnection, batch_ids: Iterable[str]) -> None:
     told = sa.update(batches).where(batches.c.id.in_(list(batch_ids)))
     await conn.execute(told.values(dispatched_at=sa.func.now()))
+
+
+async def forget_notes(conn: AsyncConnection) -> None:
+    """Erase what was noted of batches that have ended, in projects that are archived or are to keep
+    nothing. Of all orgs."""
+    noted = (sa.func.jsonb_typeof(each) for each in (batches.c.metadata, batches.c.errors))
+    erased = sa.update(batches).where(
+        keeps_nothing(batches.c.org_id, batches.c.project_id),
+        batches.c.status.in_(ENDED),
+        sa.or_(*(kind != "null" for kind in noted)),
+    )
+    await conn.execute(erased.values(metadata=sa.null(), errors=sa.null()))
 
 
 async def forget_deleted(conn: AsyncConnection) -> int:

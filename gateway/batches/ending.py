@@ -22,6 +22,7 @@ from gateway.batches.lines import MAX_ENDED_AT_ONCE, EndedLine
 from gateway.batches.running import LineAccount, refused, waste_of
 from gateway.db import DATABASE_ERRORS
 from gateway.http_errors.table import SERVER, http_error
+from gateway.secret import Cipher
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,13 @@ class LineEnder:
     def __init__(
         self,
         db: AsyncEngine,
+        cipher: Cipher,
         holder: str,
         spool: Spool,
         endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
     ) -> None:
-        self._db, self._holder, self._spool = db, holder, spool
+        self._db, self._cipher, self._holder, self._spool = db, cipher, holder, spool
         self._endpoints, self._on_booked = endpoints, on_booked
         self._waiting: list[PendingEnd] = []
         """No more than lines are run at once."""
@@ -86,7 +88,8 @@ class LineEnder:
         """End all of them, however long Postgres is away."""
         while True:
             try:
-                kept = await lines.end(self._db, self._holder, [each.ended for each in together])
+                ended = [each.ended for each in together]
+                kept = await lines.end(self._db, self._cipher, self._holder, ended)
                 break
             except (*DATABASE_ERRORS, ValueError, OverflowError) as error:
                 if isinstance(error, (DBAPIError, ValueError, OverflowError)) and is_refusal(error):

@@ -6,6 +6,7 @@ its lease, or whose gateway died, is the house's waste."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -16,9 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from billing.events import UsageEvent
 from billing.ingestion.ingest import ingest_within
+from gateway.batches.sealing import ANSWERS, REQUESTS
 from gateway.batches.states import LineState
+from gateway.columns import UNREADABLE
 from gateway.ids import uuid7_hex
 from gateway.inference.calls import REQUEST_PREFIX
+from gateway.secret import Cipher
+
+log = logging.getLogger(__name__)
 
 MAX_ENDED_AT_ONCE = 200
 
@@ -34,6 +40,8 @@ class LeasedLine(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None
     custom_id: str
     body: bytes
+    is_readable: bool = True
+    """False if its body does not open any more."""
     losses: int
     """How often it was begun and lost by us."""
     request_id: str
@@ -97,7 +105,7 @@ _LEASE = sa.text("""
     WHERE l.batch_id = named.batch_id AND l.number = named.number AND b.id = l.batch_id
         AND b.status = 'in_progress'
     RETURNING l.batch_id, l.number, l.org_id, b.key_id, b.endpoint, b.tags, l.custom_id, l.body,
-        l.losses, l.request_id, named.request_id AS lost_request_id
+        l.secret_id, l.losses, l.request_id, named.request_id AS lost_request_id
 """)
 _PLACES = """
     FROM unnest(CAST(:batch_ids AS text[]), CAST(:numbers AS integer[])) AS p(batch_id, number)
@@ -121,7 +129,8 @@ _HOLD = sa.text("""
 """)
 _END = sa.text("""
     UPDATE batch_lines SET state = :state, leased_by = NULL, leased_until = NULL, body = '',
-        request_id = :request_id, event_id = :event_id, status = :status, answer = :answer
+        request_id = :request_id, event_id = :event_id, status = :status, answer = :answer,
+        answer_secret_id = :answer_secret_id
     WHERE batch_id = :batch_id AND number = :number
 """)
 _COUNT = sa.text("""
@@ -135,6 +144,7 @@ _COUNT = sa.text("""
 
 async def lease(
     db: AsyncEngine,
+    cipher: Cipher,
     holder: str,
     *,
     limit: int,
@@ -142,19 +152,28 @@ async def lease(
     lease_s: float,
     closed: Collection[tuple[str, str]] = (),
 ) -> list[LeasedLine]:
-    """Lease the next lines, in their orgs' turns. `closed`: orgs with models of which nothing is
-    run; lines of a batch of several models are leased all the same."""
+    """Lease the next lines, in their orgs' turns. `cipher`: for the purpose of batches. `closed`:
+    orgs with models of which nothing is run; lines of a batch of several models are leased all the
+    same."""
     named: dict[str, Any] = {"holder": holder, "limit": limit, "lease_s": lease_s}
     named["orgs"] = [each.org_id for each in under_way]
     named["closed_orgs"] = [org_id for org_id, _ in closed]
     named["closed_models"] = [model for _, model in closed]
     named["request_ids"] = [f"{REQUEST_PREFIX}{uuid7_hex()}" for _ in range(limit)]
     async with db.begin() as conn:
-        rows = await conn.execute(_LEASE, named)
-        return [
-            LeasedLine(**{name: row._mapping[name] for name in LeasedLine.__struct_fields__})
-            for row in rows
-        ]
+        rows = (await conn.execute(_LEASE, named)).all()
+    return [_open(cipher, dict(row._mapping)) for row in rows]
+
+
+def _open(cipher: Cipher, row: dict[str, Any]) -> LeasedLine:
+    """Open a line; who cannot read it any more ends it, so that it holds up no other."""
+    try:
+        plain = REQUESTS.open(cipher, row)
+    except UNREADABLE as error:
+        log.error("line %s of %s does not open: %r", row["number"], row["batch_id"], error)
+        plain = {"custom_id": "", "body": b"", "is_readable": False}
+    del row["secret_id"]
+    return LeasedLine(**{**row, **plain})
 
 
 async def renew(
@@ -173,7 +192,9 @@ async def put_off(
         await conn.execute(_PUT_OFF, named)
 
 
-async def end(db: AsyncEngine, holder: str, ended: Sequence[EndedLine]) -> list[EndedLine]:
+async def end(
+    db: AsyncEngine, cipher: Cipher, holder: str, ended: Sequence[EndedLine]
+) -> list[EndedLine]:
     """End lines in one transaction with what they used; return those that were still this holder's.
     Raises: what `ingest_within` raises; then nothing has happened."""
     assert len(ended) <= MAX_ENDED_AT_ONCE
@@ -183,7 +204,7 @@ async def end(db: AsyncEngine, holder: str, ended: Sequence[EndedLine]) -> list[
         kept = [each for each in ended if each.line.place in mine]
         await ingest_within(conn, [event for each in kept for event in each.events])
         if kept:
-            await conn.execute(_END, [_row(each) for each in kept])
+            await conn.execute(_END, [_row(cipher, each) for each in kept])
         await _count(conn, kept)
     return kept
 
@@ -209,16 +230,17 @@ async def _count(conn: AsyncConnection, kept: Sequence[EndedLine]) -> None:
         )
 
 
-def _row(ended: EndedLine) -> dict[str, Any]:
-    event = ended.event
+def _row(cipher: Cipher, ended: EndedLine) -> dict[str, Any]:
+    line, event = ended.line, ended.event
+    place = {"org_id": line.org_id, "batch_id": line.batch_id, "number": line.number}
     return {
-        "batch_id": ended.line.batch_id,
-        "number": ended.line.number,
+        "batch_id": line.batch_id,
+        "number": line.number,
         "state": ended.state,
         "request_id": ended.request_id,
         "event_id": None if event is None else event.id,
         "status": ended.status,
-        "answer": ended.answer,
+        **ANSWERS.seal(cipher, {**place, "answer": ended.answer}),
     }
 
 

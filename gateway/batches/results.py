@@ -5,6 +5,7 @@ written is swept, as any unfinished upload."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.batches.batches import COLUMNS
 from gateway.batches.lines_out import ESCAPED, OVERHEAD_BYTES, EndedRow, to_line, to_message_line
+from gateway.batches.sealing import ANSWERS, REQUESTS
 from gateway.batches.states import (
     LineCode,
     at_the_end,
@@ -23,15 +25,20 @@ from gateway.batches.states import (
     while_written,
 )
 from gateway.batches.tables import batch_lines, batches
+from gateway.columns import UNREADABLE
 from gateway.db import tenant
 from gateway.files.files import BATCH_OUTPUT, MESSAGE_RESULTS
 from gateway.files.store import FileStore
 from gateway.files.uploads import Upload
+from gateway.secret import Cipher
 from gateway.wire.shared.batch import Batch
+
+log = logging.getLogger(__name__)
 
 READ_AT_ONCE = 20
 DEFAULT_EXPIRY_S = 30 * 86_400
 """Of results, where the batch says nothing."""
+UNREADABLE_ANSWER = {"status": 500, "answer": b'{"error":{"message":"This answer is lost."}}'}
 _OWN = batch_lines.c
 _OPEN = _OWN.state == "open"
 _SIZE = sa.func.octet_length(_OWN.answer) + ESCAPED * sa.func.octet_length(_OWN.custom_id)
@@ -48,9 +55,11 @@ class Sizes(msgspec.Struct, frozen=True):
     errors: int
 
 
-async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str, void: Void) -> None:
-    """Finish a batch, unless it goes on after all, or somebody else finishes it. Raises what
-    Postgres and the store of files raise."""
+async def finish(
+    db: AsyncEngine, cipher: Cipher, files: FileStore, batch: Batch, holder: str, void: Void
+) -> None:
+    """Finish a batch, unless it goes on after all, or somebody else finishes it. `cipher`: for the
+    purpose of batches. Raises what Postgres and the store of files raise."""
     async with tenant(db, batch.org_id) as conn:
         closed = await _close(conn, batch, holder, void)
         if closed is None:
@@ -59,7 +68,7 @@ async def finish(db: AsyncEngine, files: FileStore, batch: Batch, holder: str, v
     output = await _begin(files, batch, sizes.output)
     errors = await _begin(files, batch, sizes.errors)
     try:
-        async for line in _ended(db, batch):
+        async for line in _ended(db, cipher, batch):
             if shape_of(batch.endpoint) == "anthropic":
                 upload, text = output, to_message_line(line)
             else:
@@ -141,10 +150,9 @@ async def _begin(files: FileStore, batch: Batch, most_bytes: int) -> Upload | No
     return await files.begin_output(batch.org_id, batch.project_id, most_bytes=most_bytes)
 
 
-async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[EndedRow]:
+async def _ended(db: AsyncEngine, cipher: Cipher, batch: Batch) -> AsyncIterator[EndedRow]:
     """Yield the lines in the order of the input."""
-    columns = [_OWN[name] for name in EndedRow.__struct_fields__]
-    listed = sa.select(*columns).order_by(_OWN.number).limit(READ_AT_ONCE)
+    listed = sa.select(batch_lines).order_by(_OWN.number).limit(READ_AT_ONCE)
     listed = listed.where(_OWN.org_id == batch.org_id, _OWN.batch_id == batch.id)
     last = 0
     while True:
@@ -154,7 +162,18 @@ async def _ended(db: AsyncEngine, batch: Batch) -> AsyncIterator[EndedRow]:
             return
         last = rows[-1].number
         for row in rows:
-            yield EndedRow(**row._mapping)
+            yield _open(cipher, dict(row._mapping))
+
+
+def _open(cipher: Cipher, row: dict[str, Any]) -> EndedRow:
+    """Open a line; what cannot be read any more is said so, and keeps no other from its owner."""
+    for found, lost in ((REQUESTS, {"custom_id": ""}), (ANSWERS, UNREADABLE_ANSWER)):
+        try:
+            row |= found.open(cipher, row)
+        except UNREADABLE as error:
+            log.error("line %s of %s does not open: %r", row["number"], row["batch_id"], error)
+            row |= lost
+    return EndedRow(**{name: row[name] for name in EndedRow.__struct_fields__})
 
 
 async def _end(

@@ -21,7 +21,7 @@ from foundation.tasks import end_tasks
 from gateway.auth.bearer.api_keys import principal_of
 from gateway.auth.errors import AuthError, MissingScope
 from gateway.batches import lines, steward
-from gateway.batches.batches import forget_deleted
+from gateway.batches.batches import forget_deleted, forget_notes
 from gateway.batches.circuit_breaker import CircuitBreakers
 from gateway.batches.ending import LineEnder
 from gateway.batches.endpoints import (
@@ -29,9 +29,11 @@ from gateway.batches.endpoints import (
 )
 from gateway.batches.lines import LeasedLine
 from gateway.batches.running import LineAccount, LineRun, PutOff, model_of, refused, run
+from gateway.batches.sealing import PURPOSE
 from gateway.batches.validation import InputBounds
 from gateway.db import DATABASE_ERRORS
 from gateway.files.store import FileStore
+from gateway.http_errors.table import SERVER, http_error
 from gateway.ids import uuid7_hex
 from gateway.inference.services import GenerationServices
 from gateway.lru import Lru
@@ -39,6 +41,7 @@ from gateway.permissions import may
 from gateway.principal import SCOPE_INFERENCE, Principal
 from gateway.request_errors import UnknownModel
 from gateway.resources import Resources
+from gateway.secret import Cipher
 from gateway.settings.load import Settings
 from gateway.telemetry import Telemetry
 from gateway.wire.shared.batch import Batch
@@ -55,6 +58,7 @@ MAX_ATTENDED = 2
 MAX_KNOWN_KEYS = 1024
 KNOWN_FOR_S = 5.0
 """What a key may, and what its limits are, is as old as that at most."""
+UNREADABLE_LINE = http_error(500, "What this request asked cannot be read any more.", SERVER)
 CLOSE_TIMEOUT_S = 5.0
 """For what has ended to come to the books."""
 
@@ -65,8 +69,8 @@ class KeyState(msgspec.Struct, frozen=True):
 
 
 class BatchRunner:
-    """The runner of one process. `db` acts as the tenant, `system_db` sees all. `endpoints`: by
-    path. `on_booked` hears of what was booked."""
+    """The runner of one process. `db` acts as the tenant, `system_db` sees all. `cipher`: for the
+    purpose of batches. `endpoints`: by path. `on_booked` hears of what was booked."""
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class BatchRunner:
         db: AsyncEngine,
         system_db: AsyncEngine,
         files: FileStore,
+        cipher: Cipher,
         bounds: InputBounds,
         endpoints: Mapping[str, LineEndpoint],
         on_booked: OnBooked,
@@ -86,11 +91,13 @@ class BatchRunner:
     ) -> None:
         self._services, self._telemetry = services, telemetry
         self._db, self._system_db = db, system_db
-        self._files, self.bounds = files, bounds
+        self._files, self.cipher, self.bounds = files, cipher, bounds
         self._endpoints, self._max_running = endpoints, max_running
         self._lease_s = lease_s
         self._holder = uuid7_hex()
-        self._ender = LineEnder(system_db, self._holder, services.spool, endpoints, on_booked)
+        self._ender = LineEnder(
+            system_db, cipher, self._holder, services.spool, endpoints, on_booked
+        )
         self._known: Lru[str, KeyState] = Lru(MAX_KNOWN_KEYS)
         self._running: dict[asyncio.Task[None], LeasedLine] = {}
         self._attended: dict[asyncio.Task[None], Batch] = {}
@@ -156,6 +163,7 @@ class BatchRunner:
             return
         async with self._system_db.begin() as conn:
             await forget_deleted(conn)
+            await forget_notes(conn)
         self._swept_at = time.monotonic()
 
     async def _attend_to_batches(self) -> None:
@@ -173,6 +181,7 @@ class BatchRunner:
             return
         found = await lines.lease(
             self._system_db,
+            self.cipher,
             self._holder,
             limit=room,
             under_way=self._running.values(),
@@ -200,6 +209,7 @@ class BatchRunner:
             principal = await self._principal(batch.org_id, batch.key_id)
             await steward.attend(
                 self._db,
+                self.cipher,
                 self._files,
                 batch,
                 lambda model: self._serves(principal, model),
@@ -222,8 +232,11 @@ class BatchRunner:
     async def _run_line(self, line: LeasedLine) -> None:
         if line.lost_request_id is not None:
             await self._services.limiter.void_lease(line.org_id, line.lost_request_id)
-        found = await self._principal(line.org_id, line.key_id)
         endpoint = self._endpoints[line.endpoint]
+        if not line.is_readable:
+            await self._ender.end(refused(endpoint, line, UNREADABLE_LINE), LineAccount())
+            return
+        found = await self._principal(line.org_id, line.key_id)
         if isinstance(found, Exception):
             unasked = refused(endpoint, line, endpoint.to_http_error(found))
             await self._ender.end(unasked, LineAccount())
@@ -302,6 +315,7 @@ def open_batches(
         db=resources.db,
         system_db=resources.system_db,
         files=files,
+        cipher=Cipher(resources.secret, PURPOSE),
         bounds=InputBounds(
             max_lines=settings.max_batch_lines,
             max_file_bytes=settings.max_batch_bytes,

@@ -13,6 +13,7 @@ from gateway.batches import results, validation
 from gateway.batches.batches import COLUMNS
 from gateway.batches.validation import InputBounds, validate
 from gateway.files.store import FileStore
+from gateway.secret import Cipher
 from gateway.wire.shared.batch import Batch
 
 Serves = Callable[[str], bool]
@@ -59,6 +60,7 @@ async def renew(
 
 async def attend(
     db: AsyncEngine,
+    cipher: Cipher,
     files: FileStore,
     batch: Batch,
     serves: Serves,
@@ -70,8 +72,8 @@ async def attend(
     somebody begins it anew."""
     try:
         if batch.status == "validating":
-            await validate(db, files, batch, serves, bounds, holder)
+            await validate(db, cipher, files, batch, serves, bounds, holder)
         else:
-            await results.finish(db, files, batch, holder, void)
+            await results.finish(db, cipher, files, batch, holder, void)
     except (validation.ValidationTakenOver, results.FinishTakenOver):
         return

@@ -1,7 +1,7 @@
 """Defines the tables of batches. A batch says what it is asked and what has become of it; a line is
 one of its requests, and, once it has ended, its answer. What a line used stands in the books by
 `event_id`, put there in the transaction that ends the line: neither is ever there without the
-other."""
+other. What tenants wrote and were answered is sealed (`sealing`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ batches = sa.Table(
     text("input_file_id"),
     text("completion_window"),
     sa.Column("metadata", JSONB, nullable=True),
+    text("metadata_secret_id", nullable=True),
     sa.Column("output_expires_after_s", sa.BigInteger, nullable=True),
     sa.Column("tags", JSONB, nullable=True),
     text("status"),
     text("model", nullable=True),
     sa.Column("errors", JSONB, nullable=True),
+    text("errors_secret_id", nullable=True),
     *(_count(f"num_{kind}") for kind in ("total", "completed", "failed", "unrun")),
     *(_count(f"{kind}_tokens") for kind in ("input", "cached", "output", "reasoning")),
     text("output_file_id", nullable=True),
@@ -58,6 +60,7 @@ batch_lines = sa.Table(
     text("org_id"),
     text("custom_id"),
     sa.Column("body", sa.LargeBinary, nullable=False),
+    text("secret_id", nullable=True),
     sa.Column("state", sa.Text, nullable=False, server_default="open"),
     moment_made("due_at"),
     sa.Column("losses", sa.Integer, nullable=False, server_default="0"),
@@ -68,4 +71,5 @@ batch_lines = sa.Table(
     sa.Column("status", sa.SmallInteger, nullable=True),
     text("code", nullable=True),
     sa.Column("answer", sa.LargeBinary, nullable=True),
+    text("answer_secret_id", nullable=True),
 )

@@ -20,13 +20,14 @@ from gateway.batches.lines_in import (
     TooLong,
     split,
 )
+from gateway.batches.sealing import ERRORS, REQUESTS
 from gateway.batches.states import after_validation, shape_of
 from gateway.batches.tables import batch_lines, batches
 from gateway.db import tenant
 from gateway.files.errors import ContentLost
 from gateway.files.files import File, drop_file, get_file
 from gateway.files.store import FileStore
-from gateway.secret import UnknownSecret
+from gateway.secret import Cipher, UnknownSecret
 from gateway.tenancy.errors import NotFound
 from gateway.wire.shared.batch import Batch
 
@@ -52,6 +53,7 @@ class _Invalid(Exception):
 
 async def validate(
     db: AsyncEngine,
+    cipher: Cipher,
     files: FileStore,
     batch: Batch,
     serves: Callable[[str], bool],
@@ -65,17 +67,22 @@ async def validate(
         reader = LinesReader(batch.endpoint, serves, max_lines=bounds.max_lines)
     try:
         async with tenant(db, batch.org_id) as conn:
-            await _read(conn, files, batch, reader, bounds)
+            await _read(conn, cipher, files, batch, reader, bounds)
             if reader.errors:
                 raise _Invalid
-            await _step(conn, batch, holder, reader)
+            await _step(conn, cipher, batch, holder, reader)
     except _Invalid:
         async with tenant(db, batch.org_id) as conn:
-            await _step(conn, batch, holder, reader)
+            await _step(conn, cipher, batch, holder, reader)
 
 
 async def _read(
-    conn: AsyncConnection, files: FileStore, batch: Batch, reader: AnyReader, bounds: InputBounds
+    conn: AsyncConnection,
+    cipher: Cipher,
+    files: FileStore,
+    batch: Batch,
+    reader: AnyReader,
+    bounds: InputBounds,
 ) -> None:
     try:
         file = await get_file(
@@ -93,12 +100,13 @@ async def _read(
         message = f"The input file is larger than {bounds.max_file_bytes} bytes."
         reader.errors.append(LineError(code="file_too_large", message=message))
         return
-    await _insert_all(conn, files, batch, file, reader, bounds)
+    await _insert_all(conn, cipher, files, batch, file, reader, bounds)
     reader.end()
 
 
 async def _insert_all(
     conn: AsyncConnection,
+    cipher: Cipher,
     files: FileStore,
     batch: Batch,
     file: File,
@@ -116,9 +124,9 @@ async def _insert_all(
                 found.append(line)
                 size_bytes += len(line.body)
             if len(found) == INSERTED_AT_ONCE or size_bytes > bounds.max_line_bytes:
-                await _insert(conn, batch, found)
+                await _insert(conn, cipher, batch, found)
                 found, size_bytes = [], 0
-        await _insert(conn, batch, found)
+        await _insert(conn, cipher, batch, found)
     except TooLong as error:
         reader.refuse_long(error.number, bounds.max_line_bytes)
     except (ContentLost, UnknownSecret) as error:
@@ -127,7 +135,9 @@ async def _insert_all(
         reader.errors.append(LineError(code="file_lost", message=message))
 
 
-async def _insert(conn: AsyncConnection, batch: Batch, lines: Sequence[Line]) -> None:
+async def _insert(
+    conn: AsyncConnection, cipher: Cipher, batch: Batch, lines: Sequence[Line]
+) -> None:
     rows = [
         {
             "batch_id": batch.id,
@@ -139,10 +149,13 @@ async def _insert(conn: AsyncConnection, batch: Batch, lines: Sequence[Line]) ->
         for line in lines
     ]
     if rows:
-        await conn.execute(sa.insert(batch_lines), rows)
+        sealed = [{**row, **REQUESTS.seal(cipher, row)} for row in rows]
+        await conn.execute(sa.insert(batch_lines), sealed)
 
 
-async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: AnyReader) -> None:
+async def _step(
+    conn: AsyncConnection, cipher: Cipher, batch: Batch, holder: str, reader: AnyReader
+) -> None:
     """Bring a batch to its next status, unless somebody else has taken it over."""
     mine = sa.and_(
         batches.c.org_id == batch.org_id,
@@ -160,7 +173,9 @@ async def _step(conn: AsyncConnection, batch: Batch, holder: str, reader: AnyRea
     values: dict[str, Any] = {"status": following, moment: sa.func.now()}
     values |= {"leased_by": None, "leased_until": None}
     if reader.errors:
-        values["errors"] = [msgspec.to_builtins(each) for each in reader.errors]
+        errors = [msgspec.to_builtins(each) for each in reader.errors]
+        row = {"org_id": batch.org_id, "project_id": batch.project_id, "id": batch.id}
+        values |= ERRORS.seal(cipher, {**row, "errors": errors})
     else:
         values |= {"num_total": reader.num_lines, "model": reader.model}
     await conn.execute(sa.update(batches).where(mine).values(**values))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.exceptions import Exit
 
 from gateway.audit.log import COMMAND_LINE
 from gateway.cli.audit import audit
@@ -211,6 +212,32 @@ async def rewrap(settings: Settings) -> None:
                 result = await rewrap_credentials(conn, vault, after=after)
             count, after = count + result.done, result.last
     click.echo(f"{count} wrapped anew.")
+
+
+@tollgate.group()
+def secret() -> None:
+    """The secret under which Postgres holds what tenants wrote and were answered."""
+
+
+@secret.command()
+@with_settings
+async def reseal(settings: Settings) -> None:
+    """Seal files, batches, responses and conversations under the current secret.
+
+    After a new key stands first in the secret's file and all gateways have it; then `tollgate vault
+    rewrap` for credentials. A day later the old key can leave the file. Goes on where it was cut
+    short. Names each row that does not open, and then exits with 1.
+    """
+    from gateway.app.sealed_rows import reseal as reseal_rows
+    from gateway.secret import Secret
+
+    async with connections(settings) as (db, _):
+        done = await reseal_rows(db, Secret.load(settings.secret_key_file))
+    for row in done.unreadable:
+        click.echo(f"{row}: cannot be read")
+    click.echo(f"{done.num_sealed} rows were sealed.")
+    if done.unreadable:
+        raise Exit(1)
 
 
 @tollgate.group()

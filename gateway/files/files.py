@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.audit.log import Actor, record
 from gateway.files.tables import files
 from gateway.tenancy.errors import NotFound
+from gateway.tenancy.projects import keeps_nothing
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 """What may be uploaded."""
@@ -37,6 +38,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     purpose: str
     filename: str
+    """Sealed in its row (`FileStore.opened`)."""
+    secret_id: str | None
     size_bytes: int
     stored_in: str
     """The place of its content."""
@@ -133,6 +136,16 @@ _END = sa.text(f"""
     RETURNING org_id, id
 """)
 _FORGET = sa.text("DELETE FROM files WHERE id = :file_id AND deleted_at IS NOT NULL")
+
+
+async def end_files_of_projects(conn: AsyncConnection) -> None:
+    """End all files of projects that are archived or are to keep nothing."""
+    gone = sa.update(files).where(
+        keeps_nothing(files.c.org_id, files.c.project_id),
+        files.c.deleted_at.is_(None),
+        files.c.uploading_since.is_(None),
+    )
+    await conn.execute(gone.values(deleted_at=sa.func.now()))
 
 
 async def end_files(conn: AsyncConnection, place: str, *, after: str = "") -> list[ExpiredFile]:

@@ -42,8 +42,6 @@ Place = tuple[str, str]
 """The ids of an organization and of a file."""
 
 PLACE = "s3"
-PURPOSE = "files"
-"""What `Secret` derives the key for."""
 MAGIC = b"TGF1"
 LAST, MORE = b"L", b"M"
 MAX_HEADER_BYTES = len(MAGIC) + 2 + 255

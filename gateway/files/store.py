@@ -10,14 +10,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from foundation.periodic import Flusher
+from gateway.columns import UNREADABLE
 from gateway.db import DATABASE_ERRORS
 from gateway.files.contents import Contents
 from gateway.files.errors import FilesError, FileStoreUnknown
-from gateway.files.files import SWEEP_BATCH, File, end_files, forget_file
+from gateway.files.files import SWEEP_BATCH, File, end_files, end_files_of_projects, forget_file
+from gateway.files.sealing import NAMES
 from gateway.files.uploads import FileTooLarge, Upload, begin_upload
+from gateway.secret import Cipher
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +33,8 @@ MAX_FAILURES = 10
 
 class FileStore(Flusher):
     """One per process. `db` acts as the tenant, `system_db` sees all. `contents`: of new files;
-    `others`: of those that were made when something else was configured."""
+    `others`: of those that were made when something else was configured. `cipher`: for the purpose
+    of files."""
 
     def __init__(
         self,
@@ -37,13 +42,14 @@ class FileStore(Flusher):
         db: AsyncEngine,
         system_db: AsyncEngine,
         contents: Contents,
+        cipher: Cipher,
         max_file_bytes: int,
         max_org_bytes: int,
         others: Sequence[Contents] = (),
     ) -> None:
         super().__init__("sweep files", SWEEP_INTERVAL_S)
         self._db, self._system_db = db, system_db
-        self._contents = contents
+        self._contents, self._cipher = contents, cipher
         self._by_place = {each.place: each for each in (contents, *others)}
         self.max_file_bytes, self._max_org_bytes = max_file_bytes, max_org_bytes
 
@@ -55,6 +61,7 @@ class FileStore(Flusher):
         return await begin_upload(
             self._db,
             self._contents,
+            self._cipher,
             org_id=org_id,
             project_id=project_id,
             most_bytes=self.max_file_bytes if most_bytes is None else most_bytes,
@@ -67,10 +74,20 @@ class FileStore(Flusher):
         return await begin_upload(
             self._db,
             self._contents,
+            self._cipher,
             org_id=org_id,
             project_id=project_id,
             most_bytes=most_bytes,
         )
+
+    def opened(self, file: File) -> File:
+        """Return a file with its name as its owner wrote it; by its id, where that is lost."""
+        try:
+            plain = NAMES.open(self._cipher, msgspec.structs.asdict(file))
+        except UNREADABLE as error:
+            log.error("the name of %s does not open: %r", file.id, error)
+            plain = {"filename": file.id}
+        return msgspec.structs.replace(file, **plain)
 
     def read(self, file: File) -> AsyncIterator[bytes]:
         """It raises FilesError, UnknownSecret. Raises: FileStoreUnknown."""
@@ -86,6 +103,11 @@ class FileStore(Flusher):
         return _following(await anext(pieces, b""), pieces)
 
     async def flush(self) -> None:
+        try:
+            async with self._system_db.begin() as conn:
+                await end_files_of_projects(conn)
+        except DATABASE_ERRORS as error:
+            log.warning("files of projects are ended later (%s)", type(error).__name__)
         for place in self._by_place:
             try:
                 async with asyncio.timeout(SWEEP_TIMEOUT_S):

@@ -2,7 +2,8 @@
 
 A file belongs to a project. It is there from the moment when all of it is (`uploading_since` is
 null) until it expires or `deleted_at` is set; then its content is swept, and its row with it.
-`stored_in` says where that is: what is configured later is for later files.
+`stored_in` says where that is: what is configured later is for later files. Names and content are
+sealed (`sealing`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ files = sa.Table(
     sa.Column("project_id", sa.Text, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("filename", sa.Text, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("stored_in", sa.Text, nullable=False, server_default="postgres"),
     _now("created_at"),
@@ -46,4 +48,5 @@ file_chunks = sa.Table(
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("org_id", sa.Text, nullable=False),
     sa.Column("data", sa.LargeBinary, nullable=False),
+    sa.Column("secret_id", sa.Text, nullable=True),
 )

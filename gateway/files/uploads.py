@@ -16,8 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from gateway.db import tenant
 from gateway.files.contents import Contents, Writer
 from gateway.files.files import COLUMNS, File
+from gateway.files.sealing import NAMES
 from gateway.files.tables import files
 from gateway.ids import uuid7_hex
+from gateway.secret import Cipher
 from gateway.tenancy.errors import InvalidField, NotFound
 
 PREFIX = "file-"
@@ -37,9 +39,15 @@ class Upload:
     """Made by `begin_upload`. Who does not finish it gives it up."""
 
     def __init__(
-        self, db: AsyncEngine, writer: Writer, org_id: str, file_id: str, most_bytes: int
+        self,
+        db: AsyncEngine,
+        cipher: Cipher,
+        writer: Writer,
+        org_id: str,
+        file_id: str,
+        most_bytes: int,
     ) -> None:
-        self._db, self._writer = db, writer
+        self._db, self._cipher, self._writer = db, cipher, writer
         self._most_bytes = most_bytes
         self.org_id, self.file_id = org_id, file_id
         self.size_bytes = 0
@@ -73,6 +81,7 @@ class Upload:
                 between = f"must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S}"
                 raise InvalidField("expires_after.seconds", between)
             expires_at = sa.func.now() + sa.func.make_interval(0, 0, 0, 0, 0, 0, expires_after_s)
+        named = {"org_id": self.org_id, "id": self.file_id, "filename": check_filename(filename)}
         begun = sa.and_(
             files.c.org_id == self.org_id,
             files.c.id == self.file_id,
@@ -82,7 +91,7 @@ class Upload:
         finished = sa.update(files).where(begun).returning(*COLUMNS)
         finished = finished.values(
             purpose=purpose,
-            filename=check_filename(filename),
+            **NAMES.seal(self._cipher, named),
             size_bytes=self.size_bytes,
             uploading_since=None,
             created_at=sa.func.now(),
@@ -104,6 +113,7 @@ class Upload:
 async def begin_upload(
     db: AsyncEngine,
     contents: Contents,
+    cipher: Cipher,
     *,
     org_id: str,
     project_id: str,
@@ -139,7 +149,7 @@ async def begin_upload(
             uploading_since=sa.func.now(),
         )
         await conn.execute(begun)
-    return Upload(db, contents.writer(org_id, file_id), org_id, file_id, most_bytes)
+    return Upload(db, cipher, contents.writer(org_id, file_id), org_id, file_id, most_bytes)
 
 
 def check_filename(filename: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.files.contents import Contents, PostgresContents
+from gateway.files.sealing import PURPOSE
 from gateway.files.store import FileStore
 from gateway.resources import Resources
 from gateway.secret import Cipher
@@ -12,12 +13,14 @@ from gateway.settings.load import Settings, read_secret
 def open_files(settings: Settings, resources: Resources) -> FileStore:
     """Open the file store. Raises: SettingsError, where a credential of it is missing."""
     db, system_db = resources.db, resources.system_db
-    rows = PostgresContents(db)
+    cipher = Cipher(resources.secret, PURPOSE)
+    rows = PostgresContents(db, cipher)
     elsewhere = open_s3(settings, resources)
     files = FileStore(
         db=db,
         system_db=system_db,
         contents=elsewhere or rows,
+        cipher=cipher,
         others=() if elsewhere is None else (rows,),
         max_file_bytes=settings.max_file_bytes,
         max_org_bytes=settings.max_org_file_bytes,
@@ -31,7 +34,7 @@ def open_s3(settings: Settings, resources: Resources) -> Contents | None:
     stack, config = resources.stack, settings.file_store
     if config is None:
         return None
-    from gateway.files.s3_contents import PURPOSE, S3Contents  # loads obstore: who has no store,
+    from gateway.files.s3_contents import S3Contents  # loads obstore: who has no store,
     from gateway.files.strays import Strays  # and its bucket, needs neither
 
     contents = S3Contents(

@@ -21,18 +21,16 @@ from gateway.db import DATABASE_ERRORS, tenant
 from gateway.request_errors import BadField
 from gateway.responses.conversations import ConversationStore
 from gateway.responses.kept import ResponseOwner, StoredResponse, decode, encode
-from gateway.responses.tables import owned
+from gateway.responses.tables import conversations, owned
 from gateway.responses.tables import response_events as events
 from gateway.responses.tables import responses as table
 from gateway.secret import Cipher
 from gateway.tenancy.errors import NotFound
-from gateway.tenancy.tables import projects
+from gateway.tenancy.projects import keeps_nothing
 from gateway.wire.openai_responses.items import Item
 
 log = logging.getLogger(__name__)
 
-PURPOSE = "responses"
-"""What `Secret` derives the key for."""
 MAX_CONTINUED = 1000
 """Responses, one behind the other."""
 MAX_CONTINUED_BYTES = 16 * 1024 * 1024
@@ -135,20 +133,17 @@ class ResponseStore(KeptRows):
 
     async def sweep(self) -> int:
         """Delete what has expired and nobody continues, and what stood in a project before it was
-        to keep nothing; return how many."""
+        archived or was to keep nothing; return how many responses."""
         await self._sweep_events()
+        await self._sweep_conversations()
         swept = 0
         later = table.alias("later")
         is_continued = sa.exists().where(
             later.c.org_id == table.c.org_id, later.c.previous_id == table.c.id
         )
-        keeps_nothing = sa.exists().where(
-            projects.c.org_id == table.c.org_id,
-            projects.c.id == table.c.project_id,
-            projects.c.zero_retention,
-        )
         is_over = sa.and_(table.c.expires_at < sa.func.now(), ~is_continued)
-        old = sa.select(table.c.id).where(sa.or_(is_over, keeps_nothing))
+        is_erased = keeps_nothing(table.c.org_id, table.c.project_id)
+        old = sa.select(table.c.id).where(sa.or_(is_over, is_erased))
         old = old.limit(SWEEP_BATCH).with_for_update(skip_locked=True, of=table)
         while True:
             async with self._system_db.begin() as conn:
@@ -163,6 +158,17 @@ class ResponseStore(KeptRows):
         old = sa.select(events.c.response_id, events.c.first_number)
         old = old.where(events.c.created_at < age).limit(SWEEP_BATCH)
         gone = sa.delete(events).where(place.in_(old.with_for_update(skip_locked=True)))
+        while True:
+            async with self._system_db.begin() as conn:
+                if (await conn.execute(gone)).rowcount < SWEEP_BATCH:
+                    return
+
+    async def _sweep_conversations(self) -> None:
+        old = sa.select(conversations.c.id).where(
+            keeps_nothing(conversations.c.org_id, conversations.c.project_id)
+        )
+        old = old.limit(SWEEP_BATCH).with_for_update(skip_locked=True, of=conversations)
+        gone = sa.delete(conversations).where(conversations.c.id.in_(old))
         while True:
             async with self._system_db.begin() as conn:
                 if (await conn.execute(gone)).rowcount < SWEEP_BATCH:

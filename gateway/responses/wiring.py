@@ -14,7 +14,8 @@ from gateway.responses.events import EventRows
 from gateway.responses.running import RunningRows
 from gateway.responses.sealed_items import PURPOSE as ITEMS
 from gateway.responses.sealed_items import ItemSeal
-from gateway.responses.store import PURPOSE, ResponseStore
+from gateway.responses.sealing import PURPOSE
+from gateway.responses.store import ResponseStore
 from gateway.secret import Cipher
 from gateway.settings.load import Settings
 

@@ -96,6 +96,16 @@ async def hold_project(conn: AsyncConnection, *, org_id: str, project_id: str) -
     return await _live(conn, _one(org_id, project_id).with_for_update(key_share=True), project_id)
 
 
+def keeps_nothing(org_id: sa.Column[str], project_id: sa.Column[str]) -> sa.ColumnElement[bool]:
+    """Select rows of projects that are archived, or are to keep nothing: what their tenants stored
+    is erased."""
+    return sa.exists().where(
+        projects.c.org_id == org_id,
+        projects.c.id == project_id,
+        sa.or_(projects.c.zero_retention, projects.c.archived_at.is_not(None)),
+    )
+
+
 def select_projects(org_id: str, *, archived: bool = False) -> sa.Select[Any]:
     """Select the live projects of an organization, or with `archived` all."""
     listed = sa.select(projects).where(projects.c.org_id == org_id)

@@ -94,6 +94,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="requests.jsonl")
             made = await create_batch(
                 conn,
+                found.batches.cipher,
                 **project_of(request),
                 key_id=principal.key_id,
                 endpoint=MESSAGES,

@@ -20,6 +20,7 @@ from gateway.batches.batches import (
     select_batches,
     to_batches,
 )
+from gateway.batches.sealing import opened
 from gateway.batches.tables import batches as batches_table
 from gateway.db import tenant
 from gateway.principal import SCOPE_INFERENCE
@@ -49,7 +50,7 @@ _decoder = msgspec.json.Decoder(NewBatch)
 
 
 def to_response(request: AuthenticatedRequest, batch: Batch) -> Response[bytes]:
-    return answer(request, to_batch_object(batch))
+    return answer(request, to_batch_object(opened(services(request).batches.cipher, batch)))
 
 
 @batches.post(
@@ -73,9 +74,12 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
         expected = f"expected one of {', '.join(sorted(ENDPOINTS))}"
         raise BadField(f"Invalid value for 'endpoint': {expected}.", param="endpoint")
 
+    cipher = services(request).batches.cipher
+
     async def make(conn: AsyncConnection) -> BatchObject:
         made = await create_batch(
             conn,
+            cipher,
             **project_of(request),
             key_id=principal.key_id,
             endpoint=wanted.endpoint,
@@ -86,7 +90,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
             tags=tags,
             actor=actor_of(request),
         )
-        return to_batch_object(made)
+        return to_batch_object(opened(cipher, made))
 
     made = await create_once(request, body, make)
     services(request).batches.wake()
@@ -104,7 +108,8 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     listed = select_batches(**project_of(request))
     async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await conn.execute(keyset(listed, batches_table.c.id, query))
-        found = [to_batch_object(each) for each in to_batches(rows)]
+        cipher = services(request).batches.cipher
+        found = [to_batch_object(opened(cipher, each)) for each in to_batches(rows)]
     return answer(request, to_listing(found, query))
 
 

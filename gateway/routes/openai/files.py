@@ -81,7 +81,7 @@ async def create(request: AuthenticatedRequest) -> Response[bytes]:
                 filename=wanted.file,
                 expires_after_s=wanted.expires_after_s,
             )
-            return to_file_object(made)
+            return to_file_object(found.files.opened(made))
 
         # A form that is sent again has another boundary.
         asked = digest_of_parts(content.digest(), msgspec.json.encode(wanted))
@@ -111,7 +111,8 @@ async def list_(request: AuthenticatedRequest) -> Response[bytes]:
     listed = select_files(**project_of(request), purpose=query.purpose)
     async with tenant(services(request).db, request.user.org_id) as conn:
         rows = await conn.execute(keyset(listed, files_table.c.id, query))
-        found = [to_file_object(each) for each in to_files(rows)]
+        opened = services(request).files.opened
+        found = [to_file_object(opened(each)) for each in to_files(rows)]
     return answer(request, to_listing(found, query))
 
 
@@ -145,7 +146,8 @@ async def _find(request: AuthenticatedRequest, file_id: str) -> File:
     """Raises: NotFound."""
     check_id("file_id", file_id)
     async with tenant(services(request).db, request.user.org_id) as conn:
-        return await get_file(conn, **project_of(request), file_id=file_id)
+        found = await get_file(conn, **project_of(request), file_id=file_id)
+    return services(request).files.opened(found)
 
 
 routes = [create, list_, retrieve, content, remove]

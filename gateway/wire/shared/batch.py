@@ -35,12 +35,16 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     input_file_id: str
     completion_window: str
-    metadata: dict[str, str] | None
+    metadata: Any
+    """A mapping of texts, or none; one text while it is sealed."""
+    metadata_secret_id: str | None
     output_expires_after_s: int | None
     tags: dict[str, str] | None
     status: Status
     model: str | None
-    errors: list[dict[str, Any]] | None
+    errors: Any
+    """A list of mappings, or none; one text while they are sealed."""
+    errors_secret_id: str | None
     num_total: int
     num_completed: int
     num_failed: int

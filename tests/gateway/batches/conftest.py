@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.databases import Databases
 from tests.gateway.batches.object_store import ACCESS_KEY, SECRET_KEY, HeldRoad, ObjectStore
-from tests.gateway.batches.world import World, opened
+from tests.gateway.batches.world import World, open_world
 from tests.gateway.office import ScriptedReplica
 from tests.gateway.routes.openapi.running import Running, running
 
@@ -99,5 +99,5 @@ async def replica() -> ScriptedReplica:
 async def world(
     db: AsyncEngine, postgres_url: str, redis: Redis, tmp_path: Path, replica: ScriptedReplica
 ) -> AsyncIterator[World]:
-    async with opened(db, postgres_url, redis, tmp_path, replica) as found:
+    async with open_world(db, postgres_url, redis, tmp_path, replica) as found:
         yield found

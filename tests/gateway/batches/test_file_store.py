@@ -42,7 +42,7 @@ async def owner(postgres_url: str) -> Tenant:
 async def store(postgres_url: str, request: pytest.FixtureRequest) -> AsyncIterator[FileStore]:
     """The same of both places."""
     pools = [create_engine(postgres_url, role=role) for role in (ROLE_TENANT, ROLE_SYSTEM)]
-    rows = PostgresContents(pools[0], chunk_bytes=CHUNK_BYTES)
+    rows = PostgresContents(pools[0], Cipher(SECRET, "files"), chunk_bytes=CHUNK_BYTES)
     objects: S3Contents | None = None
     if request.param == "s3":
         server: ObjectStore = request.getfixturevalue("object_store")
@@ -54,6 +54,7 @@ async def store(postgres_url: str, request: pytest.FixtureRequest) -> AsyncItera
         db=pools[0],
         system_db=pools[1],
         contents=objects or rows,
+        cipher=Cipher(SECRET, "files"),
         max_file_bytes=MAX_FILE_BYTES,
         max_org_bytes=MAX_ORG_BYTES,
     )

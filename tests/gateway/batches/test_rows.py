@@ -30,10 +30,10 @@ async def test_of_two_at_once_only_as_many_begin_as_may(
 
     async def create() -> None:
         async with tenant(world.db, world.owner.org_id) as conn:
-            await create_batch(conn, **named)
+            await create_batch(conn, world.cipher, **named)
 
     async with tenant(world.db, world.owner.org_id) as first:
-        await create_batch(first, **named)
+        await create_batch(first, world.cipher, **named)
         second = asyncio.create_task(create())
         async with world.db.connect() as conn:
             while not second.done() and not await conn.scalar(WAITS):

@@ -200,5 +200,7 @@ async def test_lines_of_all_orgs_come_in_turns(world: World, postgres_url: str) 
         batch = await steward.take(world.pools[1], runner._holder, lease_s=10)
         assert batch is not None
         await runner._attend(batch)
-    leased = await lines.lease(world.pools[1], "x", limit=10, under_way=(), lease_s=10)
+    leased = await lines.lease(
+        world.pools[1], world.cipher, "x", limit=10, under_way=(), lease_s=10
+    )
     assert Counter(each.org_id for each in leased) == {mine.org_id: 5, other.org_id: 5}

@@ -53,11 +53,13 @@ class World:
         return made
 
     def to_store(self, contents: S3Contents | None) -> FileStore:
-        rows = PostgresContents(self.pools[0])
+        cipher = Cipher(Secret(version=1, keys=(OLD,)), "files")
+        rows = PostgresContents(self.pools[0], cipher)
         return FileStore(
             db=self.pools[0],
             system_db=self.pools[1],
             contents=contents or rows,
+            cipher=cipher,
             others=() if contents is None else (rows,),
             max_file_bytes=10 * len(CONTENT),
             max_org_bytes=100 * len(CONTENT),

@@ -8,7 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gateway.files.contents import PostgresContents
 from gateway.files.store import FileStore
+from gateway.secret import Cipher
+from tests.gateway.a_secret import a_secret
 from tests.gateway.walls.two_tenants import id_of
+
+CIPHER = Cipher(a_secret("now"), "files")
 
 
 class Stage(Protocol):
@@ -17,13 +21,13 @@ class Stage(Protocol):
 
 
 async def read_content(stage: Stage) -> object:
-    contents = PostgresContents(stage.pool)
+    contents = PostgresContents(stage.pool, CIPHER)
     return [each async for each in contents.read(stage.org, id_of("files"))]
 
 
 async def delete_content(stage: Stage) -> object:
     before = await read_content(stage)
-    await PostgresContents(stage.pool).delete(stage.org, id_of("files"))
+    await PostgresContents(stage.pool, CIPHER).delete(stage.org, id_of("files"))
     return before
 
 
@@ -31,7 +35,8 @@ def file_store(stage: Stage) -> FileStore:
     return FileStore(
         db=stage.pool,
         system_db=stage.pool,
-        contents=PostgresContents(stage.pool),
+        contents=PostgresContents(stage.pool, CIPHER),
+        cipher=CIPHER,
         max_file_bytes=100,
         max_org_bytes=1000,
     )

@@ -24,6 +24,7 @@ from gateway.audit.log import COMMAND_LINE
 from gateway.batches.batches import create_batch, get_batch
 from gateway.batches.endpoints import LineEndpoint, ask_surface, in_anthropic_shape
 from gateway.batches.runner import BatchRunner
+from gateway.batches.sealing import opened
 from gateway.batches.states import MESSAGES, shape_of
 from gateway.batches.validation import InputBounds
 from gateway.db import ROLE_SYSTEM, ROLE_TENANT, create_engine, tenant
@@ -35,14 +36,17 @@ from gateway.generate_request import ChatPrompt, GenerateRequest
 from gateway.generation_events import MeteredUsage, TextDelta
 from gateway.inference.services import GenerationServices
 from gateway.limits.limiter import Limiter
+from gateway.secret import Cipher
 from gateway.telemetry import Telemetry
 from gateway.tenancy.tables import api_keys
 from gateway.wire.shared.batch import Batch, Shape
 from gateway.wire.surfaces import ApiSurface
+from tests.gateway.a_secret import a_secret
 from tests.gateway.office import AsListed, ScriptedReplica
 from tests.gateway.whole_app import Tenant, make_tenant
 
 MODEL, CHAT = "penny", "/v1/chat/completions"
+SECRET = a_secret("now")
 BOUNDS = InputBounds(max_lines=1000, max_file_bytes=2**20, max_line_bytes=2**16)
 LEASE_S = 0.4
 
@@ -75,6 +79,7 @@ class World:
         self.services: GenerationServices = parts["services"]
         self.pools: list[AsyncEngine] = parts["pools"]
         self.files: FileStore = parts["files"]
+        self.cipher = Cipher(SECRET, "batches")
 
     @property
     def where(self) -> dict[str, str]:
@@ -89,6 +94,7 @@ class World:
             db=self.pools[0],
             system_db=self.pools[1],
             files=self.files,
+            cipher=self.cipher,
             bounds=BOUNDS,
             endpoints={
                 CHAT: LineEndpoint(to_call=ask),
@@ -111,16 +117,19 @@ class World:
             if shape == "openai":
                 file = await upload.finish(conn, purpose="batch", filename="in.jsonl")
                 whose["input_file_id"] = file.id
-                return await create_batch(conn, **whose, endpoint=CHAT)
+                return await create_batch(conn, self.cipher, **whose, endpoint=CHAT)
             file = await upload.finish(conn, purpose=MESSAGE_BATCH, filename="in.jsonl")
             whose["input_file_id"] = file.id
             number = content.count(b"\n")
-            return await create_batch(conn, **whose, endpoint=MESSAGES, num_total=number)
+            return await create_batch(
+                conn, self.cipher, **whose, endpoint=MESSAGES, num_total=number
+            )
 
     async def now(self, batch: Batch) -> Batch:
         shape = shape_of(batch.endpoint)
         async with tenant(self.db, self.owner.org_id) as conn:
-            return await get_batch(conn, **self.where, batch_id=batch.id, shape=shape)
+            found = await get_batch(conn, **self.where, batch_id=batch.id, shape=shape)
+        return opened(self.cipher, found)
 
     async def until(self, batch: Batch, *statuses: str) -> Batch:
         async with asyncio.timeout(20):
@@ -162,7 +171,7 @@ def a_request(number: int) -> bytes:
 
 
 @asynccontextmanager
-async def opened(
+async def open_world(
     db: AsyncEngine, postgres_url: str, redis: Redis, folder: Path, replica: ScriptedReplica
 ) -> AsyncIterator[World]:
     owner = await make_tenant(postgres_url, "acme", is_operator=True)
@@ -181,7 +190,8 @@ async def opened(
     files = FileStore(
         db=pools[0],
         system_db=pools[1],
-        contents=PostgresContents(pools[0]),
+        contents=PostgresContents(pools[0], Cipher(SECRET, "files")),
+        cipher=Cipher(SECRET, "files"),
         max_file_bytes=2**20,
         max_org_bytes=2**24,
     )

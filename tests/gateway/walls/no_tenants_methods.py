@@ -52,6 +52,7 @@ SYSTEM = {
     "files.contents.PostgresContents.writer": "asks nobody",
     "files.contents.PostgresWriter.write": "of the upload that was begun",
     "files.store.FileStore.open": "of the file that it is given",
+    "files.store.FileStore.opened": "of the file that it is given",
     "files.store.FileStore.read": "of the file that it is given",
     "files.store.FileStore.sweep": "of files that have ended, whosever they were",
     "files.strays.Strays.look": "of objects and files, whosever they are",

@@ -103,6 +103,7 @@ class Running:
     ) -> None:
         """`far`: what answers for the model of that name."""
         self.app, self.url, self.far = app, settings.issuer, far
+        self.secret_key_file = settings.secret_key_file
         self.session = requests.Session()
         self._loop = loop
         self._numbers = count(1)

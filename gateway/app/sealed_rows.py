@@ -1,0 +1,97 @@
+"""Seals what stands unsealed in Postgres, or under an older secret: all columns that hold what
+tenants wrote and were answered, for longer than a day.
+
+Workers seal what was stored before its columns were sealed, in the background. `tollgate secret
+reseal` walks all of it after a new secret was put first. What lives for a day at most (events of
+responses, answers to idempotency keys, asked arguments) is left to expire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from foundation.periodic import Periodic
+from gateway.batches import sealing as batches
+from gateway.columns import SealedColumns, seal_some
+from gateway.db import DATABASE_ERRORS
+from gateway.files import sealing as files
+from gateway.responses import sealing as responses
+from gateway.secret import Cipher, Secret
+
+log = logging.getLogger(__name__)
+
+ALL: tuple[SealedColumns, ...] = (
+    *(files.CHUNKS, files.NAMES),
+    *(batches.REQUESTS, batches.ANSWERS, batches.METADATA, batches.ERRORS),
+    *(responses.CONTENT, responses.CONVERSATION_METADATA, responses.ITEMS),
+)
+ONCE_UNSEALED = tuple(it for it in ALL if it.purpose != responses.PURPOSE)
+"""Their rows were not sealed in older versions."""
+INTERVAL_S = 600.0
+
+
+class ResealResult(msgspec.Struct, frozen=True, kw_only=True):
+    num_sealed: int
+    unreadable: list[str]
+    """Rows that do not open: their secret is gone, or they were changed."""
+
+
+async def reseal(db: AsyncEngine, secret: Secret) -> ResealResult:
+    """Seal all rows that are not sealed, or under an older secret. Idempotent; what a kill cut
+    short is gone on with by a repeat. `db`: of a role that sees every org's rows.
+
+    Raises: DATABASE_ERRORS.
+    """
+    num_sealed, unreadable = 0, list[str]()
+    for found, cipher in _ciphers(secret, ALL):
+        done = await _walk(db, found, cipher, is_rotation=True)
+        num_sealed, unreadable = num_sealed + done.num_sealed, unreadable + done.unreadable
+    return ResealResult(num_sealed=num_sealed, unreadable=unreadable)
+
+
+async def seal_unsealed(db: AsyncEngine, secret: Secret) -> int:
+    """Seal the rows that are not sealed; return how many. As `reseal` in all else."""
+    num_sealed = 0
+    for found, cipher in _ciphers(secret, ONCE_UNSEALED):
+        done = await _walk(db, found, cipher, is_rotation=False)
+        num_sealed += done.num_sealed
+    if num_sealed:
+        log.info("%d rows of an older version were sealed", num_sealed)
+    return num_sealed
+
+
+def periodic_sealing(db: AsyncEngine, secret: Secret) -> Periodic:
+    """Return the walk over what is not sealed, which each worker repeats: while some are of an
+    older version, they go on to write it. `db`: as for `reseal`."""
+    return Periodic(
+        "seal what is stored",
+        INTERVAL_S,
+        lambda: seal_unsealed(db, secret),
+        log=log,
+        failure="not all that is stored is sealed",
+        expected=DATABASE_ERRORS,
+    )
+
+
+def _ciphers(
+    secret: Secret, found: tuple[SealedColumns, ...]
+) -> Iterator[tuple[SealedColumns, Cipher]]:
+    ciphers = {purpose: Cipher(secret, purpose) for purpose in {it.purpose for it in found}}
+    return ((it, ciphers[it.purpose]) for it in found)
+
+
+async def _walk(
+    db: AsyncEngine, found: SealedColumns, cipher: Cipher, *, is_rotation: bool
+) -> ResealResult:
+    num_sealed, unreadable, after = 0, list[str](), None
+    while True:
+        async with db.begin() as conn:
+            some = await seal_some(conn, found, cipher, after=after, is_rotation=is_rotation)
+        num_sealed, unreadable = num_sealed + some.num_sealed, unreadable + some.unreadable
+        after = some.last
+        if after is None:
+            return ResealResult(num_sealed=num_sealed, unreadable=unreadable)
