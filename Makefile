@@ -137,13 +137,18 @@ $(VENV)/.dev: requirements/dev.lock requirements/without_deps.txt $(VENV)/.runti
 auth-conformance: $(VENV)/.dev
 	$(KIT)
 	$(BIN)/python -m pytest -rs tests/conformance --ignore=tests/conformance/test_mcp_suite.py \
-	  --ignore=tests/conformance/test_mcp_client_suite.py $(PYTEST_ARGS)
+	  --ignore=tests/conformance/test_mcp_client_suite.py --ignore=tests/conformance/test_mcp_sdk_servers.py $(PYTEST_ARGS)
 
-# The MCP bridge before the same suite, with servers of both eras behind it, and as the client of the suite's own servers;
-# ROLE=server or ROLE=client for one of them.
-MCP_SUITES := $(addprefix tests/conformance/test_mcp_,$(if $(filter client,$(ROLE)),,suite.py) $(if $(filter server,$(ROLE)),,client_suite.py))
+# The MCP bridge before the same suite, with servers of both eras behind it, our own and the SDK's (out of its sdist), and as
+# the client of the suite's own servers; ROLE=server or ROLE=client for one of them.
+MCP_SUITES := $(addprefix tests/conformance/test_mcp_,$(if $(filter client,$(ROLE)),,suite.py sdk_servers.py) \
+  $(if $(filter server,$(ROLE)),,client_suite.py))
 mcp-conformance: $(VENV)/.dev
 	$(KIT)
+	rm -rf .conformance/sdist .conformance/mcp-sdk && mkdir -p .conformance/mcp-sdk
+	$(PIP) download -q --no-deps --no-binary mcp -d .conformance/sdist \
+	  "mcp==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mcp"))')"
+	tar xzf .conformance/sdist/mcp-*.tar.gz -C .conformance/mcp-sdk --strip-components=1
 	$(BIN)/python -m pytest -rs $(MCP_SUITES) $(PYTEST_ARGS)
 
 # Every branch of gateway/auth, by the tests that run it.

@@ -91,7 +91,7 @@ async def list_servers(settings: Settings, org: str, project: str, as_json: bool
             changes, problem = await changes_of(settings, config, org_id, approved, db, redis)
             if as_json:
                 row: dict[str, Any] = {"server": config.name, "trust": config.trust}
-                row |= {"url": config.address, "recheck_s": config.recheck_s}
+                row |= {"url": config.address, "era": config.era, "recheck_s": config.recheck_s}
                 counts = {"approved": len(approved.pins), "waiting": len(changes)}
                 click.echo(msgspec.json.encode({**row, **counts, "problem": problem}))
             else:

@@ -29,6 +29,7 @@ __all__ = ["mcp"]
 
 CALL_TIMEOUT_S = 600.0
 WHOSE = click.Choice(["none", "tenant", "user"])
+ERA = click.Choice(["auto", "2026-07-28", "2025-11-25"])
 NETWORK = click.Choice(["public", "private", "loopback"])
 KEY = click.option(
     "--key", envvar="TOLLGATE_API_KEY", help="An API key with mcp:call. Or TOLLGATE_API_KEY."
@@ -58,6 +59,13 @@ KEY = click.option(
     help="Whose it is shown; people sign in where it wants that.",
 )
 @click.option(
+    "--era",
+    type=ERA,
+    default="auto",
+    show_default=True,
+    help="The revision in which it is asked. auto: that of each client, where it speaks that.",
+)
+@click.option(
     "--recheck-s",
     type=click.FloatRange(0, 3600),
     default=1.0,
@@ -77,6 +85,7 @@ def add(
     namespace: str | None,
     network: str,
     credential: str,
+    era: str,
     recheck_s: float,
     **flags: Flags,
 ) -> None:
@@ -98,6 +107,7 @@ def add(
         written |= audience_of(load(flags), orgs, projects)
     written["network"] = None if network == "public" else network
     written["credential"] = None if credential == "none" else credential
+    written["era"] = None if era == "auto" else era
     written["recheck_s"] = None if recheck_s == 1.0 else recheck_s
     rewrite(path, with_server(path.read_text() if path.exists() else "", written), flags)
     where = "" if openapi is None else f", asked at {url}"

@@ -211,6 +211,8 @@ class WrittenMcpServer(Strict, frozen=True, kw_only=True):
     projects: Annotated[list[OrgsProject], Meta(max_length=1000)] | None = None
     trust: Literal["pinned", "all"] = "pinned"
     taints: bool = False
+    era: Literal["auto", "2026-07-28", "2025-11-25"] = "auto"
+    """The revision in which it is asked. "auto": that of each client, where it speaks that."""
     recheck_s: Annotated[float, Meta(ge=0, le=3600)] = 1.0
     """How long its offer is taken for what it was when it was last asked. 0: it is asked before
     each call."""

@@ -73,6 +73,7 @@ def check_mcp_servers(
         _check_idle(place, server)
         _check_namespace(place, server, servers[:position])
         _check_sampling(f"{place}.sampling", server, models)
+        _check_era(f"{place}.era", server)
         if server.openapi is not None or server.query_credentials:
             _check_openapi(place, server, near=near)
         _check_issuer_hosts(place, server)
@@ -100,6 +101,15 @@ def _check_namespace(
     if server.namespace == KEEPS_NAMES and taken:
         said = f"{KEEPS_NAMES!r} is for one server alone, and {taken[0]!r} is in it"
         raise SettingsError(f"{place}.namespace: {said}")
+
+
+def _check_era(place: str, server: WrittenMcpServer) -> None:
+    if server.era == "auto":
+        return
+    if server.openapi is not None:
+        raise SettingsError(f"{place}: is not for a server with openapi")
+    if server.transport == "sse" and server.era == "2026-07-28":
+        raise SettingsError(f"{place}: transport = 'sse' is of the older revisions")
 
 
 def _check_sampling(place: str, server: WrittenMcpServer, models: Collection[str]) -> None:

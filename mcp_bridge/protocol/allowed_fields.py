@@ -107,6 +107,7 @@ OTHER_MEANT_CODES = frozenset({REQUEST_CANCELLED})
 OUR_DATA = ("server", "reason", "url")
 """Members with which the data of our own INTERNAL_ERROR says what to do."""
 MAX_CODE = 2**31
+NOTHING_DECLARED: Mapping[str, Any] = {}
 MAX_URLS = 8
 """URLs that one error may want to be opened."""
 MAX_URL_TEXT = 8_192
@@ -162,20 +163,24 @@ def from_server_notification(message: Message, *, legacy: bool) -> Message | Non
     return notification(method, params) if params else notification(method)
 
 
-def from_server_error(error: Any, *, modern: bool) -> RpcError:
-    """Return the error that a server sent.
+def from_server_error(
+    error: Any, *, modern: bool, declared: Mapping[str, Any] = NOTHING_DECLARED
+) -> RpcError:
+    """Return the error that a server sent. `declared`: the client's capabilities.
 
     Codes that are another's to use are INTERNAL_ERROR: those of the era that the server does not
-    speak, of headers and versions, which are between it and us, and of this gateway.
+    speak, of headers and versions, which are between it and us, and of this gateway. That a client
+    lacks a capability is passed on where it does: clients of both eras have the same ones.
     """
     found = from_error(error)
     code = found.code
     if type(code) is not int or abs(code) >= MAX_CODE:
         return RpcError(INTERNAL_ERROR, found.message)
-    if code == MISSING_CAPABILITY and modern:
+    if code == MISSING_CAPABILITY:
         data = found.data if isinstance(found.data, dict) else {}
-        wanted = client_capabilities(data.get("requiredCapabilities"))
-        return RpcError(code, found.message, {"requiredCapabilities": wanted})
+        wanted = lacking(client_capabilities(data.get("requiredCapabilities")), declared)
+        if wanted:
+            return RpcError(code, found.message, {"requiredCapabilities": wanted})
     if code == URL_NEEDED and not modern:
         urls = wanted_urls(found.data)
         return RpcError(code if urls else INTERNAL_ERROR, found.message, urls)
@@ -185,6 +190,16 @@ def from_server_error(error: Any, *, modern: bool) -> RpcError:
     if code in MEANT_CODES or code in OTHER_MEANT_CODES:
         return RpcError(INTERNAL_ERROR, found.message)
     return found
+
+
+def lacking(wanted: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the wanted capabilities that a client does not declare, with their flags."""
+    return {
+        name: flags
+        for name, flags in wanted.items()
+        if not isinstance(declared.get(name), dict)
+        or any(not isinstance(declared[name].get(flag), dict) for flag in flags)
+    }
 
 
 def wanted_urls(data: Any) -> dict[str, Any] | None:

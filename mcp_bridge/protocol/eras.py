@@ -19,6 +19,8 @@ MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
 LEGACY_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26")
 """The older revisions that we speak with clients, newest first."""
+Era = Literal["auto", "2026-07-28", "2025-11-25"]
+"""The era in which a server is asked: "auto" is that of the client, where the server speaks it."""
 ASSUMED_VERSION = "2025-03-26"
 """The revision of a request of the older era without a version header, which it did not have."""
 RESUMABLE_FROM = "2025-11-25"

@@ -21,7 +21,7 @@ from mcp_bridge.errors import NameRefused
 from mcp_bridge.names import IDENTITY, SEPARATOR, SHORTENED, alias_of
 from mcp_bridge.pinning import MAX_OFFERED, Kind
 from mcp_bridge.protocol.envelope import Envelope
-from mcp_bridge.protocol.eras import INTERACTIVE, LISTS
+from mcp_bridge.protocol.eras import INTERACTIVE, LISTS, MODERN
 from mcp_bridge.protocol.rpc import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -110,10 +110,14 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     guard: Guard
 
     async def described(self, upstream: Upstream) -> ServerDescription:
-        """Raises: RpcError, of a server that may not be dialled as of one that gives no answer."""
+        """Return a server's description in the era in which the client is served. Raises: RpcError,
+        of a server that may not be dialled as of one that gives no answer."""
+        return await self._described_to(upstream, self.envelope)
+
+    async def _described_to(self, upstream: Upstream, envelope: Envelope) -> ServerDescription:
         if not await self.guard.may_dial(self.caller, upstream):
             raise Unreachable(upstream.name, "not_approved")
-        return await upstream.describe(self.envelope)
+        return await upstream.describe(envelope)
 
     async def _described_or_not(self, upstream: Upstream) -> ServerDescription | RpcError:
         try:
@@ -162,7 +166,11 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
     ) -> dict[str, Any]:
         """Return the result of a request during which the server may not ask anything. Raises:
         RpcError."""
-        described = await self.described(upstream)
+        return await self._request(await self.described(upstream), upstream, method, params)
+
+    async def _request(
+        self, described: ServerDescription, upstream: Upstream, method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
         exchange = open_exchange(
             upstream,
             modern=described.modern,
@@ -313,8 +321,10 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         return await catalog.current(org_id, upstream, self.fetch, passes_on=passes_on)
 
     async def fetch(self, upstream: Upstream) -> FetchedOffer:
-        """Ask a server for everything that is pinned of it. Raises: RpcError."""
-        described = await self.described(upstream)
+        """Ask a server for everything that is pinned of it, in the newer era where it speaks that:
+        what is approved is the same for all clients. Raises: RpcError."""
+        newer = msgspec.structs.replace(self.envelope, version=MODERN)
+        described = await self._described_to(upstream, newer)
         if not described.modern:
             await self.sessions.get(upstream)  # one that begins now is not another change
         generation = upstream.generation
@@ -323,7 +333,7 @@ class ClientContext(msgspec.Struct, frozen=True, kw_only=True):
         for method in NAMED:
             if NEEDS[method] not in described.capabilities:
                 continue
-            async for page in pages_of(partial(self.request, upstream, method)):
+            async for page in pages_of(partial(self._request, described, upstream, method)):
                 found = page.get(LISTS[method])
                 things += [(KIND_OF[method], each) for each in as_list(found)]
                 encoded = msgspec.json.encode(found)

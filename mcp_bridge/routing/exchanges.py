@@ -202,7 +202,8 @@ class ModernExchange:
             code = as_object(found["error"]).get("code")
             if code == HEADER_MISMATCH:
                 self._upstream.schemas.clear()
-            raise clean_error(from_server_error(found["error"], modern=True))
+            can = self._envelope.capabilities
+            raise clean_error(from_server_error(found["error"], modern=True, declared=can))
         result = as_object(found.get("result"))
         kind = result.get("resultType", "complete")
         if kind == "complete":
@@ -360,7 +361,9 @@ class LegacyExchange:
                         result = as_object(found.get("result"))
                         yield ResultEvent(from_server_result(self._method, result, modern=False))
                         continue
-                    error = clean_error(from_server_error(found["error"], modern=False))
+                    can = self._capabilities
+                    refused = from_server_error(found["error"], modern=False, declared=can)
+                    error = clean_error(refused)
                     if error.code == URL_NEEDED:
                         try:
                             elicitation({"mode": URL}, self._capabilities)

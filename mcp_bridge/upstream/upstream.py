@@ -26,6 +26,7 @@ from mcp_bridge.protocol.eras import (
     SAMPLING_BY,
     SESSION_HEADER,
     VERSION_HEADER,
+    Era,
     SampledBy,
 )
 from mcp_bridge.protocol.header_schemas import HeaderSchemas
@@ -68,6 +69,8 @@ DESCRIBED_S = 300.0
 """How long a server's description is used before it is asked for again."""
 
 RECHECK_S = 1.0
+REFUSALS = frozenset({"handshake", "no_answer", "no_json_rpc"})
+"""Reasons for which a server may be of another era."""
 
 ACCEPT = "application/json, text/event-stream"
 
@@ -88,6 +91,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ("pinned") or the operator vouches for all of it. `taints`: after a result of this server, tools
     with side effects need a person's approval. `audience`: the server does not exist for others.
     `recheck_s`: for how long its offer is taken for what it was; 0: it is asked before each call.
+    `era`: in which it is asked.
     """
 
     name: str
@@ -95,6 +99,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None = None
     audience: Audience = EVERYBODY
     recheck_s: float = RECHECK_S
+    era: Era = "auto"
     headers: Mapping[str, str] = {}
     trust: Trusted = "pinned"
     taints: bool = False
@@ -180,7 +185,8 @@ class Upstream:
         self._transport = transport
         self.breaker = Breaker(config.name)
         self._ids = 0
-        self._described: ServerDescription | None = None
+        self._described: dict[bool, ServerDescription] = {}
+        """By whether the newer era was wanted."""
         self._describing = asyncio.Lock()
         self.schemas = HeaderSchemas()
         self.shortened = ShortenedNames()
@@ -262,18 +268,62 @@ class Upstream:
     # The server's description.
 
     async def describe(self, envelope: Envelope) -> ServerDescription:
-        """Return the server's description, at most DESCRIBED_S old. Raises: RpcError."""
+        """Return the server's description, at most DESCRIBED_S old, in the era in which it is asked
+        for this caller. Raises: RpcError."""
+        wants_modern = self._wants_modern(envelope)
         async with self._describing:
             now = asyncio.get_running_loop().time()
-            found = self._described
-            if found is None or found.at + DESCRIBED_S < now:
+            found = self._known(wants_modern, now)
+            if found is None:
                 async with self._setting_up():
-                    found = await self._discover(envelope, now)
-                    if found is None:
-                        session, found = await self.initialize(envelope)
-                        await self.end(session)
-                self._described = found
+                    found = await (
+                        self._newer_first(envelope, now)
+                        if wants_modern
+                        else self._older_first(envelope, now)
+                    )
+                self._described[wants_modern] = found
+                if found.modern != wants_modern:  # it speaks no other
+                    self._described[not wants_modern] = found
             return found
+
+    def _known(self, wants_modern: bool, now: float) -> ServerDescription | None:
+        found = self._described.get(wants_modern)
+        return None if found is None or found.at + DESCRIBED_S < now else found
+
+    def _wants_modern(self, envelope: Envelope) -> bool:
+        """True if the newer era is tried first. A connection that callers share is in one era."""
+        config = self.config
+        if config.era != "auto":
+            return config.era == MODERN
+        return envelope.version == MODERN or config.transport != "http"
+
+    async def _newer_first(self, envelope: Envelope, now: float) -> ServerDescription:
+        found = await self._discover(envelope, now)
+        if found is not None:
+            return found
+        if self.config.era == MODERN:
+            raise Unreachable(self.name, "version")
+        session, found = await self.initialize(envelope)
+        await self.end(session)
+        return found
+
+    async def _older_first(self, envelope: Envelope, now: float) -> ServerDescription:
+        """Describe the server by the older era; by the newer one if that is all that it speaks, or
+        if it keeps no sessions in the older, where it could ask nothing then."""
+        is_fixed = self.config.era != "auto"
+        try:
+            session, found = await self.initialize(envelope)
+        except RpcError as error:
+            newer = None
+            if not is_fixed and speaks(error):
+                newer = self._known(True, now) or await self._discover(envelope, now)
+            if newer is None:
+                raise
+            return newer
+        await self.end(session)
+        if session.id is not None or is_fixed:
+            return found
+        return self._known(True, now) or await self._discover(envelope, now) or found
 
     def changed(self) -> None:
         self.generation += 1
@@ -285,7 +335,7 @@ class Upstream:
 
     def forget(self) -> None:
         """Forget the server's description, which its behaviour contradicts."""
-        self._described = None
+        self._described.clear()
 
     async def _discover(self, envelope: Envelope, now: float) -> ServerDescription | None:
         """Return the description of a server of the newer era; None for any other answer, which
@@ -415,6 +465,14 @@ class Upstream:
                 await answer.body()
         except Unreachable:
             return
+
+
+def speaks(error: RpcError) -> bool:
+    """True if a server gave an answer with which it refused a handshake."""
+    if not isinstance(error, Unreachable):
+        return True
+    reason = str(as_object(error.data).get("reason"))
+    return reason in REFUSALS or reason.startswith("status_4")
 
 
 def legacy_headers(session: UpstreamSession, last_id: str | None = None) -> dict[str, str]:

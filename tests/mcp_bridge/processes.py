@@ -31,18 +31,20 @@ class Process:
         self._process.wait(STOP_S)
 
 
-def start(module: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.mcp_bridge.{module}", *arguments]
+def start(package: str, module: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-m", f"{package}.{module}", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @contextmanager
-def running(*commands: tuple[str, ...]) -> Iterator[list[Process]]:
-    """All at once, until they say that they listen; ended with it."""
+def running(
+    *commands: tuple[str, ...], package: str = "tests.mcp_bridge"
+) -> Iterator[list[Process]]:
+    """All at once, until they say that they listen; ended with it. `package`: of their modules."""
     started: list[subprocess.Popen[str]] = []
     try:
-        started.extend(start(*command) for command in commands)
+        started.extend(start(package, *command) for command in commands)
         yield [Process(process, listening_port(process)) for process in started]
     finally:
         for process in started:

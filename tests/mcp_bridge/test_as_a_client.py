@@ -21,7 +21,7 @@ class Choosy(Server):
     """Refuses so many times, by a version error, to say what it is."""
 
     def __init__(self, refusals: int, error: Any) -> None:
-        super().__init__(lambda _, __, message: whole(result("done", message["id"])))
+        super().__init__(lambda _, __, message: whole(result("done", message["id"])), both=True)
         self.refusals, self.error = refusals, error
         self.methods: list[str] = []
 

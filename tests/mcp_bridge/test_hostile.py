@@ -40,10 +40,11 @@ def whole(message: Any, more: bytes = b"", status: bytes = b"200 OK") -> bytes:
 
 
 class Server:
-    """Speaks HTTP itself. `answer`: to a call, the bytes; or writes them."""
+    """Speaks HTTP itself. `answer`: to a call, the bytes; or writes them. `both`: it speaks the
+    older era, too."""
 
-    def __init__(self, answer: Any, *, modern: bool = True) -> None:
-        self.answer, self.modern = answer, modern
+    def __init__(self, answer: Any, *, modern: bool = True, both: bool = False) -> None:
+        self.answer, self.modern, self.both = answer, modern, both
         self.calls: list[dict[str, Any]] = []
         self.sessions = 0
         self.capabilities: dict[str, Any] = {"tools": {}}
@@ -76,6 +77,9 @@ class Server:
             writer.write(whole({"jsonrpc": "2.0", "id": message["id"], "result": result}))
         elif method == "server/discover":
             writer.write(whole({"jsonrpc": "2.0", "id": None, "error": {}}, status=b"400 Bad"))
+        elif method == "initialize" and self.modern and not self.both:
+            error = {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"]}}
+            writer.write(whole({"jsonrpc": "2.0", "id": None, "error": error}, status=b"400 Bad"))
         elif method == "initialize":
             self.sessions += 1
             result = {"protocolVersion": "2025-11-25", "capabilities": self.capabilities}

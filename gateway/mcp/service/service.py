@@ -256,6 +256,7 @@ def to_config(server: WrittenMcpServer) -> ServerConfig:
         trust=server.trust,
         taints=server.taints,
         recheck_s=server.recheck_s,
+        era=server.era,
         network=server.network,
         credential=server.credential,
         transport=transport_of(server),

@@ -46,6 +46,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     transport: Literal["http", "sse", "stdio", "openapi"]
     approved: int
     """Tools, prompts, resources, instructions and how it is reached."""
+    era: Literal["auto", "2026-07-28", "2025-11-25"]
+    """The revision in which it is asked. `auto`: that of each client, where it speaks that."""
     recheck_s: float
     """How long its offer is taken for what it was when it was last asked. 0: it is asked before
     each call."""

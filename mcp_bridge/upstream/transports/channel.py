@@ -32,6 +32,7 @@ from mcp_bridge.protocol.eras import (
     RESOURCE_UPDATED,
     SUBSCRIPTION_META,
     VERSION_META,
+    Era,
 )
 from mcp_bridge.protocol.rpc import METHOD_NOT_FOUND, Message, RpcError
 from mcp_bridge.upstream.transport import StreamTransport, TransportFailed, ignore
@@ -127,7 +128,8 @@ class Channel:
 
     Call `start` while `run` runs, then `ask` until the server ends it. `sampling`: the sampling
     capability that the server is told of; None: there is none. `on_change`: called when the server
-    says that its offer changed, whoever listens.
+    says that its offer changed, whoever listens. `era`: the only one that is tried; "auto": the
+    newer one, then the older.
     """
 
     def __init__(
@@ -138,8 +140,9 @@ class Channel:
         *,
         sampling: dict[str, Any] | None = None,
         on_change: Callable[[], None] = ignore,
+        era: Era = "auto",
     ) -> None:
-        self.server, self._on_change = server, on_change
+        self.server, self._on_change, self._era = server, on_change, era
         self._offered = OFFERED_CAPABILITIES | ({} if sampling is None else {SAMPLING: sampling})
         self.id = secrets.token_hex(8)
         self.modern = False
@@ -180,8 +183,10 @@ class Channel:
     async def start(self) -> None:
         """Start the connection, while `run` runs. Raises: TransportFailed."""
         try:
-            if not self._stream.legacy_only:
+            if not self._stream.legacy_only and self._era != LEGACY:
                 await self._discover()
+            if not self.modern and self._era == MODERN:
+                raise TransportFailed("version")
             if not self.modern:
                 async with asyncio.timeout(HANDSHAKE_S):
                     await self._initialize()

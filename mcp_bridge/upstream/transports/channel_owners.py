@@ -148,6 +148,7 @@ class ConnectionOwner:
                     self.config.name,
                     self._info,
                     stream,
+                    era=self.config.era,
                     sampling=sampling,
                     on_change=self._on_change,
                 )

@@ -44,7 +44,7 @@ def test_the_key_of_commands_is_no_setting() -> None:
 
 def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     maps_url = "https://maps.example/mcp"
-    wary = ("--credential", "user", "--recheck-s", "0")
+    wary = ("--credential", "user", "--recheck-s", "0", "--era", "2025-11-25")
     assert add(config, "maps", "--url", maps_url, *wary).exit_code == 0
     assert add(config, "maps2", "--url", maps_url, "--recheck-s", "-1").exit_code == 2
     near = ("near", "--url", "http://127.0.0.1:9/mcp", "--network", "loopback", "--namespace", "n")
@@ -57,6 +57,7 @@ def test_servers_are_added_behind_what_stands_there(config: Path) -> None:
     assert (nearby.network, nearby.namespace) == ("loopback", "n")
     assert (maps.credential, nearby.credential) == ("user", "none")
     assert (maps.recheck_s, nearby.recheck_s) == (0.0, 1.0)
+    assert (maps.era, nearby.era) == ("2025-11-25", "auto")
     assert (files.command, files.args) == ("/bin/true", ["--root", 'a "b"'])
     assert [each.name for each in config.parent.iterdir()] == ["tollgate.toml"]
 

@@ -43,7 +43,7 @@ def health_of(worker: Running, key: str) -> dict[str, Any] | None:
     url = f"{worker.url}/v1/admin/mcp/servers"
     answer = worker.session.get(url, headers=headers, timeout=TIMEOUT_S)
     [server] = [one for one in answer.json()["data"] if one["name"] == "shaky"]
-    assert server["recheck_s"] == 1.0
+    assert (server["recheck_s"], server["era"]) == (1.0, "auto")
     found: dict[str, Any] | None = server["health"]
     return found
 

@@ -20,6 +20,9 @@ COMMAND = "[[mcp.servers]]\nname = 'b'\ncommand = '/bin/true'\n"
     [
         (URL + "recheck_s = -1", "mcp.servers[0].recheck_s: "),
         (URL + "recheck_s = nan", "mcp.servers[0].recheck_s: "),
+        (URL + "era = '2024-11-05'", "mcp.servers[0].era: "),
+        (URL + "transport = 'sse'\nera = '2026-07-28'", "mcp.servers[0].era: transport = 'sse'"),
+        (URL + "openapi = '/x'\nera = '2026-07-28'", "mcp.servers[0].era: is not for a server"),
         (URL + "args = ['x']", "mcp.servers[0].args: is for a server with a command"),
         (URL + "environment = {A = 'x'}", "mcp.servers[0].environment: is for"),
         (URL + "credential_names = ['A']", "mcp.servers[0].credential_names: is for"),

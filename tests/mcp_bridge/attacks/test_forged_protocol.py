@@ -151,6 +151,28 @@ async def test_an_error_says_nothing_that_is_the_gateways_to_say(
     assert ("data" in found) == ("data" in older) == (code in (-32050, 7))
 
 
+@pytest.mark.parametrize("newer", [False, True])
+async def test_a_client_lacks_a_capability_only_if_it_does(
+    redis: redis.asyncio.Redis, newer: bool
+) -> None:
+    wanted = {"sampling": {"tools": {}, "x": {}}, "tasks": {}, "roots": {}}
+
+    def failing(server: Any, writer: Any, message: Any) -> bytes:
+        error = {"code": -32021, "message": "no", "data": {"requiredCapabilities": wanted}}
+        return whole({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    async with attacked(redis, Attacker(failing, modern=newer)) as client:
+        for can, lacks in (
+            ({}, {"sampling": {"tools": {}}, "roots": {}}),
+            ({"sampling": {}, "roots": {}}, {"sampling": {"tools": {}}}),
+            ({"sampling": {"tools": {}}, "roots": {}}, None),
+        ):
+            found = await ask_modern(client, "/mcp", "tools/call", CALL, capabilities=can)
+            error = found["error"]
+            assert error["code"] == (-32603 if lacks is None else -32021)
+            assert error.get("data") == (lacks and {"requiredCapabilities": lacks})
+
+
 def asking(*requests: dict[str, Any]) -> Any:
     """A server of the older era that asks, and says what it was answered."""
     came: list[Any] = []
