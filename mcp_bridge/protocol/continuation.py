@@ -88,9 +88,10 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def request_digest(endpoint: str, method: str, params: dict[str, Any]) -> bytes:
-    """Return a digest of everything that must stay the same when a request comes again."""
-    fixed = {name: value for name, value in params.items() if name not in CHANGING_PARAMS}
-    encoded = msgspec.json.encode([endpoint, method, fixed], order="sorted")
+    """Return a digest of everything that must stay the same when a request comes again: of each
+    parameter the bytes, which a person may have approved."""
+    fixed = sorted(params.keys() - CHANGING_PARAMS)
+    encoded = msgspec.json.encode([endpoint, method, [[name, params[name]] for name in fixed]])
     return hashlib.sha256(encoded).digest()
 
 

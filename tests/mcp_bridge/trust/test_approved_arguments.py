@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from mcp_bridge.errors import NotCanonical
 from mcp_bridge.protocol import rpc
+from mcp_bridge.protocol.continuation import request_digest
 from mcp_bridge.protocol.rpc import APPROVAL_NEEDED
 from mcp_bridge.trust.approvals import arguments_digest
 from mcp_bridge.trust.policy import ToolRule
@@ -98,6 +99,18 @@ def test_one_digest_is_of_one_text(one: dict[str, object], other: dict[str, obje
     assert arguments_digest(msgspec.json.decode(text)) == arguments_digest(one)
     turned = dict(reversed(one.items()))
     assert (arguments_digest(turned) == arguments_digest(one)) == (len(one) < 2)
+
+
+@pytest.mark.parametrize(("approved", "brought"), OTHERS + SAME[:-1])
+def test_what_goes_on_has_the_bytes_that_were_approved(approved: str, brought: str) -> None:
+    """The state of a call that asked its client something is of the arguments that went out."""
+    first, again = (
+        request_digest("", "tools/call", {"name": "t", "arguments": msgspec.json.decode(text)})
+        for text in (approved, brought)
+    )
+    assert (first == again) == ((approved, brought) in SAME)
+    turned = {"arguments": msgspec.json.decode(approved), "name": "t"}
+    assert request_digest("", "tools/call", turned) == first
 
 
 def test_what_is_too_deep_has_no_digest() -> None:
