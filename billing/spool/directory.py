@@ -83,6 +83,9 @@ class SpoolDirectory:
         """Segments with damage that was found while they were written."""
         self._repaired: set[int] = set()
         self._num_repaired = 0
+        self._carried: dict[int, set[str]] = {}
+        """Attempts that were open when each segment of this process began: its start may be damaged
+        by now."""
         self._lock = _lock(path, lock_wait_s)
         self._fd = -1
         self._unsynced = 0
@@ -179,6 +182,7 @@ class SpoolDirectory:
             raise
         if self._fd >= 0:
             os.close(self._fd)
+        self._carried[number] = _carried_by(start) or set()
         self.sizes[number] = len(start)
         self._fd, self._segment = fd, number
 
@@ -230,6 +234,7 @@ class SpoolDirectory:
                 # Segments are deleted in order, so those that remain have no gap.
                 self._segment_path(number).unlink()
                 del self.sizes[number]
+                self._carried.pop(number, None)
 
     def keep_refused(self, event: UsageEvent) -> None:
         """Keep an event that Postgres refuses, for a person."""
@@ -346,10 +351,8 @@ class SpoolDirectory:
 
     def _carried_into(self, number: int) -> set[str] | None:
         """Return the attempts that were open when a segment began; None: its start is damaged."""
-        first = next(iter(scan(self._read(number, 0, self.sizes[number]))), None)
-        if first is None or not isinstance(first.record, SegmentStart):
-            return None
-        return {each.attempt.id for each in first.record.open}
+        known = self._carried.get(number)
+        return _carried_by(self._read(number, 0, self.sizes[number])) if known is None else known
 
     def _append_to_sealed(self, number: int, events: Sequence[UsageEvent]) -> None:
         """Append closes to a segment that is not written any more, all or none of them."""
@@ -393,6 +396,14 @@ class SpoolDirectory:
         else:
             outcome = context.outcome
             log.warning("spool %s: %d bytes are damaged (%s): %s", self.path, size, outcome, name)
+
+
+def _carried_by(data: bytes) -> set[str] | None:
+    """Return the attempts that a segment begins with; None: its start is damaged."""
+    first = next(scan(data), None)
+    if first is None or not isinstance(first.record, SegmentStart):
+        return None
+    return {each.attempt.id for each in first.record.open}
 
 
 class _StoredCursor(msgspec.Struct, frozen=True):

@@ -228,6 +228,23 @@ async def test_damage_under_a_running_process_is_billed_once_its_segment_is_seal
     await spool.remove()
 
 
+async def test_a_damaged_start_of_the_live_segment_hides_no_lost_end(tmp_path: Path) -> None:
+    spool = await Spool.open(tmp_path / "w", segment_bytes=1)
+    attempt = a_request("req_ended")
+    spool.attempt_opened(attempt)
+    spool.checkpoint(attempt.id, SOME, False)
+    await spool.close(an_event(attempt))
+    async with asyncio.timeout(30):
+        while len(segments(tmp_path)) < 2 or spool._synced.segment < 2:
+            await asyncio.sleep(0.01)
+    first, live = segments(tmp_path)
+    flip(first, first.stat().st_size - 3)
+    flip(live, 20)
+    batch = await spool.read_closed(10)
+    assert [(it.id, it.quantities) for it in batch.events] == [(attempt.id, SOME)]
+    await spool.shutdown()
+
+
 async def test_a_missing_segment_bills_what_was_open_before_it(tmp_path: Path) -> None:
     spool = await Spool.open(tmp_path / "w", segment_bytes=1)
     attempt = a_request("req_ended")
