@@ -32,7 +32,7 @@ INVALID_UTF8 = b'{"model": "penny", "messages": [{"role": "user", "content": "\x
 
 CASES: list[tuple[str, Any, int, str | None]] = [
     ("unknown model", {"model": "gpt-99", "messages": HELLO}, 404, "model"),
-    ("no model", {"messages": HELLO}, 400, "model"),
+    ("empty model", {"model": "", "messages": HELLO}, 400, "model"),
     ("no messages", {"model": "penny"}, 400, "messages"),
     ("empty messages", {"model": "penny", "messages": []}, 400, "messages"),
     ("unknown field", {"model": "penny", "messages": HELLO, "foo": 1}, 400, "foo"),
@@ -114,7 +114,7 @@ def test_each_mistake_is_named_and_costs_nothing(
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("response_format", {"response_format": {"type": "structural_tag"}}, "response_format.type"),
-    ("function_call", {"function_call": "auto", "functions": []}, "function_call"),
+    ("prediction", {"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ("custom tool", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     (
         "audio part",

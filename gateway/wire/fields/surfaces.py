@@ -145,6 +145,7 @@ CHAT = SurfaceFields(
         "structured_outputs.regex": "of the whole answer",
         "moderation": "no answer is moderated here",
         "prediction": "no answer is predicted here",
+        "chat_template": "a template is the operator's: `chat_template` in the settings",
         "functions": "the older form of `tools`, of which it cannot stand beside: an answer has one"
         " call at most, in `function_call`",
         "function_call": "the older form of `tool_choice`",
@@ -335,6 +336,8 @@ COMPLETIONS = SurfaceFields(
         "stream_options.include_obfuscation": "true is refused: chunks are not padded",
         "min_tokens": "not beside `stop`",
         "suffix": "nothing is written before a text",
+        "response_format": "forms are kept to in chat completions",
+        "structured_outputs": "forms are kept to in chat completions",
     },
 )
 EMBEDDINGS = SurfaceFields(

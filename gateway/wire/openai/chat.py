@@ -199,6 +199,8 @@ class SampledRequest(StrictStruct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Unsupported = None
 
 
 class ChatCompletionRequest(SampledRequest, kw_only=True):
@@ -242,6 +244,8 @@ class ChatCompletionRequest(SampledRequest, kw_only=True):
     chat_template_kwargs: TemplateKwargs | None = None
 
     audio: Unsupported = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
     moderation: Unsupported = None
     prediction: Unsupported = None
     prompt_cache_options: Unsupported = None

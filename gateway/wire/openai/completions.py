@@ -34,6 +34,13 @@ class CompletionRequest(SampledRequest, kw_only=True):
     user: str | None = None
 
     suffix: Unsupported = None
+    response_format: Unsupported = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    prompt_embeds: Unsupported = None
 
 
 class SentCompletion(CompletionRequest, kw_only=True):
